@@ -40,16 +40,7 @@ NO_STORE_HEADERS = {"Cache-Control": "no-store"}
 
 
 class AdminApi:
-    """The admin API, whose actions affect all processes on a bus.
-
-    Created by `create_app`, one per process.
-
-    Attributes:
-        app: The ASGI application.
-        blocklist: What operators forbade.
-        reload_coordinator: Reloads the configuration in all workers.
-        authorizer: Decides who may use the port.
-    """
+    """The admin API, whose actions affect all processes on a bus; one per process."""
 
     def __init__(
         self,
@@ -60,15 +51,6 @@ class AdminApi:
         reloader: Reloader,
         bus: Bus,
     ) -> None:
-        """Create the API.
-
-        Args:
-            guards: Admit operators.
-            metrics: Answers scrapes.
-            log_levels: Changes log levels.
-            reloader: Reloads the configuration of this process.
-            bus: The connection to the other processes.
-        """
         self._metrics = metrics
         self._guards = guards
         self._log_levels = log_levels
@@ -102,8 +84,6 @@ class AdminApi:
         ]
 
     def _build_route(self, path: str, **handlers: Handler) -> Route:
-        """Return a route with a handler per method."""
-
         async def handle(request: Request) -> ASGIApp:
             # Starlette adds HEAD to each route with GET, and sends no body for it.
             method = "GET" if request.method == "HEAD" else request.method
@@ -112,7 +92,6 @@ class AdminApi:
         return Route(path, self.authorizer.require_operator(handle), methods=list(handlers))
 
     async def _list_streams(self, request: Request) -> Response:
-        """Answer a page of the list of streams."""
         params = request.query_params
         stream_filter, limit = (
             self._parse_stream_filter(request, "limit", "after"),
@@ -166,7 +145,6 @@ class AdminApi:
         return JSONResponse(_format_entry(entry) | asdict(result), headers=NO_STORE_HEADERS)
 
     async def _delete_revocation(self, request: Request) -> Response:
-        """Give an identity its access back."""
         stream_filter = parse_stream_filter(request)
         if stream_filter.identity is None or stream_filter.route or stream_filter.address:
             raise RequestError(
@@ -179,18 +157,13 @@ class AdminApi:
         return JSONResponse({"missing": result.missing}, headers=NO_STORE_HEADERS)
 
     def _check_guard_name(self, guard: str | None) -> None:
-        """Check the name of a guard: a misspelt one would revoke nobody.
-
-        Raises:
-            RequestError: 400 if no guard has this name.
-        """
+        """Refuse an unknown guard with 400: a misspelt one would revoke nobody."""
         guards = self._stream_routes.settings.guards
         if guard is not None and guard not in guards:
             hint = suggest(guard, guards, "leave it out for any")
             raise RequestError(400, "Bad request", f"no guard is called {guard!r}; {hint}")
 
     async def _list_routes(self, request: Request) -> Response:
-        """Answer all routes, with their streams in all workers."""
         responses = await self._bus.request("admin-routes", timeout_s=BUS_TIMEOUT_S)
         streams: Counter[str] = Counter()
         for worker_streams in responses.by_worker.values():
@@ -214,7 +187,6 @@ class AdminApi:
         return JSONResponse({"routes": routes, "missing": missing}, headers=NO_STORE_HEADERS)
 
     def _count_streams_by_route(self, worker: int, data: Any) -> dict[str, int]:
-        """Return the number of streams of each route in this process."""
         return Counter(stream.match.route.name for stream in self._stream_routes.stream_registry)
 
     async def _pause_route(self, request: Request) -> Response:
@@ -235,27 +207,14 @@ class AdminApi:
         return JSONResponse({"route": route, "missing": result.missing}, headers=NO_STORE_HEADERS)
 
     def _parse_stream_filter(self, request: Request, *other_names: str) -> StreamFilter:
-        """Return the filter of a query, with the name of the route that has the path it gives.
-
-        Args:
-            *other_names: Parameters that the request may have besides those of the filter.
-
-        Raises:
-            RequestError: 400 for an unknown parameter, 404 for a path that no route has.
-        """
+        """Return the filter of a query, with the name of the route for its path."""
         stream_filter = parse_stream_filter(request, *other_names)
         if stream_filter.route is None:
             return stream_filter
         return stream_filter._replace(route=self._find_route_name(stream_filter.route))
 
     def _find_route_name(self, path: str) -> str:
-        """Return the name of the route with this name or path.
-
-        The path may come without its first slash. If several routes have it, it is the first one.
-
-        Raises:
-            RequestError: 404 if there is none.
-        """
+        """Return the first route with this name or path, whose first slash may be missing."""
         if any(route.name == path for route in self._stream_routes.settings.routes):
             return path
         path = f"/{path.lstrip('/')}"
@@ -307,7 +266,6 @@ class AdminApi:
 
 
 def _format_entry(entry: BlocklistEntry) -> dict[str, Any]:
-    """Return an entry as JSON, with times as in RFC 3339."""
     target = {"route": entry.route} if entry.route else {"identity": entry.identity}
     if entry.guard:
         target["guard"] = entry.guard
@@ -316,14 +274,7 @@ def _format_entry(entry: BlocklistEntry) -> dict[str, Any]:
 
 
 def parse_stream_filter(request: Request, *other_names: str) -> StreamFilter:
-    """Return the filter of a query.
-
-    Args:
-        *other_names: Parameters that the request may have besides those of the filter.
-
-    Raises:
-        RequestError: 400 for an unknown parameter: ignoring a misspelt one would mean all streams.
-    """
+    """Return the filter of a query; a misspelt name is a 400, as it would mean all streams."""
     params = dict(request.query_params)
     unknown = params.keys() - set(StreamFilter._fields) - set(other_names)
     if unknown:
@@ -333,11 +284,7 @@ def parse_stream_filter(request: Request, *other_names: str) -> StreamFilter:
 
 
 def parse_dry_run(request: Request) -> bool:
-    """Return whether a reload is asked for that changes nothing.
-
-    Raises:
-        RequestError: 400 for anything but ?dryRun=true or false: ignoring it would reload.
-    """
+    """Return `?dryRun=`; anything else is a 400, as ignoring it would reload."""
     params = dict(request.query_params)
     value = params.pop("dryRun", "false")
     if params or value not in ("true", "false"):
@@ -347,7 +294,6 @@ def parse_dry_run(request: Request) -> bool:
 
 
 def _parse_limit(text: str | None) -> int:
-    """Return the number of streams to list."""
     if text is None:
         return DEFAULT_LIMIT
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_LIMIT):

@@ -43,23 +43,15 @@ HOST_REFUSED_MESSAGE = (
 class OperatorAuthorizer:
     """Decides who may use the admin API.
 
-    Owned by `AdminApi`. If there are guards, `listen.limits.rate` applies to operators, too. They
-    are counted apart from clients, so that a flood of clients keeps no operator out.
+    If there are guards, `listen.limits.rate` applies to operators, too. They are counted apart from
+    clients, so that a flood of clients keeps no operator out.
     """
 
     def __init__(self, guards: Guards, limits: Limits) -> None:
-        """Create the authorizer.
-
-        Args:
-            guards: Admit operators.
-            limits: Count requests.
-        """
         self._guards = guards
         self._limits = limits
 
     def require_operator(self, handler: Handler) -> Handler:
-        """Return a handler that calls the given one only for authorized operators."""
-
         async def handle_authorized(request: Request) -> ASGIApp:
             request.state.operator = await self._authorize(request)
             return await handler(request)
@@ -67,11 +59,7 @@ class OperatorAuthorizer:
         return handle_authorized
 
     async def _authorize(self, request: Request) -> Granted:
-        """Return what is known of the operator.
-
-        Raises:
-            RequestError: 401, 403, 429 or 503.
-        """
+        """Return what is known of the operator, or raise a `RequestError`: 401, 403, 429 or 503."""
         _refuse_foreign_page(request)
         address = get_client_address(request.scope)
         if self._guards.has_operator_guards and address:
@@ -96,9 +84,6 @@ def _refuse_foreign_page(request: Request) -> None:
 
     Browsers send Origin with every request except plain GETs to the same site and GETs whose
     responses a page of another site cannot read. Of the latter, most say so by Sec-Fetch-Site.
-
-    Raises:
-        RequestError: 403.
     """
     headers = request.headers
     origin = headers.get("origin")
@@ -113,17 +98,11 @@ def _refuse_foreign_page(request: Request) -> None:
 
 
 def log_action(request: Request, action: str, **details: Any) -> None:
-    """Log what was done, to what, and who asked.
-
-    Args:
-        **details: To what it was done; None for what does not apply.
-    """
     text = " ".join(f"{key}={value!r}" for key, value in details.items() if value is not None)
     address = request.client.host if request.client else ""
     log.info("admin: %s %s by=%s address=%s", action, text, format_operator(request), address)
 
 
 def format_operator(request: Request) -> str:
-    """Return who asked, as each guard knows them."""
     operator: Granted = request.state.operator
     return " ".join(f"{guard}:{name}" for guard, name in operator.identities.items()) or "anyone"

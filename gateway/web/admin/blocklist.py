@@ -30,15 +30,10 @@ BlocklistKey: TypeAlias = tuple[str, str, str]
 
 
 class BlocklistEntry(NamedTuple):
-    """What an operator forbids: the access of an identity, or a route.
+    """The access of an identity, or a route, that an operator forbids.
 
-    Attributes:
-        guard: The guard that knows the identity; empty for any guard.
-        identity: Whose access is revoked; empty if a route is paused.
-        route: The name of the route that is paused; empty if access is revoked.
-        until: When it ends, in seconds since 1970; None for never.
-        since: When it was added, in seconds since 1970.
-        by: The operator who added it.
+    `guard` is empty for any guard, `identity` if a route is paused, and `route` if access is
+    revoked. Times are in seconds since 1970.
     """
 
     guard: str = ""
@@ -50,35 +45,26 @@ class BlocklistEntry(NamedTuple):
 
     @property
     def key(self) -> BlocklistKey:
-        """Return what identifies the entry."""
         return self.guard, self.identity, self.route
 
     @property
     def is_expired(self) -> bool:
-        """Return whether it has ended."""
         return self.until is not None and self.until <= time.time()
 
     @property
     def stream_filter(self) -> StreamFilter:
-        """Return the filter of the streams that it ends."""
         if self.route:
             return StreamFilter(route=self.route)
         return StreamFilter(identity=self.identity, guard=self.guard or None)
 
     @property
     def reason(self) -> EndReason:
-        """Return the reason that its streams end with."""
         return RoutePaused.reason if self.route else AccessRevoked.reason
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeResult:
-    """What a change of the blocklist did.
-
-    Attributes:
-        ended: The number of streams that ended, or will end in a moment.
-        missing: The workers that did not answer.
-    """
+    """The effect of a change: how many streams end, and which workers did not answer."""
 
     ended: int
     missing: list[int]
@@ -87,17 +73,11 @@ class ChangeResult:
 class Blocklist:
     """The blocklist, as one worker knows it.
 
-    Created by `AdminApi`. While the whole list is being loaded from the supervisor,
-    `_pending_changes` collects the changes that arrive meanwhile: they may be newer than the list.
+    While the whole list is being loaded from the supervisor, `_pending_changes` collects the
+    changes that arrive meanwhile: they may be newer than the list.
     """
 
     def __init__(self, stream_registry: StreamRegistry, bus: Bus) -> None:
-        """Create an empty list.
-
-        Args:
-            stream_registry: Ends streams, and asks the list before a stream begins.
-            bus: The connection to the other workers.
-        """
         self._stream_registry = stream_registry
         self._bus = bus
         self._entries: dict[BlocklistKey, BlocklistEntry] = {}
@@ -108,11 +88,9 @@ class Blocklist:
 
     @property
     def entries(self) -> list[BlocklistEntry]:
-        """Return the entries that have not ended."""
         return [entry for entry in self._entries.values() if not entry.is_expired]
 
     def find_refusal(self, match: Match) -> RoutePaused | AccessRevoked | None:
-        """Return the error that forbids a stream now; None if it is allowed."""
         if not self._entries:
             return None
         if ("", "", match.route.name) in self._entries:
@@ -125,15 +103,10 @@ class Blocklist:
         return None
 
     def find_pause(self, route: str) -> BlocklistEntry | None:
-        """Return the entry that pauses a route, by the route's name."""
         return self._entries.get(("", "", route))
 
     def replace_entries(self, data: Iterable[Any]) -> None:
-        """Replace the list, and end the streams that it forbids.
-
-        Args:
-            data: The entries, as tuples or lists of their fields.
-        """
+        """Replace the list, and end the streams that it forbids."""
         self._entries = {entry.key: entry for entry in map(_parse_entry, data)}
         for change in self._pending_changes or ():
             self._apply_change(*change)
@@ -142,19 +115,11 @@ class Blocklist:
             self._stream_registry.end_matching(entry.stream_filter.matches, entry.reason)
 
     async def add_entry(self, entry: BlocklistEntry) -> ChangeResult:
-        """Add an entry in all workers.
-
-        Raises:
-            RequestError: 503 if the supervisor does not answer.
-        """
+        """Add an entry in all workers; a 503 if the supervisor does not answer."""
         return await self._broadcast_change(entry.key, entry)
 
     async def remove_entry(self, key: BlocklistKey) -> ChangeResult:
-        """Remove an entry in all workers.
-
-        Raises:
-            RequestError: 404 if there is no such entry, 503 if the supervisor does not answer.
-        """
+        """Remove an entry in all workers; a 404 if there is none, a 503 as in `add_entry`."""
         if key not in self._entries:
             raise RequestError(404, "Not found", "nothing of this kind is forbidden; see the list")
         return await self._broadcast_change(key, None)
@@ -162,7 +127,6 @@ class Blocklist:
     async def _broadcast_change(
         self, key: BlocklistKey, entry: BlocklistEntry | None
     ) -> ChangeResult:
-        """Make a change in the supervisor and in all workers."""
         # First the supervisor: a worker that starts from now on gets the change with its list.
         change = [key, entry]
         if self._bus.worker_count > 1:
@@ -185,7 +149,6 @@ class Blocklist:
         )
 
     def _apply_change(self, key: Any, data: Any) -> BlocklistEntry | None:
-        """Apply a change; return the added entry, or None if one was removed."""
         if data is None:
             self._entries.pop(tuple(key), None)
             return None
@@ -214,14 +177,7 @@ class Blocklist:
 
 
 def serve_blocklist(relay: Relay) -> Callable[[], list[BlocklistEntry]]:
-    """Let a supervisor keep the blocklist for its workers.
-
-    Args:
-        relay: The supervisor's side of the bus.
-
-    Returns:
-        A function that returns the current entries, for a worker that starts.
-    """
+    """Let a supervisor keep the blocklist; return a function that returns its entries."""
     entries: dict[BlocklistKey, BlocklistEntry] = {}
 
     def get_entries() -> list[BlocklistEntry]:

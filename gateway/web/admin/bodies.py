@@ -14,7 +14,6 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 def _parse_time(value: Any) -> Any:
-    """Return text as seconds since 1970, and anything else as it is."""
     return parse_time(value) / 1000 if isinstance(value, str) else value
 
 
@@ -25,13 +24,7 @@ class RequestBody(BaseModel):
 
 
 class RevocationBody(RequestBody):
-    """The body that revokes access.
-
-    Attributes:
-        identity: Whose access is revoked.
-        guard: The guard that knows the identity; None for any guard.
-        until: When access is allowed again, in seconds since 1970; None for never.
-    """
+    """The body that revokes access until a time in seconds since 1970, or for ever."""
 
     identity: Annotated[str, Field(min_length=1)]
     guard: Annotated[str, Field(min_length=1)] | None = None
@@ -39,23 +32,14 @@ class RevocationBody(RequestBody):
 
 
 class LogLevelsBody(RequestBody):
-    """The body that changes log levels.
-
-    Attributes:
-        level: The level of all loggers that `levels` does not name.
-        levels: The levels of single loggers, by name.
-    """
+    """The body that changes log levels; `level` is for loggers that `levels` does not name."""
 
     level: str = "info"
     levels: dict[str, str] = {}
 
 
 async def read_body(request: Request, body_type: type[BodyT]) -> BodyT:
-    """Parse the body of a request.
-
-    Raises:
-        RequestError: 400, with every problem of the body.
-    """
+    """Parse the body of a request; a 400 names every problem of it."""
     try:
         return body_type.model_validate_json(await request.body())
     except ValidationError as exc:

@@ -26,17 +26,9 @@ from gateway.web.workers.sockets import bind, format_url
 def bind_admin_socket(
     settings: Settings, inherited: socket.socket | None = None
 ) -> socket.socket | None:
-    """Bind the port of operators, and print its URL.
+    """Bind the port of operators, and print its URL; None if there is no admin API.
 
-    Args:
-        inherited: A socket that is bound already, to be used instead.
-
-    Returns:
-        The listening socket; None if there is no admin API.
-
-    Raises:
-        GatewayError: The address cannot be bound, or other machines reach it and there are no
-            guards.
+    A port that other machines reach must have guards.
     """
     admin = settings.admin
     if admin is None:
@@ -77,12 +69,7 @@ async def serve_admin(
     tls: TlsContext | None,
     limits: Limits,
 ) -> None:
-    """Serve operators until cancelled; then requests in progress have one more second.
-
-    Args:
-        tls: The certificate of `listen`, if there is one.
-        limits: The limits, which this port has for itself.
-    """
+    """Serve operators until cancelled; then requests in progress have one more second."""
     tls_listener = None
     port_limits = create_port_limits(settings, limits, "admin")
     if tls is not None and uses_tls(settings):

@@ -38,27 +38,16 @@ LIVE_STATE, STARTING_STATE = "live", "starting"
 
 
 class ListCursor(NamedTuple):
-    """A position in the list of all streams.
-
-    Attributes:
-        worker: The worker whose streams come next.
-        number: The number of the last stream of this worker that was looked at.
-    """
+    """A position in the list: a worker, and its last stream that was looked at."""
 
     worker: int = 1
     number: int = 0
 
     def __str__(self) -> str:
-        """Return the text that `parse` reads."""
         return f"{self.worker}-{self.number}"
 
     @classmethod
     def parse(cls, text: str) -> ListCursor:
-        """Parse a cursor.
-
-        Raises:
-            RequestError: 400 if it is none.
-        """
         worker, _, number = text.partition("-")
         if not (_is_number(worker) and _is_number(number)):
             raise RequestError(400, "Bad request", "?after= is none of ours; take it from `next`")
@@ -66,13 +55,6 @@ class ListCursor(NamedTuple):
 
 
 class StreamListPage(NamedTuple):
-    """A page of the list.
-
-    Attributes:
-        next_cursor: Where the list continues; None at its end.
-        missing: The workers that did not answer.
-    """
-
     streams: list[dict[str, Any]]
     next_cursor: ListCursor | None
     missing: list[int]
@@ -82,12 +64,6 @@ class StreamListing:
     """The streams of all processes on a bus. Owned by `AdminApi`."""
 
     def __init__(self, routes: Routes, bus: Bus) -> None:
-        """Create the listing.
-
-        Args:
-            routes: Has the streams of this process.
-            bus: The connection to the other processes.
-        """
         self._routes = routes
         self._bus = bus
         bus.add_handler("admin-streams", self._handle_list)
@@ -98,11 +74,6 @@ class StreamListing:
     async def list_streams(
         self, stream_filter: StreamFilter, cursor: ListCursor, limit: int
     ) -> StreamListPage:
-        """Return the next page of the list.
-
-        Args:
-            cursor: Where the page starts.
-        """
         streams: list[dict[str, Any]] = []
         missing: list[int] = []
         while cursor.worker <= self._bus.worker_count:
@@ -130,40 +101,16 @@ class StreamListing:
         return StreamListPage(streams, None, missing)
 
     async def get_stream(self, id: str) -> dict[str, Any]:
-        """Return a stream as JSON, with its topics, its position and its partitions.
-
-        Args:
-            id: The id of the stream, as in the list.
-
-        Raises:
-            RequestError: 404 if there is no such stream, 503 if its worker does not answer.
-        """
+        """Return a stream as JSON; 404 if there is none, 503 if its worker does not answer."""
         stream: dict[str, Any] = await self._ask_owner("admin-stream", id)
         return stream
 
     async def end_stream(self, id: str, reason: EndReason) -> None:
-        """End a stream.
-
-        Args:
-            id: The id of the stream, as in the list.
-            reason: The reason that its client gets.
-
-        Raises:
-            RequestError: 404 if there is no such stream, 503 if its worker does not answer.
-        """
         await self._ask_owner("admin-end-one", id, reason)
 
     async def end_streams(
         self, stream_filter: StreamFilter, reason: EndReason
     ) -> tuple[int, Sequence[int]]:
-        """End streams.
-
-        Args:
-            reason: The reason that their clients get.
-
-        Returns:
-            The number of streams, and the workers that did not answer.
-        """
         responses = await self._bus.request(
             "admin-end", [stream_filter, reason], timeout_s=BUS_TIMEOUT_S
         )
@@ -176,7 +123,7 @@ class StreamListing:
         return dict(responses.by_worker)
 
     async def _ask_owner(self, topic: str, id: str, *args: Any) -> Any:
-        """Return what the worker of a stream answers.
+        """Return the answer of the worker of a stream.
 
         The id consists of the worker's number, the instance of its stream registry, and the number
         of the stream. After a restart of the worker the instance differs, so that an old id never
@@ -199,7 +146,6 @@ class StreamListing:
     def _handle_list(
         self, worker: int, data: tuple[int, int, int, Sequence[Any]]
     ) -> dict[str, Any] | None:
-        """Return the next slice of this worker's streams; None in any other worker."""
         listed_worker, number, limit, fields = data
         if listed_worker != self._bus.worker:  # every worker gets the request
             return None
@@ -215,7 +161,6 @@ class StreamListing:
         return {"streams": rows, "next": None}
 
     def _handle_get(self, worker: int, data: tuple[str, int]) -> dict[str, Any] | None:
-        """Return one stream, with its topics and partitions; None if it is not open."""
         stream = self._find_stream(*data)
         if stream is None:
             return None
@@ -251,7 +196,6 @@ class StreamListing:
         return registry.get(number) if instance_id == registry.instance_id else None
 
     def _get_shared_reads(self, client: Client) -> Mapping[TopicPartition, SharedRead]:
-        """Return the shared reads of a client's cluster."""
         if client.view is None:
             return {}
         return self._routes.hubs.get_hub(client.view.cluster).shared_reads.by_partition
@@ -271,12 +215,6 @@ class StreamListing:
         measure_lag: Callable[[Any], int],
         describe_error: Callable[[str, Tail], dict[str, str] | None],
     ) -> dict[str, Any]:
-        """Return a stream as JSON.
-
-        Args:
-            measure_lag: Returns how many records a subscription is behind what was published.
-            describe_error: Returns why a partition of a cluster's tail cannot be read.
-        """
         match, client = stream.match, stream.client
         id = f"{self._bus.worker}-{self._routes.stream_registry.instance_id}-{stream.number}"
         url = match.path + (f"?{urlencode(stream.query, safe='/,:')}" if stream.query else "")
@@ -320,7 +258,6 @@ def _build_token(subscription: Subscription, position: Position) -> bytes:
 
 
 def build_unknown_stream(id: str) -> RequestError:
-    """Return the error for an id that no stream has."""
     return RequestError(404, "Unknown stream", f"no stream that runs is called {id!r}; list them")
 
 
@@ -330,5 +267,4 @@ def _is_number(text: str) -> bool:
 
 
 def format_time(seconds: float) -> str:
-    """Return a time in seconds since 1970 as RFC 3339 text."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,7 +1,7 @@
 """Describe how far a stream is in each of its partitions, and what keeps it from going on.
 
-Everything is known already: the stream's position, and what the shared read of each partition got
-with its last response. Nothing is asked of Kafka, so the answer is as quick while a broker is away.
+Nothing is asked of Kafka: the stream's position and the last response of each partition's shared
+read say it all, so the answer is as quick while a broker is away.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ class PartitionState(StrEnum):
 
     Attributes:
         ENDED: The stream has all up to its own end in the partition.
-        LEADERLESS: The partition has no leader.
         FAILING: The partition cannot be read; its cause says why.
         PENDING: The partition cannot be read yet, or the start of the stream is still to be found.
         BEHIND: The partition has records that the stream was not sent yet.
-        LIVE: The stream has all that the partition has.
     """
 
     ENDED = "ended"
@@ -43,14 +41,7 @@ def describe_partitions(
     stop_offsets: Mapping[TopicPartition, int] | None,
     now: float,
 ) -> list[dict[str, Any]]:
-    """Return the partitions of a stream as JSON, in order.
-
-    Args:
-        position: Where the stream stands in each of its partitions.
-        shared_reads: The shared reads of its cluster.
-        stop_offsets: Where the stream ends in each partition; None if it has no such end.
-        now: The time by the loop's clock, in seconds.
-    """
+    """Return the partitions of a stream as JSON, in order; `now` is by the loop's clock."""
     return [
         _describe_partition(
             tp, position[tp], shared_reads.get(tp), (stop_offsets or {}).get(tp), now
@@ -89,7 +80,7 @@ def _describe_partition(
 
 
 def _get_end_offset(reader: PartitionReader) -> int | None:
-    """Return the end of a partition, as far as is known; None before its start is found."""
+    """Return the known end of a partition; None before its start is found."""
     # Before the first fetch only the start is known, and what precedes it is there.
     offset = reader.position.offset
     return None if offset is None else max(offset, reader.last_stable_offset)

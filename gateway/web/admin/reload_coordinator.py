@@ -21,7 +21,6 @@ class ReloadRefused(Exception):
     """The configuration was refused, and nothing has changed."""
 
     def __init__(self, problems: list[str]) -> None:
-        """Create the error."""
         super().__init__("\n".join(problems))
         self.problems = problems
 
@@ -29,23 +28,13 @@ class ReloadRefused(Exception):
 class ReloadCoordinator:
     """Reloads the configuration of all processes on a bus.
 
-    Created by `AdminApi`.
-
-    Attributes:
-        load: Returns the configuration as it is now. None if it cannot be loaded, or if there is a
-            supervisor, which loads it.
+    `load` is None if the configuration cannot be loaded, or if there is a supervisor, which loads
+    it.
     """
 
     def __init__(
         self, reloader: Reloader, bus: Bus, *, timeout_s: float = RELOAD_TIMEOUT_S
     ) -> None:
-        """Create the coordinator.
-
-        Args:
-            reloader: Reloads the configuration of this process.
-            bus: The connection to the other processes.
-            timeout_s: Seconds until all workers must have applied it.
-        """
         self.load: SettingsLoader | None = None
         self._reloader = reloader
         self._bus = bus
@@ -55,12 +44,7 @@ class ReloadCoordinator:
     async def __call__(self, *, is_dry_run: bool = False) -> dict[str, Any]:
         """Reload in all workers, and return what became of routes and streams, as JSON.
 
-        Args:
-            is_dry_run: Change nothing, and return what would become of them.
-
-        Raises:
-            ReloadRefused: The configuration is refused, and nothing has changed.
-            RequestError: The configuration cannot be loaded again.
+        If the configuration is refused, nothing has changed. A dry run changes nothing.
         """
         if self._bus.worker_count > 1:
             return await self._reload_by_supervisor(is_dry_run)
@@ -100,7 +84,6 @@ class ReloadCoordinator:
         )
 
     def _handle_status(self, worker: int, data: Any) -> tuple[int, dict[str, Any]]:
-        """Return the number of the last reload or preview, and what it changed."""
         reloader, is_dry_run = self._reloader, data
         last = reloader.last_preview if is_dry_run else reloader.last_outcome
         # A worker that was started with the configuration has changed nothing.
@@ -111,9 +94,6 @@ def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> d
     """Return the outcome of a reload in all workers as JSON.
 
     Routes are the same in all workers, so those of one worker are reported; streams are added up.
-
-    Args:
-        missing: The workers that did not apply the configuration in time.
     """
     streams: Counter[str] = Counter()
     by_route: dict[str, Counter[str]] = {}
@@ -135,10 +115,9 @@ def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> d
 
 
 def _count_routes(outcome: dict[str, Any]) -> int:
-    """Return how many routes an outcome is about: none that of a worker that has just started."""
+    """Return the number of routes of an outcome: none in a worker that has just started."""
     return sum(int(outcome[name]) for name in ROUTE_COUNTS)
 
 
 def list_problems(exc: Exception) -> list[str]:
-    """Return the problems of an error, a line each."""
     return list(getattr(exc, "problems", None) or [str(exc)])

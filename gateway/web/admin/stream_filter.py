@@ -9,12 +9,7 @@ from gateway.web.streams.open_streams import OpenStream
 
 
 class StreamFilter(NamedTuple):
-    """Selects the streams that match all of its members that are not None.
-
-    Attributes:
-        identity: The identity of the client, for any guard or for `guard`.
-        guard: The guard that knows the client.
-    """
+    """Selects the streams that match all of its members that are not None."""
 
     route: str | None = None
     identity: str | None = None
@@ -22,7 +17,6 @@ class StreamFilter(NamedTuple):
     address: str | None = None
 
     def matches(self, stream: OpenStream) -> bool:
-        """Return whether a stream is selected."""
         return (
             (self.route is None or any(m.route.name == self.route for m in stream.matches))
             and (self.address is None or stream.address == self.address)
