@@ -59,25 +59,15 @@ Startup = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Application(Starlette):
-    """The gateway as an ASGI application. Created by `create_app`.
+    """The gateway as an ASGI application. Created by `create_app`, which sets its attributes.
 
     Attributes:
         gateway: The source of its streams; `gateway.subscribe` shares its reads.
-        key_locks: Locks keys across workers; None with one worker.
-        co_hosted_app: Another application on the same port, if there is one.
         reload: `await app.reload(settings)` applies a changed configuration.
         admin: The API of operators, to be served on a port of its own.
-        console: The page of operators, on the same port; None without a section `admin`.
     """
 
     def __init__(self, gateway: Gateway, startup: Sequence[Startup] = (), **options: Any) -> None:
-        """Create the application; `create_app` sets the attributes that need it.
-
-        Args:
-            gateway: The source of its streams.
-            startup: What runs until it closes.
-            **options: Passed to Starlette.
-        """
         super().__init__(**options, lifespan=self.lifespan)
         self.gateway = gateway
         self.state.hubs = gateway.hubs
@@ -89,25 +79,13 @@ class Application(Starlette):
         self._startup: list[Startup] = [*startup, partial(drain_on_server_exit, gateway.hubs)]
 
     def add_startup(self, start: Startup) -> None:
-        """Run this, too, from the start until the close.
-
-        Args:
-            start: Called when the application starts; its task is cancelled at the close.
-        """
         self._startup.append(start)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
         """Connect to Kafka, and close the connections in the end.
 
-        An application that mounts this one passes it as its lifespan, or enters it with
-        `async with` in its own.
-
-        Args:
-            app: Ignored; Starlette passes the application.
-
-        Raises:
-            GatewayError: The gateway runs already.
+        An application that mounts this one passes it as its lifespan, or enters it in its own.
         """
         await self.gateway.start()
         for hub in self.gateway.hubs:
@@ -134,14 +112,12 @@ def create_app(
     """Create the gateway as an ASGI application; its lifespan connects to Kafka.
 
     Args:
-        access: Asked before every stream, in addition to the guards of its route: the access check
-            of an application that mounts the gateway.
+        access: Asked before every stream, in addition to the guards of its route.
         pages: Files and folders to serve, by path; a file at `/` replaces the list of streams. A
             page that is given as a file loads scripts and styles only from this origin, and none
             that are inline.
-        startup: What runs until the application closes.
+        startup: Functions that run until the application closes.
         bus: The connection to the other processes of this gateway, if it is one of several.
-        co_hosted_app_factory: Creates another application that is served on the same port.
 
     Raises:
         ConfigError: This version cannot serve the settings.
@@ -234,7 +210,6 @@ class RevalidatedStaticFiles(StaticFiles):
     """Static files that browsers revalidate at every use, so that edits are seen at once."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
-        """Return a file with `Cache-Control: no-cache`."""
         response = super().file_response(*args, **options)
         response.headers["Cache-Control"] = "no-cache"
         return response

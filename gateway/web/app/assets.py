@@ -1,10 +1,10 @@
 """Serve the JavaScript module and its types to pages that load them from the gateway itself.
 
 Their URLs have no version, so that the SharedWorker of all tabs stays the same one over an update;
-every use is revalidated instead. The module also has a URL with its hash, which a page that a
-server renders can name to spare the revalidation; tabs of before and after an update then have a
-connection each. Any hash is answered, with the module of this version: replicas are not updated at
-the same moment, and the SharedWorker of an old page may be started again at any time.
+every use is revalidated instead. A page that a server renders can name the URL with the module's
+hash, to spare the revalidation; tabs of before and after an update then have a connection each. Any
+hash is answered, with the module of this version: replicas are not updated at the same moment, and
+the SharedWorker of an old page may be started again at any time.
 """
 
 from __future__ import annotations
@@ -39,13 +39,11 @@ def is_asset_path(path: str) -> bool:
 
 
 def is_versioned_path(path: str) -> bool:
-    """Return whether a path is that of one version of the module."""
     # Most paths are of streams, and this check spares them 0.2 us.
     return path.startswith("/gateway-") and bool(VERSIONED_MODULE_PATTERN.fullmatch(path))
 
 
 def build_routes() -> list[Route]:
-    """Return the routes of `/gateway.js`, of its versions, and of `/gateway.d.ts`."""
     return [
         *(
             Route(f"/{name}", _build_asset_endpoint(JS_DIRECTORY / name, content_type))

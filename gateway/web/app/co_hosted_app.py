@@ -18,47 +18,32 @@ from gateway.web.access.guards import Guards
 
 
 class CoHostedApp(Protocol):
-    """An application that is served next to the gateway.
-
-    Created by a `CoHostedAppFactory` in `create_app`, which runs it until the gateway closes.
-    """
+    """An application that is served next to the gateway, which runs it."""
 
     @property
     def app(self) -> ASGIApp:
-        """Return the ASGI application, which serves HTTP requests only."""
+        """The ASGI application, which serves HTTP requests only."""
 
     def owns_path(self, path: str) -> bool:
         """Return whether a decoded path belongs to this application."""
 
     def get_body_limits(self, content_type: bytes) -> tuple[float, float]:
-        """Return the limits of a request body.
+        """Return the most bytes of a request body, and the seconds for them to arrive.
 
-        Returns:
-            The most bytes, and the seconds in which all of them must arrive. Infinity means that
-            the application enforces the limit itself.
+        Infinity means that the application enforces the limit itself.
         """
 
     def format_error(self, error: RequestError) -> tuple[str, bytes]:
-        """Return the content type and the body of an error that the gateway detects first.
-
-        Args:
-            error: Why the request is refused, such as a body that is too long.
-        """
+        """Return the content type and the body of an error that the gateway detects first."""
 
     def is_unlimited(self, path: str) -> bool:
-        """Return whether the limits of `listen` do not apply to a path of this application.
+        """Return whether a path, of a page or a health check, is exempt from `listen.limits`."""
 
-        They do not apply to what a page needs, and to health checks.
-        """
+    async def run(self) -> None: ...
 
-    async def run(self) -> None:
-        """Run with the gateway until cancelled."""
+    def drain(self) -> None: ...
 
-    def drain(self) -> None:
-        """Prepare for the end of the server."""
-
-    def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the metrics of this application to a scrape."""
+    def collect_metrics(self, samples: MetricSamples) -> None: ...
 
 
 CoHostedAppFactory: TypeAlias = Callable[[Gateway, Guards], CoHostedApp | None]

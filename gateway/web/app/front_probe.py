@@ -2,9 +2,8 @@
 
 `gateway check --cluster --front URL` asks `/health/front` through the proxy. The response is a
 stream of two events with a silence between them, sent with the headers of all streams. The first
-event says what arrived: the client's address and scheme as the gateway takes them, and the lengths
-of some headers. No value of a header and no record is in it. The second event says that the silence
-is over.
+says what arrived: the client's address and scheme as the gateway takes them, and the lengths of
+some headers. It has no value of a header and no record.
 
 The request counts towards `listen.limits`, as a stream does. `listen.probe: false` removes the
 path.
@@ -38,11 +37,10 @@ _BUSY = f"{MAX_OPEN} checks of the proxy are under way; try again"
 class FrontProbe:
     """The responses to checks of the proxy. One for each application.
 
-    Nobody has to say who they are, so these may not take the places of clients who do.
+    These clients need no credentials, so `MAX_OPEN` keeps them from taking the places of others.
     """
 
     def __init__(self) -> None:
-        """Create it without a response."""
         self._open_count = 0
 
     async def respond(self, request: Request) -> Response:
@@ -123,7 +121,7 @@ def _describe_request(request: Request) -> dict[str, Any]:
 
 
 def _create_encoder(is_compressed: bool) -> Any:
-    """Return a function that makes bytes of the response, each flushed so that it can be read."""
+    """Return a function that encodes bytes of the response, each flushed so that it can be read."""
     if not is_compressed:
         return lambda data: data
     compressor = zlib.compressobj(wbits=31)

@@ -24,9 +24,9 @@ OBJECTS_PER_CLIENT = 40  # at most, which a client that stays keeps alive
 def tune_garbage_collector() -> None:
     """Have the interpreter collect by itself only what was created lately.
 
-    What exists when serving starts is frozen, and never traversed again. With a million clients the
-    longest pause was 34 ms; it was the same for 2.5 times as many young objects. Full collections
-    are left to `collect_garbage_forever`.
+    Objects that exist when serving starts are frozen, and never traversed again. With a million
+    clients the longest pause was 34 ms; it was the same for 2.5 times as many young objects. Full
+    collections are left to `collect_garbage_forever`.
     """
     gc.collect()
     gc.freeze()

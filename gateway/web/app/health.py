@@ -19,7 +19,6 @@ READY = "ready"
 
 
 async def report_liveness(request: Request) -> Response:
-    """Answer 200: the process runs its event loop."""
     return JSONResponse({"status": "live"}, headers=_NO_STORE_HEADERS)
 
 
@@ -36,13 +35,10 @@ def build_readiness(hubs: Hubs, guards: Guards, limits: Limits) -> dict[str, Any
 
     With several clusters, one that fails after it was reached does not make the gateway unready:
     clients of the other clusters are still served. A guard that cannot decide is a warning: all
-    replicas have the same issuer, so without them nobody would be served, not even on other routes.
-    So is a gateway that is full: it says to each client when to come back, in the way that this
-    client understands. A load balancer without a ready gateway would answer 503 in its place, which
-    ends an EventSource for good.
-
-    Args:
-        hubs: The hubs of this process.
+    replicas have the same issuer, so nobody would be served, not even on other routes. So is a
+    gateway that is full: it says to each client when to come back, in a way that this client
+    understands, while a load balancer without a ready gateway would answer 503, which ends an
+    EventSource for good.
     """
     reasons = [] if hubs.started else [NOT_STARTED_MESSAGE]
     lost_clusters = 0  # clusters whose only problem is that they cannot be reached any more
@@ -76,7 +72,6 @@ def _iter_unready_reasons(hub: Hub) -> Iterator[str]:
 
 
 def _iter_refusals(hubs: Hubs, limits: Limits) -> Iterator[str]:
-    """Yield why new clients are told to come back later."""
     if limits.is_full:
         yield "new clients are refused: as many are connected as listen.limits.connections allows"
     if any(hub.is_full for hub in hubs):

@@ -49,38 +49,18 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 class MetricsExporter(Protocol):
-    """Sends metrics to a back end; created for each export task.
-
-    Attributes:
-        url: Where it sends them.
-    """
-
     url: str
 
     def send(self, samples: MetricSamples) -> bool:
         """Send metrics and return whether they arrived. It blocks."""
 
-    def close(self) -> None:
-        """Close the connection."""
+    def close(self) -> None: ...
 
 
 class Metrics:
-    """The metrics of the gateway.
-
-    Created by `create_app`. `run` runs with the application; `scrape` answers Prometheus.
-
-    Attributes:
-        collectors: Called with the samples of every collection, to add their own.
-        loop_lag: Measures the event loop of this process.
-    """
+    """The metrics of the gateway; `collectors` add their own to every collection."""
 
     def __init__(self, hubs: Hubs, settings: Settings, limits: Limits, bus: Bus) -> None:
-        """Create the metrics.
-
-        Args:
-            limits: Counts refused connections.
-            bus: The connection to the other workers.
-        """
         self._hubs = hubs
         self._settings = settings
         self._limits = limits
@@ -91,7 +71,6 @@ class Metrics:
         bus.add_handler(BUS_TOPIC, self._handle_query)
 
     def collect_own(self) -> MetricSamples:
-        """Return the metrics of this process."""
         samples, worker = MetricSamples(), self._bus.worker
         hub_metrics.collect_all_metrics(self._hubs, samples)
         samples.add_counts(catalog.REFUSED_CONNECTIONS, self._limits.refused_counts)
@@ -119,15 +98,7 @@ class Metrics:
     async def _add_supervisor_series(
         self, samples: MetricSamples, report: Sequence[Any] | None = None
     ) -> WorkerTotals:
-        """Add what only the supervisor counts, and return what it knows of the workers' counters.
-
-        Args:
-            report: What the scrape has of which processes, for the supervisor; None for the samples
-                of this worker alone.
-
-        Returns:
-            What `CounterHistory.update` returns for the report.
-        """
+        """Add the supervisor's series; return its totals for the report of a scrape."""
         if self._bus.worker_count == 1:
             samples.add(catalog.WORKER_RESTARTS, 0, self._bus.worker)
             return ()
@@ -141,7 +112,6 @@ class Metrics:
         return cast(WorkerTotals, totals)
 
     async def _add_zeros(self, samples: MetricSamples) -> None:
-        """Add the series that are still 0."""
         for _ in add_zero_series(self._hubs, samples):
             await asyncio.sleep(0)
         samples.add_zeros(catalog.REFUSED_CONNECTIONS, REFUSING_LIMITS)
@@ -183,7 +153,6 @@ class Metrics:
     async def _export(
         self, create_exporter: Callable[[], MetricsExporter], interval_s: float
     ) -> None:
-        """Send the metrics of this process in each interval, until cancelled."""
         # Importing an exporter's library takes long enough to delay clients: not in the event loop.
         exporter = await asyncio.to_thread(create_exporter)
         try:

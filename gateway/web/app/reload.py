@@ -41,13 +41,7 @@ SettingsLoader = Callable[[], Settings]
 
 
 class RouteChange(NamedTuple):
-    """What a reload does to one route.
-
-    Attributes:
-        route: The name of the route; that of a changed one is the one it had before.
-        change: `changed`, `added` or `removed`.
-        streams: The number of its streams, by what becomes of them.
-    """
+    """The effect of a reload on a route, by its name before; streams by their outcome."""
 
     route: str
     change: str
@@ -55,17 +49,9 @@ class RouteChange(NamedTuple):
 
 
 class ReloadOutcome(NamedTuple):
-    """What one reload changed, or would change.
+    """The effect of one reload or preview: counts of routes, and of streams by outcome.
 
-    Attributes:
-        same: The number of routes that are the same.
-        changed: The number of routes that changed.
-        added: The number of new routes.
-        removed: The number of routes that are gone.
-        streams: The number of streams, by what became of them.
-        seconds: How long the reload took.
-        kept: The changed options that need a restart and keep their old values.
-        changes: The routes that are not the same.
+    `kept` are the changed options that need a restart and keep their old values.
     """
 
     same: int
@@ -78,7 +64,6 @@ class ReloadOutcome(NamedTuple):
     changes: tuple[RouteChange, ...] = ()
 
     def __str__(self) -> str:
-        """Return the text of the log line."""
         # In the words of the admin API and of `gateway reload --admin`.
         routes = f"{self.same} same, {self.changed} changed, {self.added} added"
         streams = (
@@ -93,35 +78,21 @@ class ReloadOutcome(NamedTuple):
         return f"{text}; until a restart as before: {', '.join(self.kept)}" if self.kept else text
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values, for other processes."""
         return {**self._asdict(), "changes": [change._asdict() for change in self.changes]}
 
 
 class ReloadableApp(Protocol):
-    """Define what a reload needs of the `Application`.
-
-    Attributes:
-        gateway: The gateway, which adopts the new settings.
-    """
-
     gateway: Gateway
 
     @property
-    def reload(self) -> Reloader:
-        """Return what applies changed configurations."""
+    def reload(self) -> Reloader: ...
 
 
 class Reloader:
     """Apply changed configurations to one application.
 
-    Created by `create_app`.
-
-    Attributes:
-        last_outcome: What the last configuration changed; None if it is the first.
-        last_preview: What the last configuration that was previewed would change.
-        applied_number: The number of the last message of the supervisor that was applied or
-            previewed here, or sent to others before this process was started.
-        counts: How many were applied and refused, for metrics.
+    `applied_number` is that of the last message of the supervisor that was applied or previewed
+    here, or sent to others before this process was started.
     """
 
     def __init__(
@@ -131,11 +102,6 @@ class Reloader:
         guards: Guards,
         update_pages: Callable[[Settings], None],
     ) -> None:
-        """Create the reloader.
-
-        Args:
-            update_pages: Called with the new settings, to serve pages that fit them.
-        """
         self._app = app
         self._routes = routes
         self._guards = guards
@@ -146,11 +112,7 @@ class Reloader:
         self.counts = ReloadCounts()
 
     async def __call__(self, loaded: Settings) -> ReloadOutcome:
-        """Apply a configuration, and return once every stream was handled.
-
-        Raises:
-            ConfigError: It cannot be applied; nothing has changed.
-        """
+        """Apply a configuration to every stream, or raise `ConfigError` and change nothing."""
         started_at, running = time.perf_counter(), self._routes.settings
         # First all that can fail, so that a refused configuration changes nothing.
         settings, kept_options = apply_reload(running, loaded)
@@ -171,11 +133,7 @@ class Reloader:
         return outcome
 
     async def preview(self, loaded: Settings) -> ReloadOutcome:
-        """Return what a configuration would change, and change nothing.
-
-        Raises:
-            ConfigError: It cannot be applied.
-        """
+        """Return what a configuration would change, and change nothing; raises as a reload."""
         started_at, running = time.perf_counter(), self._routes.settings
         settings, kept_options = apply_reload(running, loaded)
         self._guards.check_settings(settings)
@@ -197,7 +155,7 @@ class Reloader:
         return self.last_preview
 
     async def try_reload(self, load: SettingsLoader) -> ReloadOutcome | None:
-        """Apply what `load` returns; None if that fails, and the log says why."""
+        """Apply the result of `load`; None if that fails, and the log says why."""
         with log_reload_errors(self.counts):
             return await self(load())
         return None
@@ -214,11 +172,7 @@ def log_reload_errors(counts: ReloadCounts) -> Iterator[None]:
 
 
 async def reload_on_hangup(app: ReloadableApp, load: SettingsLoader) -> None:
-    """Reload at each SIGHUP, one reload after the other, until cancelled.
-
-    Args:
-        load: Returns the configuration as it is now.
-    """
+    """Reload at each SIGHUP, one reload after the other, until cancelled."""
     loop, hangup_event = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup_event.set)
     try:
@@ -237,15 +191,6 @@ def _build_outcome(
     seconds: float,
     kept_options: tuple[str, ...],
 ) -> ReloadOutcome:
-    """Return what a reload did.
-
-    Args:
-        running: The routes before it.
-        loaded: The routes after it.
-        streams: What became of the streams, by their route before it.
-        seconds: How long it took.
-        kept_options: The changed options that need a restart.
-    """
     changes = list(_iter_changes(running, loaded))
     counts = Counter(change for _, change in changes)
     totals: Counter[str] = Counter()
@@ -288,5 +233,4 @@ def _iter_changes(running: Sequence[Route], loaded: Sequence[Route]) -> Iterator
 
 
 def _list_targets(route: Route) -> list[tuple[str, str]]:
-    """Return the paths of a route, each with the method that it answers to."""
     return [(when.path, route.get_method(when)) for when in route.when]

@@ -7,16 +7,7 @@ from gateway.telemetry.samples import MetricSamples
 
 
 class ReloadCounts:
-    """The reloads of one process.
-
-    A `Reloader` owns one, and so does the supervisor of several workers, which loads the
-    configuration for them.
-
-    Attributes:
-        applied: Configurations that were applied.
-        refused: Configurations that were not, so that all stayed as it was.
-        is_last_successful: Whether the last one was applied. True before the first.
-    """
+    """The reloads of one process, or those of a supervisor for all of its workers."""
 
     def __init__(self) -> None:
         self.applied = 0
@@ -24,22 +15,15 @@ class ReloadCounts:
         self.is_last_successful = True
 
     def count_applied(self) -> None:
-        """Count a configuration that was applied."""
         self.applied += 1
         self.is_last_successful = True
 
     def count_refused(self) -> None:
-        """Count a configuration that cannot be loaded or applied."""
         self.refused += 1
         self.is_last_successful = False
 
     def collect_metrics(self, samples: MetricSamples, *, is_one_of_several: bool = False) -> None:
-        """Add the metrics of reloads.
-
-        Args:
-            is_one_of_several: Whether this process is a worker whose supervisor counts the
-                configurations that were applied, so that each counts once.
-        """
+        """Add the metrics of reloads; a supervisor counts those applied in several workers."""
         samples.add(catalog.RELOADS, 0 if is_one_of_several else self.applied, "applied")
         samples.add(catalog.RELOADS, self.refused, "refused")
         samples.add(catalog.LAST_RELOAD_SUCCESSFUL, self.is_last_successful)

@@ -69,7 +69,6 @@ class Server(EdgeServer):
             self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End all streams, and close."""
         self.hubs.drain()
         await super().shutdown(sockets)
 
@@ -86,14 +85,7 @@ def serve(
     """Serve until SIGTERM or SIGINT, in as many processes as `listen.workers` says.
 
     Args:
-        debug: The loggers (`kafka`, `hub`, `web`) that log in detail.
-        pages: Passed to `create_app`. With pages or `startup`, there is one process.
-        startup: Passed to `create_app`.
         load: Returns the configuration as it is now, to be applied at SIGHUP.
-        co_hosted_app_factory: Passed to `create_app`.
-
-    Returns:
-        The exit status.
 
     Raises:
         GatewayError: The address cannot be bound, the certificate cannot be used, or the installed
@@ -130,11 +122,7 @@ def serve(
 
 
 def _check_uvicorn(settings: Settings) -> None:
-    """Log what the installed libraries cost: an unknown uvicorn, or no uvloop.
-
-    Raises:
-        GatewayError: It cannot serve the settings.
-    """
+    """Log what the installed libraries cost, and refuse settings that they cannot serve."""
     _refuse_unreadable_certificates(settings)
     fallback = describe_fallback()
     if fallback is not None:
@@ -145,12 +133,7 @@ def _check_uvicorn(settings: Settings) -> None:
 
 
 def _refuse_unreadable_certificates(settings: Settings) -> None:
-    """Refuse guards that the installed uvicorn cannot serve, at the start and at each reload.
-
-    Raises:
-        GatewayError: A guard needs the certificates of clients, which uvicorn's own protocols do
-            not pass on.
-    """
+    """Refuse guards for client certificates, which uvicorn's own protocols do not pass on."""
     fallback = describe_fallback()
     if fallback is None:
         return
@@ -165,11 +148,6 @@ def run_server(
     listening_socket: socket.socket,
     admin_socket: socket.socket | None = None,
 ) -> None:
-    """Serve in this process until SIGTERM or SIGINT; the arguments are those of `create_server`.
-
-    Raises:
-        GatewayError: The certificate cannot be used.
-    """
     server = create_server(app, settings, listening_socket, admin_socket)
     runner = asyncio.Runner(loop_factory=server.config.get_loop_factory())
     tune_garbage_collector()
@@ -183,15 +161,7 @@ def create_server(
     listening_socket: socket.socket,
     admin_socket: socket.socket | None = None,
 ) -> Server:
-    """Create a server whose `serve([listening_socket])` runs the application.
-
-    Args:
-        listening_socket: Where clients connect.
-        admin_socket: Where operators connect.
-
-    Raises:
-        GatewayError: The certificate cannot be used.
-    """
+    """Create a server whose `serve([listening_socket])` runs the application."""
     listen = settings.listen
     tls = None if listen.tls is None else TlsContext(listen.tls)
     tls_listener = None
@@ -225,11 +195,7 @@ def create_server(
 
 
 def _build_websocket_protocol(drain_timeout: float) -> type[WebSocketProtocol]:
-    """Return a protocol that closes sockets without a stream before the drain timeout.
-
-    Args:
-        drain_timeout: Seconds after which uvicorn cuts all connections.
-    """
+    """Return a protocol that closes sockets without a stream before uvicorn cuts them."""
     connection_class = type(
         "WebSocketConnection",
         (WebSocketConnection,),
@@ -240,11 +206,7 @@ def _build_websocket_protocol(drain_timeout: float) -> type[WebSocketProtocol]:
 
 @contextlib.contextmanager
 def run_embedded_kafka(settings: Settings) -> Iterator[Settings]:
-    """Run a Kafka within the process for `servers: embedded`, with the topics of the file.
-
-    Yields:
-        The configuration, with the address of that Kafka.
-    """
+    """Run a Kafka within the process for `servers: embedded`; yield settings with its address."""
     embedded = {n: k for n, k in settings.clusters.items() if k.servers == "embedded"}
     if not embedded:
         yield settings
@@ -266,9 +228,6 @@ def _load_again(load: SettingsLoader, running: Settings, inherited: InheritedSoc
     """Load the configuration; an embedded Kafka is still the one that was started before.
 
     So are the addresses of inherited sockets, which the file may name otherwise.
-
-    Raises:
-        GatewayError: The installed uvicorn cannot serve the settings.
     """
     loaded = load()
     _refuse_unreadable_certificates(loaded)
@@ -283,12 +242,7 @@ EMBEDDED_PARTITIONS = 12  # partitions of each topic of an embedded Kafka
 
 
 def configure_logging(section: Logs, debug: AbstractSet[str], worker: int | None = None) -> None:
-    """Configure the log of this process.
-
-    Args:
-        debug: The loggers that log in detail, whatever is configured.
-        worker: The number of this worker, to be in every line if there are several.
-    """
+    """Configure the log of this process; `debug` overrides the section."""
     # The longest name decides, so a level of `kafka.fetch` would win over `--debug kafka`.
     levels: dict[str, str] = {
         name: level

@@ -13,20 +13,11 @@ ROUTE_SCOPE_KEY = "gateway.route"
 
 
 class TracingMiddleware:
-    """Middleware that records a span for each request. Created by Starlette for `create_app`."""
-
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        """Create the middleware.
-
-        Args:
-            app: What answers the requests.
-            gateway: Has the tracer, once it is started.
-        """
         self._app = app
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, within a span if it is traced."""
         tracing = self._gateway.tracing
         if tracing is None or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
