@@ -23,15 +23,10 @@ BUS_TIMEOUT_S = 10.0  # seconds for the supervisor to read and check the file
 
 
 class FileSettings(NamedTuple):
-    """What the file on disk says now.
+    """The contents of the file on disk, as YAML with references in place of secrets.
 
-    Attributes:
-        text: The configuration as YAML, with references in place of secrets; empty if there is no
-            file, or if it has mistakes.
-        problems: The mistakes, a line each.
-        is_same: It says the same as what is in effect, secrets included.
-        is_reloadable: A reload would change something.
-        kept: The changed options that need a restart, named as in the file.
+    The text is empty if there is no file, or if it has mistakes. `is_same` compares secrets, too;
+    `kept` are the changed options that need a restart.
     """
 
     text: str
@@ -42,12 +37,6 @@ class FileSettings(NamedTuple):
 
 
 def read_file_settings(load: SettingsLoader | None, running: Settings) -> FileSettings:
-    """Read the file.
-
-    Args:
-        load: Returns the configuration as it is now; None if there is no file.
-        running: The configuration in effect.
-    """
     if load is None:
         return FileSettings("", [], is_same=False)
     try:
@@ -63,15 +52,7 @@ def read_file_settings(load: SettingsLoader | None, running: Settings) -> FileSe
 async def fetch_file_settings(
     coordinator: ReloadCoordinator, running: Settings, bus: Bus
 ) -> FileSettings:
-    """Return what the file says, as this process or its supervisor reads it.
-
-    Args:
-        coordinator: Has the loader of this process.
-        running: The configuration in effect.
-
-    Raises:
-        RequestError: 503 if the supervisor does not answer.
-    """
+    """Return the contents of the file, as this process or its supervisor reads it."""
     if bus.worker_count == 1:
         return await asyncio.to_thread(read_file_settings, coordinator.load, running)
     try:
@@ -82,12 +63,6 @@ async def fetch_file_settings(
 
 
 def build_report(running: Settings, file: FileSettings) -> dict[str, Any]:
-    """Return the comparison as JSON.
-
-    Args:
-        running: The configuration in effect.
-        file: What the file says.
-    """
     loaded = dumps(running)
     diff = (
         list(

@@ -51,11 +51,7 @@ FEED_HEADERS = {
 
 
 class Console:
-    """The console of one process. Created by `create_app`, which runs `run` if there is an `admin`.
-
-    Attributes:
-        routes: The routes to add to the admin application.
-    """
+    """The console of one process, whose `routes` are added to the admin application."""
 
     def __init__(
         self,
@@ -66,14 +62,6 @@ class Console:
         loop_lag: LoopLag,
         bus: Bus,
     ) -> None:
-        """Create the console.
-
-        Args:
-            app: The application of the gateway's own port.
-            admin: The admin API, on whose port this is served.
-            loop_lag: Measures the event loop of this process.
-            bus: The connection to the other workers.
-        """
         self._app = app
         self._stream_routes = routes
         self._admin = admin
@@ -100,7 +88,6 @@ class Console:
         ]
 
     async def run(self) -> None:
-        """Keep incidents until cancelled."""
         await self._report.run()
 
     @property
@@ -121,7 +108,6 @@ class Console:
         return Response(status_code=404) if document is None else document.respond(request)
 
     async def _describe(self, request: Request) -> Response:
-        """Answer what the page shows from the start, and whether the operator has access."""
         granted: Granted = request.state.operator
         sidecar = describe_sidecar(self._settings)
         about = {
@@ -161,7 +147,7 @@ class Console:
         return _build_json(build_report(running, file))
 
     async def _try_stream(self, request: Request) -> PassedResponse:
-        """Answer what a client gets, with the guards of the route."""
+        """Answer as a client would be, with the guards of the route."""
         return open_stream(self._app, request, self._stream_routes)
 
 
@@ -174,7 +160,6 @@ def _build_json(content: Any) -> Response:
 
 
 def _load_documents() -> Mapping[str, StaticDocument]:
-    """Return the files of the page by their names."""
     return {
         file.name: StaticDocument(
             file.read_bytes(),

@@ -33,16 +33,11 @@ class Feed:
     """The events of one process for all that watch. Owned by `Console`.
 
     Between calls, `_task` runs exactly while there are viewers, and `_overview` has what workers
-    answered to the first question. Viewers that come together share that question: `_start_lock`
-    is held from the look for viewers until the first of them is one.
+    answered to the first question. Viewers that come together share that question: `_start_lock` is
+    held from the look for viewers until the first of them is one.
     """
 
     def __init__(self, bus: Bus) -> None:
-        """Create a feed that nobody watches.
-
-        Args:
-            bus: The connection to the other workers.
-        """
         self._bus = bus
         self._viewers: set[_Viewer] = set()
         self._overview = Overview(bus.worker_count)
@@ -52,15 +47,12 @@ class Feed:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the workers are asked."""
         return self._task is not None
 
     async def watch(self, lifetime_s: float) -> AsyncIterator[bytes]:
         """Yield events until the feed is closed or the time is up.
 
-        Args:
-            lifetime_s: Seconds after which the events end. A client that connects again is
-                authorized again.
+        A client that connects again after that is authorized again.
         """
         viewer = _Viewer()
         async with self._start_lock:
@@ -88,7 +80,6 @@ class Feed:
             self._viewers.discard(viewer)
 
     def close(self) -> None:
-        """End the events of all clients."""
         for viewer in self._viewers:
             viewer.close()
 
@@ -106,7 +97,7 @@ class Feed:
             self._task = None
 
     async def _ask_workers(self, overview: Overview) -> bytes | None:
-        """Add what workers answer; return an event with what has changed, None if nothing has."""
+        """Add the workers' answers; return an event with what has changed, None if nothing has."""
         responses = await self._bus.request(
             BUS_TOPIC, overview.describe_known(), timeout_s=BUS_TIMEOUT_S
         )
@@ -134,7 +125,6 @@ class _Viewer:
                 self._pending = None
 
     def take(self) -> bytes | None:
-        """Return the pending events; None if a snapshot is due instead."""
         self.event.clear()
         pending, self._pending = self._pending, []
         return None if pending is None else b"".join(pending)

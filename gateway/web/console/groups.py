@@ -27,18 +27,10 @@ HEADERS = {"Cache-Control": "no-store"}
 
 
 class GroupEndpoints:
-    """Answer what is asked about consumer groups. Created by `Console`, which authorizes."""
-
     def __init__(self, lookup: KafkaLookup) -> None:
-        """Create the handlers.
-
-        Args:
-            lookup: Asks Kafka.
-        """
         self._lookup = lookup
 
     async def list_groups(self, request: Request) -> Response:
-        """Answer a page of the groups of a cluster, in the order of their names."""
         query = read_query(request, ("cluster", "search", "after"))
         async with self._lookup.open_hub(query.get("cluster")) as hub:
             listings = await list_groups(hub.cluster)
@@ -48,7 +40,6 @@ class GroupEndpoints:
         return Response(orjson.dumps(body), headers=HEADERS, media_type="application/json")
 
     async def describe_group(self, request: Request) -> Response:
-        """Answer one group with its members, and its lag in each partition."""
         query = read_query(request, ("cluster", "group"))
         if "group" not in query:
             raise RequestError(400, "Bad request", "say which: ?group=")
@@ -60,13 +51,7 @@ class GroupEndpoints:
 
 
 def build_page(listings: Sequence[GroupListing], search: str, after: str) -> dict[str, Any]:
-    """Return a page of groups as JSON.
-
-    Args:
-        listings: All groups, in the order of their names.
-        search: A part of their names, in any case; empty for all.
-        after: The last name of the page before; empty for the first page.
-    """
+    """Return a page of sorted groups as JSON, after the last name of the page before."""
     wanted = search.lower()
     found = [each for each in listings if wanted in each.name.lower()]
     following = [each for each in found if not after or each.name > after]
@@ -84,7 +69,6 @@ def build_page(listings: Sequence[GroupListing], search: str, after: str) -> dic
 def build_description(
     description: GroupDescription, lags: dict[TopicPartition, PartitionLag]
 ) -> dict[str, Any]:
-    """Return a group as JSON."""
     behind = sorted(lags.items(), key=lambda item: (-(item[1].lag or 0), item[0]))
     known = [lag.lag for lag in lags.values() if lag.lag is not None]
     members = sorted(description.members, key=lambda member: (member.client_id, member.id))

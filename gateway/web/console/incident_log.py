@@ -24,8 +24,6 @@ MAX_NAMED_PARTITIONS = 8  # partitions that a text names; the others are counted
 
 
 class IncidentKind(StrEnum):
-    """What an incident is about."""
-
     PARTITION_LOST = "partition-lost"
     PARTITION_BACK = "partition-back"
     GAP = "gap"
@@ -35,14 +33,7 @@ class IncidentKind(StrEnum):
 
 
 class Incident(NamedTuple):
-    """Something that an operator may have to know.
-
-    Attributes:
-        number: Its number in this process, from 1.
-        at: When it happened, in seconds since 1970.
-        subject: The topic, route or logger that it is about.
-        text: What happened.
-    """
+    """An event about a topic, route or logger; `at` is in seconds since 1970."""
 
     number: int
     at: float
@@ -52,39 +43,24 @@ class Incident(NamedTuple):
 
 
 class IncidentLog:
-    """The latest incidents of a process. Owned by `WorkerReport`.
-
-    Attributes:
-        instance: Names this log. Numbers of another one mean nothing here.
-        last_number: The number of the latest incident; 0 before the first.
-    """
+    """The latest incidents of a process. Numbers of another `instance` mean nothing here."""
 
     def __init__(self) -> None:
-        """Create an empty log."""
         self.instance = secrets.token_hex(8)
         self.last_number = 0
         self._incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
         self._gap_counts: dict[tuple[IncidentKind, str, str], tuple[int, int]] = {}
 
     def add(self, kind: IncidentKind, subject: str, text: str, at: float) -> None:
-        """Add an incident.
-
-        Args:
-            kind: What it is about.
-            subject: The topic, route or logger.
-            text: What happened.
-            at: When, in seconds since 1970.
-        """
         self.last_number += 1
         text = text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"
         self._incidents.append(Incident(self.last_number, at, str(kind), subject, text))
 
     def list_since(self, number: int) -> list[Incident]:
-        """Return the incidents after a number, the oldest first."""
         return [each for each in self._incidents if each.number > number]
 
     def add_transitions(self, transitions: Iterable[Transition], at: float) -> None:
-        """Add what happened to partitions, one incident for each topic and cause."""
+        """Add an incident for each topic and cause of partitions lost or read again."""
         for each in transitions:
             is_lost = each.state in TROUBLED_STATES
             # A partition that is new and well is no incident; `resolving` is not the end of one.
@@ -100,13 +76,9 @@ class IncidentLog:
         offsets: Mapping[tuple[str, str], int],
         at: float,
     ) -> None:
-        """Add gaps, given how many there were until now.
+        """Add the gaps since the last call, given the totals until now.
 
-        Args:
-            kind: `GAP` for what Kafka does not have, `CLIENT_GAP` for what clients were not sent.
-            counts: The number of gaps, by topic or route, and by reason.
-            offsets: The offsets in these gaps; empty if that is not counted.
-            at: The time, in seconds since 1970.
+        `GAP` is for records that Kafka does not have, `CLIENT_GAP` for those not sent to clients.
         """
         for (subject, reason), count in counts.items():
             key = kind, subject, reason
@@ -125,16 +97,10 @@ class IncidentHandler(logging.Handler):
     """Adds warnings and errors of the log to an `IncidentLog`. Secrets are masked as in the log."""
 
     def __init__(self, incidents: IncidentLog) -> None:
-        """Create a handler.
-
-        Args:
-            incidents: Where incidents are added.
-        """
         super().__init__(logging.WARNING)
         self._incidents = incidents
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add a line of the log."""
         try:
             text = escape_line(redact_text(record.getMessage()))
             kind = IncidentKind.ERROR if record.levelno >= logging.ERROR else IncidentKind.WARNING

@@ -19,24 +19,17 @@ CREDENTIALS_HEADER = "gateway-stream-authorization"
 
 
 class PassedResponse:
-    """A response that is what another application answers to another request."""
+    """A response that is another application's answer to another request."""
 
     def __init__(
         self, app: ASGIApp, scope: Scope, on_start: Callable[[int], None] | None = None
     ) -> None:
-        """Answer nothing yet.
-
-        Args:
-            scope: The request that it gets; its body is that of the page's request.
-            on_start: Called with the status of the response before it is sent.
-        """
+        """Prepare the request of `scope`, whose body is that of the page's request."""
         self._app = app
         self._scope = scope
         self._on_start = on_start
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer in place of Starlette's response."""
-
         async def send_without_challenge(message: Message) -> None:
             if message["type"] == "http.response.start":
                 # For a challenge of `Basic`, the browser would ask in a window of its own.
@@ -58,13 +51,7 @@ def build_scope(
     method: str = "GET",
     **fields: Any,
 ) -> Scope:
-    """Return the scope of a request to the application of the clients' port.
-
-    Args:
-        path: The path, percent-encoded.
-        query: The query, percent-encoded.
-        passed_headers: The names of the headers that are passed on, besides the credentials.
-    """
+    """Return the scope of a request to the clients' port; the path is percent-encoded."""
     scope, passed = request.scope, frozenset(passed_headers)
     headers = [(name, value) for name, value in scope["headers"] if name in passed]
     authorization = request.headers.get(CREDENTIALS_HEADER, request.headers.get("authorization"))

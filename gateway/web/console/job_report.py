@@ -20,10 +20,9 @@ from gateway.pipeline.listing import get_job_type
 
 
 def build_jobs(section: Pipelines, values: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the configured jobs and those of the topic as JSON, in the order of their names.
+    """Return the configured jobs and those of the topic as JSON, sorted by name.
 
-    Args:
-        values: The values of the topic's records, the oldest first. What is no progress is ignored.
+    The values are in order, the oldest first; those that are no progress are ignored.
     """
     records: dict[str, list[Mapping[str, Any]]] = {job.name: [] for job in section.jobs}
     for value in values:

@@ -27,15 +27,7 @@ NO_TOPIC_MESSAGE = "jobs write no progress to a topic; add pipelines.progress.to
 
 
 class JobEndpoints:
-    """Answer what is asked about jobs. Created by `Console`, which authorizes."""
-
     def __init__(self, get_settings: Callable[[], Settings], lookup: KafkaLookup) -> None:
-        """Create the handlers.
-
-        Args:
-            get_settings: Returns the configuration in effect.
-            lookup: Asks Kafka.
-        """
         self._get_settings = get_settings
         self._lookup = lookup
 
@@ -64,13 +56,7 @@ async def read_latest(
 ) -> list[bytes]:
     """Return the values of the latest records of a topic, partition by partition.
 
-    Args:
-        max_records: How many offsets before the ends are read, shared by the partitions.
-        max_bytes: How many bytes of values are kept of each partition, the newest.
-
-    Raises:
-        UnknownTopic: The topic does not exist.
-        KafkaError: It cannot be read now.
+    `max_records` is shared by the partitions, `max_bytes` is for each.
     """
     metadata = await get_existing_topic(cluster, topic)
     tps = [TopicPartition(topic, number) for number in sorted(metadata.partitions)]

@@ -25,33 +25,20 @@ class KafkaLookup:
     """The places of lookups in Kafka. Owned by `Console`, one per process."""
 
     def __init__(self, hubs: Hubs, timeout_s: float = LOOKUP_TIMEOUT_S) -> None:
-        """Create the places, all of them free.
-
-        Args:
-            timeout_s: Seconds for an answer.
-        """
         self._hubs = hubs
         self._timeout_s = timeout_s
         self._places = asyncio.Semaphore(MAX_LOOKUPS)
 
     @property
     def cluster_names(self) -> list[str]:
-        """Return the names of the clusters; one is empty if it is the only one."""
+        """The names of the clusters; one is empty if it is the only one."""
         return list(self._hubs.by_name)
 
     @asynccontextmanager
     async def open_hub(self, name: str | None = None) -> AsyncIterator[Hub]:
-        """Look something up in the block.
+        """Look something up in the block: yield the hub of a cluster, None for the first one.
 
-        Args:
-            name: The cluster to ask; None for the first one.
-
-        Yields:
-            The hub of the cluster.
-
-        Raises:
-            RequestError: 404 if there is no such cluster; 503 if Kafka does not answer in time, or
-                not as it should, with its reason.
+        An unknown cluster is a 404. A 503 has the reason if Kafka does not answer in time.
         """
         names = self._hubs.by_name
         if name is not None and name not in names:
@@ -73,13 +60,9 @@ class KafkaLookup:
 
 
 def read_query(request: Request, known: Collection[str]) -> Mapping[str, str]:
-    """Return the parameters of a request.
+    """Return the parameters of a request; those not in `known` are a 400.
 
-    Args:
-        known: The names of the parameters that it may have.
-
-    Raises:
-        RequestError: 400 for another one: ignoring a misspelt one would show something else.
+    Ignoring a misspelt one would show something else.
     """
     params = dict(request.query_params)
     unknown = params.keys() - set(known)

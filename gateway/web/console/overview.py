@@ -25,15 +25,7 @@ Report: TypeAlias = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _KnownWorker:
-    """What is known of a worker.
-
-    Attributes:
-        incident_log: The instance of its incident log.
-        incident: The number of its last incident.
-        counters: Its counters at the last figures; None before.
-        rates: What happened before the last figures; None if that is not known.
-        is_up: It answered the last time.
-    """
+    """The last report of a worker, and the figures and rates from it."""
 
     instance: str = ""
     version: int = 0
@@ -47,13 +39,12 @@ class _KnownWorker:
 
 
 class Overview:
-    """What all workers together know. Owned by `Feed`.
+    """The merged reports of all workers. Owned by `Feed`.
 
     Between calls, `_rows` has every partition that any worker reads.
     """
 
     def __init__(self, worker_count: int) -> None:
-        """Know nothing yet."""
         self._workers = {number: _KnownWorker() for number in range(1, worker_count + 1)}
         self._rows: dict[PartitionKey, PartitionRow] = {}
         self._incidents: deque[dict[str, Any]] = deque(maxlen=MAX_INCIDENTS)
@@ -70,12 +61,7 @@ class Overview:
         }
 
     def apply(self, reports: Mapping[int, Report], now: float) -> dict[str, Any]:
-        """Take the reports of the workers that answered, and return what changed as JSON.
-
-        Args:
-            reports: The reports by the worker's number.
-            now: The time by any monotonic clock, in seconds.
-        """
+        """Take the reports by worker, and return what changed as JSON."""
         changed: set[PartitionKey] = set()
         incidents: list[tuple[int, Incident]] = []
         for number, worker in self._workers.items():
@@ -108,7 +94,6 @@ class Overview:
         return delta
 
     def build_snapshot(self) -> dict[str, Any]:
-        """Return all that is known as JSON, in the shape of a delta."""
         return {
             "partitions": list(self._rows.values()),
             "incidents": list(self._incidents),
@@ -200,7 +185,6 @@ class Overview:
 
 
 def _apply_rows(worker: _KnownWorker, report: Report) -> set[PartitionKey]:
-    """Take the rows of a report; return the partitions that it says something about."""
     changed: set[PartitionKey] = set()
     if report["instance"] != worker.instance:
         changed |= worker.rows.keys()

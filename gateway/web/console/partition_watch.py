@@ -31,7 +31,6 @@ class PartitionState(StrEnum):
     """How the reading of a partition fares, the worst first.
 
     Attributes:
-        LEADERLESS: It has no leader.
         RECOVERING: It cannot be read; its cause says why.
         STALLED: Its leader does not answer.
         RESOLVING: The offset to read from is still looked for.
@@ -56,15 +55,10 @@ TROUBLED_STATES: Collection[PartitionState] = frozenset(
 
 
 class PartitionRow(NamedTuple):
-    """A partition as one worker reads it.
+    """A partition as one worker reads it; times are in seconds since 1970.
 
-    Attributes:
-        cluster: The name of its cluster; empty if the configuration has one without a name.
-        cause: Why it cannot be read; None if it can.
-        since: When it got into this state, in seconds since 1970.
-        retry_at: When it is tried again, in seconds since 1970; None if nothing is waited for.
-        lag: How many offsets the gateway is behind its end; None if that is not known.
-        leader: The node that leads it; None if there is none.
+    `cluster` is empty if the configuration has one without a name; `lag` is that of the gateway, in
+    offsets.
     """
 
     cluster: str
@@ -79,16 +73,11 @@ class PartitionRow(NamedTuple):
 
     @property
     def key(self) -> PartitionKey:
-        """Return what identifies the partition."""
         return self.cluster, self.topic, self.partition
 
 
 class Transition(NamedTuple):
-    """Partitions of a topic that got into the same state at the same look.
-
-    Attributes:
-        cause: Why they cannot be read; None if they can.
-    """
+    """Partitions of a topic that got into the same state at the same look."""
 
     cluster: str
     topic: str
@@ -99,15 +88,10 @@ class Transition(NamedTuple):
 
 @dataclass(slots=True)
 class _WatchedPartition:
-    """What is remembered of a partition.
+    """The last look at a partition; `version` is the look at which the row changed.
 
-    Attributes:
-        row: The partition as of the last look.
-        version: The look at which the row changed.
-        offset: The next offset to fetch, as of the last look.
-        moved_at: When that offset was last seen to move, in seconds of the loop's clock.
-        inputs: What the row was built from, to build none from the same. Only of a partition that
-            is not in trouble: the time of the next attempt is a part of the others.
+    `inputs` are the values that the row was built from, to build none from the same. Only of a
+    partition that is not in trouble: the time of the next attempt is a part of the others.
     """
 
     row: PartitionRow
@@ -120,16 +104,11 @@ class _WatchedPartition:
 class PartitionWatch:
     """The partitions of a process as they were at the last look.
 
-    Owned by `WorkerReport`. Every change has the number of the look that found it, so that any
-    number of readers can ask for what they do not know yet.
-
-    Attributes:
-        instance: Names this watch. Versions of another one mean nothing here.
-        version: The number of the last look that found a change.
+    Every change has the number of the look that found it, so that any number of readers can ask for
+    the changes since a version. Versions of another `instance` mean nothing here.
     """
 
     def __init__(self) -> None:
-        """Watch no partition yet."""
         self.instance = secrets.token_hex(8)
         self.version = 0
         self._partitions: dict[PartitionKey, _WatchedPartition] = {}
@@ -143,10 +122,7 @@ class PartitionWatch:
     ) -> list[Transition]:
         """Look at all partitions, and return those that got into trouble or out of it.
 
-        Args:
-            readers: The readers of the process, each with the name of its cluster.
-            now: The time by the loop's clock, in seconds.
-            wall_time: The same moment in seconds since 1970.
+        `now`, by the loop's clock, and `wall_time`, since 1970, are the same moment.
         """
         version, present = self.version + 1, set[PartitionKey]()
         moves: dict[tuple[str, str, str, str | None], list[int]] = {}
@@ -177,11 +153,7 @@ class PartitionWatch:
         ]
 
     def list_changes(self, version: int) -> tuple[list[PartitionRow], list[PartitionKey]]:
-        """Return the rows that changed after a look, and the partitions that are gone since.
-
-        Args:
-            version: The number of the look; 0 for all rows.
-        """
+        """Return the rows that changed after a look, 0 for all, and the partitions gone since."""
         rows = [each.row for each in self._partitions.values() if each.version > version]
         return rows, [key for key, removed in self._removed.items() if removed > version]
 

@@ -14,17 +14,7 @@ from gateway.telemetry.histogram import LATENCY_BUCKETS_S
 
 
 class Counters(NamedTuple):
-    """The counters of one worker at one moment.
-
-    Attributes:
-        clock: The moment, in seconds of the worker's monotonic clock.
-        delivered: Records that clients were sent.
-        sent_bytes: Bytes that clients were sent.
-        fetched: Records that came from Kafka.
-        fetched_bytes: Bytes of them.
-        latency: Records sent by their latency, in the buckets of `LATENCY_BUCKETS_S`.
-        loop_lag: Measurements of the event loop's lag, in the same buckets.
-    """
+    """The counters of one worker at one moment; histograms by `LATENCY_BUCKETS_S`."""
 
     clock: float
     delivered: int
@@ -36,16 +26,7 @@ class Counters(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What happened per second between two moments.
-
-    Attributes:
-        delivered: Records that clients were sent, per second.
-        sent_bytes: Bytes that clients were sent, per second.
-        fetched: Records from Kafka, per second.
-        fetched_bytes: Bytes from Kafka, per second.
-        latency: Records sent by their latency.
-        loop_lag: Measurements of the event loop's lag.
-    """
+    """The changes of `Counters` between two moments: per second, and the histograms in total."""
 
     delivered: float
     sent_bytes: float
@@ -56,7 +37,7 @@ class Rates(NamedTuple):
 
 
 def compute_rates(before: Counters, after: Counters) -> Rates | None:
-    """Return what happened between two moments of one worker; None if no time has passed."""
+    """Return the rates between two moments of one worker; None if no time has passed."""
     seconds = after.clock - before.clock
     if seconds <= 0:
         return None
@@ -76,7 +57,6 @@ def compute_rates(before: Counters, after: Counters) -> Rates | None:
 
 
 def add_rates(rates: Sequence[Rates]) -> Rates:
-    """Return the sum of the rates of several workers."""
     return Rates(
         sum(each.delivered for each in rates),
         sum(each.sent_bytes for each in rates),
@@ -88,14 +68,9 @@ def add_rates(rates: Sequence[Rates]) -> Rates:
 
 
 def find_quantile(counts: Sequence[int], quantile: float) -> float | None:
-    """Return a quantile of a histogram in seconds, interpolated within its bucket.
+    """Return a quantile in seconds, interpolated in its bucket, at most the highest bound.
 
-    Args:
-        counts: The values in each bucket of `LATENCY_BUCKETS_S`, and last those above all of them.
-        quantile: Between 0 and 1.
-
-    Returns:
-        The quantile, at most the highest bound; None if there are no values.
+    `counts` has the buckets of `LATENCY_BUCKETS_S`, and last the values above all of them.
     """
     totals = list(accumulate(counts))
     if not totals or not totals[-1]:

@@ -1,8 +1,8 @@
 """Let the page use the sidecar's API of dead letters and replays, where one runs in this process.
 
-Nothing is done here that the sidecar does not do: the page gets those of its operations that are
-listed, and its guards, its audit and its metrics apply. A sidecar in another process has a port of
-its own, and this gateway knows nothing of it.
+The page gets those of the sidecar's operations that are listed, and its guards, its audit and its
+metrics apply. A sidecar in another process has a port of its own, and this gateway knows nothing of
+it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,10 @@ HOST_HEADER = (b"host", b"localhost")
 
 
 class SidecarCall(NamedTuple):
-    """An operation of the sidecar that the page may use.
+    """An operation of the sidecar that the page may use, at `path` below `/console`.
 
-    Attributes:
-        path: Its path below `/console`.
-        method: Its method there. What changes something is no GET, which a page of another site
-            could cause without a preflight request.
-        parameters: The names of the parameters that the page gives.
-        fixed: Parameters with their values that it does not.
-        action: What is logged; empty for what changes nothing.
+    One that changes something is no GET, which a page of another site could cause without a
+    preflight request, and has an `action` for the log.
     """
 
     path: str
@@ -79,13 +74,7 @@ REPLAY_CALLS = (
 
 
 def build_routes(app: ASGIApp, settings: Settings, authorizer: OperatorAuthorizer) -> list[Route]:
-    """Return the routes of what the sidecar of a configuration serves; none without one.
-
-    Args:
-        app: The application of the clients' port, which serves the sidecar, too.
-        settings: The configuration. Its section `sidecar` is read at the start only.
-        authorizer: Admits operators.
-    """
+    """Return the routes of the sidecar's operations; the section is read at the start only."""
     section = settings.sidecar
     calls: list[SidecarCall] = []
     if section is not None and section.dead_letter is not None:
@@ -103,7 +92,6 @@ def build_routes(app: ASGIApp, settings: Settings, authorizer: OperatorAuthorize
 
 
 def describe_sidecar(settings: Settings) -> dict[str, Any]:
-    """Return what the page needs to know of the sidecar as JSON."""
     section = settings.sidecar
     groups = () if section is None or section.reactive is None else section.reactive.groups
     return {

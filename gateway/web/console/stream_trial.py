@@ -16,16 +16,7 @@ PASSED_HEADERS = (b"accept", b"host", b"last-event-id", b"user-agent")
 
 
 def open_stream(app: ASGIApp, request: Request, routes: Routes) -> PassedResponse:
-    """Return the response of a stream, as a client would get it.
-
-    Args:
-        app: The application of the clients' port.
-        request: The request of the page, with the path and the query of the stream in `url`.
-
-    Raises:
-        RequestError: 400 if `url` is no path.
-        HTTPException: 404 or 405 if the path is that of no stream.
-    """
+    """Return the response of the stream of `url`, as a client would get it."""
     url = request.query_params.get("url", "")
     parts = urlsplit(url)
     if not parts.path.startswith("/") or parts.scheme or parts.netloc or not url.isascii():

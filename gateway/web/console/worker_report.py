@@ -33,19 +33,9 @@ LOOK_INTERVAL_S = 1.0  # seconds between two looks while nobody asks
 
 
 class WorkerReport:
-    """What one process tells the console.
-
-    Created by `Console`, one per process. `run` runs with the application, so that incidents are
-    kept also while nobody watches.
-    """
+    """The report of one process; `run` keeps incidents also while nobody watches."""
 
     def __init__(self, hubs: Hubs, loop_lag: LoopLag, bus: Bus) -> None:
-        """Answer requests for reports from now on.
-
-        Args:
-            loop_lag: Measures the event loop.
-            bus: The connection to the other workers.
-        """
         self._hubs = hubs
         self._loop_lag = loop_lag
         self._worker = bus.worker
@@ -56,7 +46,6 @@ class WorkerReport:
         bus.add_handler(BUS_TOPIC, self._handle_request)
 
     async def run(self) -> None:
-        """Look for incidents until cancelled."""
         handler = IncidentHandler(self._incidents)
         logging.getLogger("gateway").addHandler(handler)
         try:
@@ -67,7 +56,6 @@ class WorkerReport:
             logging.getLogger("gateway").removeHandler(handler)
 
     def look(self) -> None:
-        """Find out what has changed since the last look."""
         now, wall_time = asyncio.get_running_loop().time(), time.time()
         transitions = self._watch.look(self._iter_readers(), now, wall_time)
         self._incidents.add_transitions(transitions, wall_time)
@@ -90,11 +78,7 @@ class WorkerReport:
     ) -> dict[str, Any]:
         """Return what the asking worker does not know yet, as JSON.
 
-        Args:
-            instance: The instance of the watch that it knows; empty if it knows none.
-            version: The version of the watch that it knows.
-            incident_log: The instance of the incident log that it knows; empty if it knows none.
-            incident: The number of the last incident that it knows.
+        It knows a watch up to `version` and an incident log up to `incident`.
         """
         self.look()
         if instance != self._watch.instance:
