@@ -41,11 +41,6 @@ _PAGE_DIRECTORY = Path(__file__).parent / "page"
 
 
 def build_routes(settings: Settings, *, home_endpoint: Endpoint | None = None) -> list[BaseRoute]:
-    """Return the routes of all documents.
-
-    Args:
-        home_endpoint: Answers people at `/`, instead of the page of streams.
-    """
     page = _build_document_endpoint(
         lambda base: render_page(settings, base), "text/html", PAGE_HEADERS
     )
@@ -73,11 +68,7 @@ def prefers_page(accept: str) -> bool:
 
 
 def get_base_url(request: Request) -> str:
-    """Return the URL of the gateway as this client knows it, without a slash at the end.
-
-    Raises:
-        RequestError: 400 for a header Host that is longer than any host name.
-    """
+    """Return the URL of the gateway as this client knows it, without a slash at the end."""
     host = request.base_url.netloc
     if len(host) > MAX_HOST_CHARS:
         raise RequestError(400, "Bad request", "Host is longer than a host name can be")
@@ -105,8 +96,6 @@ def _format_value(value: Any, indent: str) -> str:
 
 
 def _build_negotiated_endpoint(page_endpoint: Endpoint, json_endpoint: Endpoint) -> Endpoint:
-    """Return an endpoint that answers with a page or with JSON, by the header Accept."""
-
     async def negotiate(request: Request) -> Response:
         endpoint = (
             page_endpoint
@@ -123,12 +112,6 @@ def _build_negotiated_endpoint(page_endpoint: Endpoint, json_endpoint: Endpoint)
 def _build_document_endpoint(
     build_text: Callable[[str], str], content_type: str, headers: Mapping[str, str] | None = None
 ) -> Endpoint:
-    """Return an endpoint of a document that contains the URL of the gateway.
-
-    Args:
-        build_text: Returns the document for a base URL.
-        headers: Further headers.
-    """
     # The base URL comes from the client's Host header, so the cache must be bounded.
     get_document = lru_cache(MAX_CACHED_DOCUMENTS)(
         lambda base: StaticDocument(build_text(base).encode(), content_type, headers)

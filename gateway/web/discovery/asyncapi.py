@@ -34,11 +34,7 @@ _COMMAND_MESSAGES = ("change", "credit", "token", "ping")
 
 
 def build_document(settings: Settings, base_url: str) -> dict[str, Any]:
-    """Return the AsyncAPI document.
-
-    Args:
-        base_url: The URL of the gateway as the client knows it, without a slash at the end.
-    """
+    """Return the AsyncAPI document."""
     streams = list_streams(settings)
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
@@ -83,7 +79,6 @@ def _build_servers(base_url: str) -> dict[str, Any]:
 
 
 def _build_components(streams: Iterable[StreamDescription]) -> dict[str, Any]:
-    """Return the schemas, messages and security schemes that channels refer to."""
     components: dict[str, Any] = {
         "schemas": build_schemas(),
         "messages": {
@@ -191,8 +186,6 @@ def _build_references(channel: str, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _build_http_operations(slug: str, channel: str, stream: StreamDescription) -> dict[str, Any]:
-    """Return the operations of a stream over HTTP, by id."""
-
     def build_get_operation(
         transport: Transport, names: Iterable[str], accept: str
     ) -> dict[str, Any]:
@@ -212,7 +205,6 @@ def _build_http_operations(slug: str, channel: str, stream: StreamDescription) -
 def _build_websocket_operations(
     slug: str, channel: str, stream: StreamDescription
 ) -> dict[str, Any]:
-    """Return the operations of a stream over WebSocket, by id."""
     security = _build_security(stream)
     commands = tuple(f"websocket-{kind}" for kind in _COMMAND_MESSAGES)
     operations = {
@@ -240,7 +232,6 @@ def _build_security(stream: StreamDescription) -> dict[str, Any]:
 
 
 def _build_query_schema(stream: StreamDescription, transport: Transport) -> dict[str, Any]:
-    """Return the schema of the query that a stream takes over a transport."""
     parameters = [
         parameter
         for parameter in stream.parameters
@@ -265,7 +256,6 @@ def _build_parameter_schema(parameter: Parameter) -> dict[str, Any]:
 
 
 def _get_record_schema(stream: StreamDescription) -> str:
-    """Return the name of the schema of a record as JSON."""
     with_ = stream.route.with_
     if stream.format != "value":
         return stream.format
@@ -284,7 +274,6 @@ def _get_sse_record_schema(stream: StreamDescription) -> str:
 
 
 def _list_events(stream: StreamDescription) -> tuple[str, ...]:
-    """Return the events of a stream on every transport."""
     conditions = {None: True, "snapshot": stream.is_snapshot, "challenge": stream.has_challenges}
     events = [event.name for event in CONTROL_EVENTS.values() if conditions[event.condition]]
     return (get_delete_schema(stream.format), *events)

@@ -38,15 +38,7 @@ ALL_TRANSPORTS: tuple[Transport, ...] = ("sse", "ndjson", "websocket")
 
 
 class Parameter(NamedTuple):
-    """A parameter of a path or a query.
-
-    Attributes:
-        location: Where it belongs.
-        description: What it is for.
-        required: Whether the route needs it.
-        default: The value that has the same effect as leaving it out; None if there is no such
-            value.
-    """
+    """A parameter of a path or a query; leaving it out has the effect of its default."""
 
     name: str
     location: Literal["path", "query"]
@@ -56,7 +48,6 @@ class Parameter(NamedTuple):
     default: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parameter as JSON."""
         members: dict[str, Any] = {"name": self.name, "in": self.location}
         members |= {"required": True} if self.required else {}
         members |= {} if self.default is None else {"default": self.default}
@@ -65,19 +56,13 @@ class Parameter(NamedTuple):
 
 
 class CommandExample(NamedTuple):
-    """A line for a terminal that opens a stream.
-
-    Attributes:
-        command: The command; the URL follows as its last argument.
-        extra_query: Parameters for the URL, besides those that the route requires.
-    """
+    """A line for a terminal that opens a stream: a command, with the URL as last argument."""
 
     transport: Transport
     command: str
     extra_query: str
 
     def build_url(self, base_url: str, path: str, required_query: str) -> str:
-        """Return the URL of a stream, for this transport."""
         if self.transport == "websocket":
             # http becomes ws, and https becomes wss.
             base_url = base_url.replace("http", "ws", 1)
@@ -94,11 +79,8 @@ class StreamDescription:
     """What a client may know of one route. Created by `list_streams`; it never changes.
 
     Attributes:
-        topics: The templates of its topics, as written.
         default_start: Where a client begins that does not say; None if that depends on the topic.
-        is_json: Whether the values of all its topics are JSON.
         security_schemes: How clients identify themselves, by name, for each of its guards in order.
-        has_challenges: Whether a guard asks for a new token before the old one expires.
     """
 
     route: Route
@@ -110,53 +92,45 @@ class StreamDescription:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return its paths, as configured."""
         return tuple(when.path for when in self.route.when)
 
     @property
     def format(self) -> str:
-        """Return its record format."""
         return self.route.with_.format
 
     @property
     def history(self) -> str:
-        """Return how far back clients may start, as in the configuration."""
         history = self.route.stream.history
         return history if isinstance(history, str) else format_duration(history)
 
     @property
     def client_filters(self) -> bool:
-        """Return whether clients may filter."""
         return self.route.with_.client_filters
 
     @property
     def client_fields(self) -> bool:
-        """Return whether clients may choose fields."""
         return self.route.with_.client_fields
 
     @property
     def produce(self) -> bool:
-        """Return whether clients may write records over WebSocket."""
+        """Whether clients may write records over WebSocket."""
         return self.route.stream.produce
 
     @property
     def is_snapshot(self) -> bool:
-        """Return whether streams begin with the latest record of each key."""
+        """Whether streams begin with the latest record of each key."""
         return self.route.stream.mode == "snapshot"
 
     @property
     def allow(self) -> tuple[str, ...]:
-        """Return the topics that clients may choose, as names and patterns."""
         return self.route.with_.allow
 
     @property
     def guarded(self) -> tuple[str, ...]:
-        """Return the names of its guards."""
         return tuple(self.route.guarded)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Return all parameters of its paths and queries."""
         return (
             *self._iter_path_parameters(),
             *self._iter_template_parameters(),
@@ -165,12 +139,11 @@ class StreamDescription:
 
     @property
     def required_query(self) -> str:
-        """Return the query without which the route answers 400, with names as values to replace."""
+        """The query without which the route answers 400, with names as values to replace."""
         return "&".join(f"{p.name}={{{p.name}}}" for p in self._iter_template_parameters())
 
     @property
     def examples(self) -> tuple[CommandExample, ...]:
-        """Return a line for each transport."""
         schemes = [next(iter(guard_schemes.values())) for guard_schemes in self.security_schemes]
         curl = "".join([f" {scheme.curl}" for scheme in schemes if scheme.curl])
         wscat = "".join([f" {scheme.wscat}" for scheme in schemes if scheme.wscat])
@@ -188,14 +161,13 @@ class StreamDescription:
 
     @property
     def is_usable_by_page(self) -> bool:
-        """Return whether the EventSource of a page of the same site satisfies all guards."""
+        """Whether the EventSource of a page of the same site satisfies all guards."""
         return all(
             any(scheme.is_sent_by_browser for scheme in guard_schemes.values())
             for guard_schemes in self.security_schemes
         )
 
     def to_json(self, base_url: str) -> dict[str, Any]:
-        """Return the stream as JSON; `base_url` is the URL of the gateway without a slash."""
         return {
             "paths": self.paths,
             "topics": self.topics,
@@ -242,7 +214,6 @@ class StreamDescription:
             yield from item.templates
 
     def _describe_use(self, placeholder: str) -> str:
-        """Return what a parameter is used for."""
         if not any("${" + placeholder + "}" in topic for topic in self.topics):
             return "Which records: part of the route's filter."
         if self.allow:
@@ -250,7 +221,6 @@ class StreamDescription:
         return "Which topic: part of its name."
 
     def _iter_common_parameters(self) -> Iterator[Parameter]:
-        """Yield the parameters that do not depend on the templates of the route."""
         if self.history != "none":
             back = "" if self.history == "all" else f"; at most {self.history} back"
             description = (
@@ -298,7 +268,6 @@ def list_streams(settings: Settings) -> tuple[StreamDescription, ...]:
 def _build_stream(
     route: Route, settings: Settings, schemes_by_guard: Mapping[str, Mapping[str, SecurityScheme]]
 ) -> StreamDescription:
-    """Return the description of a route."""
     sources = route.with_.topic_templates
     topics = [
         topic
@@ -320,11 +289,7 @@ def _build_stream(
 
 
 def build_description(settings: Settings, base_url: str) -> dict[str, Any]:
-    """Return the description of the gateway for programs, as JSON.
-
-    Args:
-        base_url: The URL of the gateway as the client knows it, without a slash at the end.
-    """
+    """Return the description of the gateway for programs, as JSON."""
     streams = list_streams(settings)
     scheme = "wss" if urlsplit(base_url).scheme == "https" else "ws"
     links = {

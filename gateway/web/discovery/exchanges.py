@@ -14,11 +14,7 @@ from .security_schemes import build_security_schemes
 
 
 class ExchangeDescription(NamedTuple):
-    """One method of one path. Created by `list_exchanges`; it never changes.
-
-    Attributes:
-        security_schemes: As in `StreamDescription`.
-    """
+    """One method of one path. Created by `list_exchanges`; it never changes."""
 
     method: str
     path: str
@@ -27,7 +23,6 @@ class ExchangeDescription(NamedTuple):
 
     @property
     def action(self) -> str:
-        """Return what the request does, for people."""
         return get_exchange(self.route.with_).describe(self.route.with_)
 
     def format_line(self, base_url: str) -> str:
@@ -42,7 +37,6 @@ class ExchangeDescription(NamedTuple):
         return f"curl{options} {url}"
 
     def to_json(self, base_url: str) -> dict[str, Any]:
-        """Return the request as JSON; `base_url` is the URL of the gateway without a slash."""
         with_ = self.route.with_
         members = {"method": self.method, "path": self.path, "capability": with_.capability}
         template = with_.reply_location
@@ -58,7 +52,6 @@ class ExchangeDescription(NamedTuple):
 
 
 def list_exchanges(settings: Settings) -> tuple[ExchangeDescription, ...]:
-    """Return all requests, in the order of the routes."""
     return tuple(_iter_exchanges(settings))
 
 

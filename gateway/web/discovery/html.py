@@ -46,11 +46,6 @@ _INPUT_HINTS = {"from": "", "filter": "/amount>=10", "fields": "/id,/status"}
 
 
 def render_page(settings: Settings, base_url: str) -> str:
-    """Return the whole page.
-
-    Args:
-        base_url: The URL of the gateway as the client knows it, without a slash at the end.
-    """
     streams = [(path, stream) for stream in list_streams(settings) for path in stream.paths]
     cards = "".join(
         _render_card(n, path, stream, base_url) for n, (path, stream) in enumerate(streams)
@@ -92,7 +87,6 @@ def _capitalize(text: str) -> str:
 
 
 def _render_card(number: int, path: str, stream: StreamDescription, base_url: str) -> str:
-    """Return the card of a stream, with its facts, its form and its lines."""
     facts = "".join(
         f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _iter_facts(stream)
     )
@@ -114,7 +108,6 @@ def _render_card(number: int, path: str, stream: StreamDescription, base_url: st
 
 
 def _iter_facts(stream: StreamDescription) -> Iterator[tuple[str, str]]:
-    """Yield names and values of what people should know of a stream."""
     yield "topics" if len(stream.topics) > 1 else "topic", ", ".join(stream.topics)
     if stream.allow:
         yield "allowed", ", ".join(stream.allow)
@@ -146,7 +139,6 @@ def _iter_inputs(path: str, stream: StreamDescription) -> Iterator[Parameter]:
 
 
 def _render_input(number: int, parameter: Parameter) -> str:
-    """Return the field of a parameter."""
     name, hint = escape(parameter.name), parameter.default or _INPUT_HINTS.get(parameter.name, "")
     id = f"{name}-{number}"
     return (

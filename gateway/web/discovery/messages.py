@@ -27,13 +27,6 @@ from .schemas import list_delete_schemas, list_record_schemas
 def build_message(
     name: str, payload: Schema, summary: str, content_type: str = "application/json"
 ) -> Schema:
-    """Return a message object of AsyncAPI.
-
-    Args:
-        name: The name of the event or message.
-        summary: When it is sent.
-        content_type: The content type of the payload.
-    """
     return {"name": name, "contentType": content_type, "summary": summary, "payload": payload}
 
 
@@ -89,12 +82,10 @@ def build_ndjson_messages() -> dict[str, Schema]:
 
 
 def _get_data_schema(event: ControlEvent) -> Schema:
-    """Return the schema of the data of a control event."""
     return build_object_schema({}) if event.schema is None else build_ref(event.name)
 
 
 def _build_line_schema(event: ControlEvent) -> Schema:
-    """Return the schema of the line of a control event."""
     position = {"@position": build_ref("position")}
     if event.schema is None:
         return build_object_schema(position)
@@ -121,7 +112,6 @@ def _get_description(event: ControlEvent) -> str:
 
 
 def _build_event_message(event: ControlEvent) -> Schema:
-    """Return the schema of the WebSocket message of a control event."""
     position = {"position": build_ref("position")}
     return _build_websocket_schema(
         event.name,
@@ -146,13 +136,7 @@ def _build_websocket_schema(
     *,
     base_schema: str | None = None,
 ) -> Schema:
-    """Return the schema of a WebSocket message.
-
-    Args:
-        required: The members that it always has.
-        optional: The members that it may have.
-        base_schema: The name of a schema that its members also follow.
-    """
+    """Return the schema of a WebSocket message, which also follows `base_schema`."""
     own_schema = build_object_schema(
         {"type": {"const": message_type}, **(required or {})},
         {"id": _ID_SCHEMA, **(optional or {})},
@@ -161,7 +145,6 @@ def _build_websocket_schema(
 
 
 def build_server_messages() -> dict[str, Schema]:
-    """Return the WebSocket messages that the gateway sends, by id."""
     position = {"position": build_ref("position")}
     schemas = {
         **{event.name: _build_event_message(event) for event in CONTROL_EVENTS.values()},
@@ -191,7 +174,6 @@ def build_client_messages() -> dict[str, Schema]:
 
 
 def _remove_titles(schema: Any) -> Any:
-    """Return a schema without the titles that pydantic makes of names."""
     if isinstance(schema, list):
         return [_remove_titles(item) for item in schema]
     if not isinstance(schema, dict):

@@ -45,7 +45,6 @@ _SCHEMAS: Mapping[str, Schema] = {
 
 
 def build_schemas() -> dict[str, Schema]:
-    """Return all schemas that messages refer to, by name."""
     schemas = dict(_SCHEMAS)
     for event in CONTROL_EVENTS.values():
         if event.schema is not None:
@@ -65,11 +64,9 @@ def list_record_schemas() -> tuple[str, ...]:
 
 
 def list_delete_schemas() -> tuple[str, ...]:
-    """Return the names of schemas of tombstones."""
     named = [name for name, format in FORMATS.items() if format.delete_schema is not None]
     return ("delete-key", *[f"delete-{name}" for name in named])
 
 
 def get_delete_schema(format: str) -> str:
-    """Return the name of the schema of tombstones in a format."""
     return "delete-key" if FORMATS[format].delete_schema is None else f"delete-{format}"

@@ -11,11 +11,7 @@ from gateway.web.access.security_schemes import SecurityScheme
 
 
 def build_security_schemes(settings: Settings) -> Mapping[str, Mapping[str, SecurityScheme]]:
-    """Return the schemes of each guard that a route names.
-
-    Returns:
-        By the name of the guard, its schemes by a name that is unique and allowed in a document.
-    """
+    """Return the schemes by guard, under names that are unique and allowed in a document."""
     guard_names = {name for route in settings.routes for name in route.guarded}
     taken: set[str] = set()
     return {
