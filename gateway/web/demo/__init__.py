@@ -72,15 +72,7 @@ def run_demo(
     pages: Path | None = None,
     origins: Sequence[str] = (),
 ) -> None:
-    """Run the demo until SIGTERM or ^C.
-
-    Args:
-        host: The address to listen on.
-        port: The port; 0 for any free one.
-        browser: Whether to open the page in a browser.
-        pages: A folder to serve at `/pages/`.
-        origins: The origins of other pages that may use the demo.
-    """
+    """Run the demo until SIGTERM or ^C; port 0 is any free one, `pages` are at `/pages/`."""
     from gateway.config import loads
     from gateway.web.app.server import serve
 
@@ -98,14 +90,12 @@ def run_demo(
 
 
 def build_config(servers: Sequence[str], host: str, port: int, origins: Sequence[str] = ()) -> str:
-    """Return `CONFIG` with these servers, this address and these origins of other pages."""
     return replace_listen(host, port, origins).replace(
         "servers: embedded ", f"servers: {json.dumps(list(servers))} "
     )
 
 
 def replace_listen(host: str, port: int, origins: Sequence[str] = ()) -> str:
-    """Return `CONFIG` with this address and these origins of other pages."""
     listen: dict[str, Any] = {"host": host, "port": port}
     if origins:
         allow = {"origins": list(origins), "credentials": "*" not in origins}
@@ -114,7 +104,6 @@ def replace_listen(host: str, port: int, origins: Sequence[str] = ()) -> str:
 
 
 def format_invitation(url: str) -> str:
-    """Return what the terminal shows at the start."""
     return f"""
   {url}/  the page: this machine and its orders, live (^C ends it)
 
@@ -128,7 +117,6 @@ def format_invitation(url: str) -> str:
 
 
 async def publish_records(servers: Sequence[str]) -> None:
-    """Write to the topics until cancelled."""
     async with open_sender(servers) as sender, asyncio.TaskGroup() as tasks:
         tasks.create_task(_publish_host(sender))
         tasks.create_task(_publish_orders(sender, random.Random()))
@@ -171,7 +159,6 @@ def build_page_url(host: str, port: int) -> str:
 
 
 def find_free_port(host: str) -> int:
-    """Return a port that is free now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as server:
         port: int = server.getsockname()[1]

@@ -21,11 +21,8 @@ SEND_TIMEOUT_S = 30.0  # seconds until a record that could not be sent is droppe
 class RecordSender:
     """Write records to topics by name. `open_sender` creates it and closes what it uses.
 
-    Records that Kafka does not accept are dropped. The first of them is logged, and the first that
-    is written again, with the number that was dropped.
-
-    Args:
-        timeout_s: How long a record waits to be sent, in seconds.
+    Records that Kafka does not accept within `timeout_s` are dropped. The first of them is logged,
+    and the first that is written again, with the number that was dropped.
     """
 
     def __init__(
@@ -39,14 +36,7 @@ class RecordSender:
     async def send(self, topic: str, key: bytes | None, value: bytes) -> asyncio.Future[int]:
         """Hand a record over, without waiting until it is written.
 
-        Args:
-            key: The key, which decides the partition; None for none, and the first partition.
-
-        Returns:
-            A future of the record's offset, which need not be awaited.
-
-        Raises:
-            KafkaError: The topic does not exist, or nothing can be accepted now.
+        The key decides the partition; without one it is the first. The offset need not be awaited.
         """
         count = len((await get_existing_topic(self._cluster, topic)).partitions)
         partition = 0 if key is None else compute_partition(key, count)
@@ -75,11 +65,6 @@ class RecordSender:
 async def open_sender(
     servers: Sequence[str], timeout_s: float = SEND_TIMEOUT_S
 ) -> AsyncIterator[RecordSender]:
-    """Connect to Kafka; at the end of the block, what was handed over is written.
-
-    Args:
-        timeout_s: As of `RecordSender`.
-    """
     async with Cluster(ClusterSettings(servers, client_id="gateway-demo")) as cluster:
         producer = Producer(cluster)
         try:

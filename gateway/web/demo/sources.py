@@ -1,4 +1,4 @@
-"""Generate what the demo publishes: metrics of this machine, and invented orders."""
+"""Generate the records of the demo: metrics of this machine, and invented orders."""
 
 from __future__ import annotations
 
@@ -35,11 +35,6 @@ class HostMetrics:
     """Samples this machine. Rates are per second, between one sample and the one before."""
 
     def __init__(self, clock: Clock = time.time) -> None:
-        """Take the first reading of the counters.
-
-        Args:
-            clock: The time of samples, which also measures rates.
-        """
         self._clock = clock
         self._hostname = platform.node() or "localhost"
         self._root_path = Path.home().anchor
@@ -107,9 +102,6 @@ def generate_orders(rng: random.Random, clock: Clock = time.time) -> Iterator[Ke
     """Yield order events without end, keyed by customer; each order passes through `STATUSES`.
 
     The first events are one order of each customer, so that no customer's stream is empty for long.
-
-    Args:
-        rng: The source of all random choices.
     """
     number = 1000
     new_customers = rng.sample(CUSTOMERS, len(CUSTOMERS))
@@ -130,7 +122,6 @@ def generate_orders(rng: random.Random, clock: Clock = time.time) -> Iterator[Ke
 
 
 def _create_order(rng: random.Random, number: int, customer: str) -> dict[str, Any]:
-    """Return a new order of a customer with random contents."""
     item, quantity = rng.choice(list(_ITEM_PRICES)), rng.choice((1, 1, 1, 2, 3))
     return {
         "order": f"A-{number}",

@@ -44,16 +44,7 @@ def run_shop_demo(
     browser: bool = True,
     traffic: ShopTraffic | None = None,
 ) -> int:
-    """Run the demo until SIGTERM or ^C.
-
-    Args:
-        host: The address to listen on.
-        port: The port; 0 for any free one.
-        browser: Whether to open the page in a browser.
-        traffic: The rates of events.
-
-    Returns:
-        The exit status.
+    """Run the demo until SIGTERM or ^C, and return the exit status.
 
     Raises:
         PipelineError: There is no Java 17, no Spark or no Redis.
@@ -96,7 +87,6 @@ async def _report_services(states: ComponentStates, redis_name: str, servers: st
 
 
 def build_config(servers: str, redis_url: str, directory: Path, host: str, port: int) -> str:
-    """Return `CONFIG` with the addresses and folders of this run."""
     values = {"KAFKA": servers, "REDIS": redis_url, "CHECKPOINTS": str(directory / "checkpoints")}
     text = CONFIG.replace("{host: 127.0.0.1, port: 8080}", f"{{host: '{host}', port: {port}}}")
     for name, value in values.items():
@@ -106,7 +96,6 @@ def build_config(servers: str, redis_url: str, directory: Path, host: str, port:
 
 
 def format_invitation(url: str) -> str:
-    """Return what the terminal shows at the start."""
     return f"""
   {url}/  the page; Spark's jobs begin in some 20 s (^C ends it all)
 

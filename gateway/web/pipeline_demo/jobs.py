@@ -15,11 +15,7 @@ STOP_TIMEOUT_S = 20.0  # seconds until a process that does not end is killed
 
 
 async def run_jobs(config: Path, states: ComponentStates) -> None:
-    """Run the jobs until cancelled; if they end before, the page shows their last line.
-
-    Args:
-        states: Reports how the jobs are.
-    """
+    """Run the jobs until cancelled; if they end before, the page shows their last line."""
     states.report_state("Spark", "starting", "jobs begin in some 20 s")
     command = (sys.executable, "-m", "gateway", "pipeline", "run", "all", "-c", str(config))
     # In a session of its own, ^C in the terminal does not reach it: `_stop_process` ends the jobs.
@@ -52,7 +48,6 @@ async def _follow_output(process: asyncio.subprocess.Process, states: ComponentS
 
 
 async def _stop_process(process: asyncio.subprocess.Process) -> None:
-    """End a process, by force if it does not end in time."""
     if process.returncode is not None:
         return
     with suppress(ProcessLookupError):

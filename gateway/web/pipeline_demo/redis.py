@@ -16,23 +16,13 @@ START_TIMEOUT_S = 15.0  # seconds
 
 
 class RedisServer(NamedTuple):
-    """A running Redis.
-
-    Attributes:
-        name: Where it comes from, for people.
-    """
-
     url: str
     name: str
 
 
 @contextmanager
 def run_redis(directory: Path) -> Iterator[RedisServer]:
-    """Run a Redis on a socket in a directory, so that it needs no port.
-
-    Raises:
-        PipelineError: There is no Redis, or it does not start.
-    """
+    """Run a Redis on a socket in a directory, so that it needs no port."""
     binary, name = _find_binary()
     socket = directory / "redis.sock"
     command = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir"]
@@ -50,7 +40,6 @@ def run_redis(directory: Path) -> Iterator[RedisServer]:
 
 
 def _find_binary() -> tuple[str, str]:
-    """Return the path of the Redis server, and where it comes from."""
     if system := shutil.which("redis-server"):
         return system, "of the system"
     try:

@@ -36,12 +36,7 @@ def create_topics(servers: Sequence[str]) -> None:
 async def send_events(
     servers: Sequence[str], traffic: ShopTraffic, states: ComponentStates
 ) -> None:
-    """Write users, and then events, until cancelled.
-
-    Args:
-        servers: The bootstrap servers of Kafka.
-        states: Reports that the shop runs.
-    """
+    """Write users, and then events, until cancelled."""
     async with open_sender(servers) as sender:
         users = [
             await sender.send("users", key.encode(), _encode_json(row))
