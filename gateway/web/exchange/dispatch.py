@@ -17,15 +17,7 @@ from .kinds import get_exchange
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
-    """Return a document, the result of a write, or a reply.
-
-    Args:
-        match: The route; the client is admitted here.
-
-    Raises:
-        RequestError: The request is refused.
-        KafkaError: Kafka does not answer.
-    """
+    """Return a document, the result of a write, or a reply; the client is admitted here."""
     request.scope[ROUTE_SCOPE_KEY] = match.route.path  # spans have the method beside it
     bind_log_context(route=match.route.name)
     if match.route.with_.can_write and not match.is_reply:
@@ -55,9 +47,6 @@ def _check_origin(routes: Routes, match: Match, request: Request) -> None:
 
     Any page can send a form here without a preflight, and the browser adds the user's credentials
     by itself: cookies, a password, a client certificate.
-
-    Raises:
-        RequestError: 403, if the origin is not allowed.
     """
     headers, guards = request.headers, routes.settings.guards
     has_ambient_credentials = (

@@ -13,21 +13,14 @@ from gateway.web.routing.routes import Routes
 
 
 class Exchange(ABC):
-    """A capability whose requests have one response. There is one instance, without state.
-
-    Each is a subclass in a module of its own, and listed in `kinds.EXCHANGES`.
-    """
+    """A capability whose requests have one response; stateless, and listed in `kinds`."""
 
     @abstractmethod
-    def describe(self, with_: With) -> str:
-        """Return what a request to a route with these options does, for people."""
+    def describe(self, with_: With) -> str: ...
 
     @abstractmethod
     async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
         """Return the response to a request.
-
-        Args:
-            match: The route, to which the client was admitted, with the newest configuration.
 
         Raises:
             RequestError: The request is refused.

@@ -47,20 +47,11 @@ class LatestDocument(NamedTuple):
 
 
 class FetchExchange(Exchange):
-    """The capability `fetch`."""
-
     def describe(self, with_: With) -> str:
-        """Return what a request does."""
         return "the latest record of a key"
 
     async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
-        """Return the document, or 304 if the client has it.
-
-        Raises:
-            RequestError: There is no document (404), or it cannot be shown (502).
-            KafkaError: Kafka does not answer.
-            ClientDisconnected: The client has disconnected while it waited.
-        """
+        """Return the document, 304 if the client has it, 404 without one, 502 if it is invalid."""
         routes.check_parameters(match, get_query_pairs(request))
         while True:
             response = await _respond_once(routes, match, request)
@@ -93,11 +84,7 @@ async def _respond_once(routes: Routes, match: Match, request: Request) -> Respo
 
 
 def _require_single_key(view: View) -> tuple[View, bytes]:
-    """Return a view and the only key that it shows.
-
-    Raises:
-        RequestError: 400, if it shows several topics or keys, or all keys.
-    """
+    """Return a view and the only key that it shows; a 400 if it shows several."""
     keys = view.filters.keys
     if len(view.topics) != 1 or not keys or len(keys) > 1:
         raise RequestError(400, "Bad request", "a document is of one topic and one key; name them")
@@ -140,11 +127,6 @@ def _limit_wait(match: Match, wait_s: float) -> float:
 
 
 def _render_document(hub: Hub, view: View, record: Record) -> tuple[bytes, str]:
-    """Return the content of a document and its media type.
-
-    Raises:
-        RequestError: 502, if the record does not have the model of its topic.
-    """
     if isinstance(record.value, InvalidValue):
         raise RequestError(502, "Invalid document", f"it cannot be shown: {record.value.reason}")
     if view.format == "value" and not view.fields and not isinstance(record.value, RawValue):

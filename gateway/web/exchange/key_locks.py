@@ -24,10 +24,10 @@ RETRY_DELAY_RANGE_S = (0.005, 0.1)  # the first and the longest delay between tw
 
 
 class KeyLocks:
-    """The locks that one worker holds, or is asking for.
+    """The locks that one worker of several holds, or is asking for.
 
-    Created by `web/app/app.py` where there are several workers. The supervisor grants the locks
-    (`serve_key_locks`). When the worker joins the bus again, it reports the keys that it holds.
+    The supervisor grants them (`serve_key_locks`). When the worker joins the bus again, it reports
+    the keys that it holds.
     """
 
     BUS_TIMEOUT_S = 1.0  # seconds for the supervisor to answer
@@ -38,11 +38,7 @@ class KeyLocks:
         bus.join_callbacks.append(self._on_joined)
 
     async def acquire(self, key: IdempotencyKey) -> bool:
-        """Wait until this worker holds a key.
-
-        Returns:
-            Whether another worker held it before, so that its record may be in the log by now.
-        """
+        """Wait for a key; return whether another worker held it and may have written its record."""
         had_to_wait, delay_s = False, RETRY_DELAY_RANGE_S[0]
         while not await self._request_key(key):
             had_to_wait = True
@@ -51,7 +47,6 @@ class KeyLocks:
         return had_to_wait
 
     async def _request_key(self, key: IdempotencyKey) -> bool:
-        """Return whether the supervisor grants a key, or is away."""
         # Added before the call: if the bus reconnects meanwhile, the key is reported as held.
         self._held_keys.add(key)
         granted = True
@@ -67,7 +62,6 @@ class KeyLocks:
         return granted
 
     def release(self, key: IdempotencyKey) -> None:
-        """Give a key back, once its record is written or given up."""
         self._held_keys.discard(key)
         self._bus.notify_supervisor(BUS_TOPIC, {"give": key})
 
@@ -76,14 +70,7 @@ class KeyLocks:
 
 
 def serve_key_locks(relay: Relay) -> dict[IdempotencyKey, int]:
-    """Let a supervisor grant the locks of its workers.
-
-    Args:
-        relay: The supervisor's side of the bus.
-
-    Returns:
-        The worker that holds each key. It is updated as locks are granted and released.
-    """
+    """Let a supervisor grant the locks of its workers; return the live map of holders."""
     holders: dict[IdempotencyKey, int] = {}
 
     def handle_call(worker: int, message: Mapping[str, Any]) -> bool:

@@ -16,5 +16,4 @@ EXCHANGES: dict[type[With], Exchange] = {
 
 
 def get_exchange(with_: With) -> Exchange:
-    """Return what responds to the requests of a route with these options."""
     return EXCHANGES[type(with_)]

@@ -49,16 +49,9 @@ PreconditionCheck = Callable[[], Awaitable[None]]
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
     """Write the record of a request.
 
-    Args:
-        match: The route, to which the client was admitted.
-
     Returns:
         201 and where the record is; 200 if it was there before, or is a tombstone; 202 before it is
         written, where the route does not wait for that.
-
-    Raises:
-        RequestError: The record is refused.
-        KafkaError: Kafka does not answer.
     """
     write_request = await read_write_request(routes, match, request)
     # A condition has a result that the client must learn, so it is waited for.
@@ -73,25 +66,17 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
 
 
 def get_options(match: Match) -> ProduceWith:
-    """Return the options of a route that writes records."""
     assert isinstance(match.route.with_, ProduceWith)
     return match.route.with_
 
 
 def describe_result(result: Produced) -> dict[str, Any]:
-    """Return the JSON members that say where a record is."""
     members = {"topic": result.topic, "partition": result.partition, "offset": result.offset}
     return {**members, "repeated": True} if result.repeated else members
 
 
 async def read_write_request(routes: Routes, match: Match, request: Request) -> WriteRequest:
-    """Read the record that a request asks to write.
-
-    Raises:
-        RequestError: The record is refused.
-        UnknownTopic: Its topic does not exist.
-        KafkaError: Kafka does not answer.
-    """
+    """Read the record that a request asks to write."""
     query = get_query_pairs(request)
     routes.check_parameters(match, query)
     view = await _get_view(routes, match, query)
@@ -116,7 +101,6 @@ async def read_write_request(routes: Routes, match: Match, request: Request) -> 
 
 
 async def _get_view(routes: Routes, match: Match, query: QueryPairs) -> View:
-    """Return the view of a request, which must have one topic."""
     view = await routes.get_view(match, query)
     if len(view.topics) != 1:
         raise _build_bad_request("a record is written to one topic; name one in the path")
@@ -124,17 +108,10 @@ async def _get_view(routes: Routes, match: Match, query: QueryPairs) -> View:
 
 
 async def write_record(routes: Routes, request: Request, write_request: WriteRequest) -> Produced:
-    """Write a record, if the conditions of its request hold.
+    """Write a record, if the conditions of its request hold; else raise a 412.
 
     Each request has a writer of its own: a request that is repeated may come over another
     connection.
-
-    Args:
-        request: The request, with the conditions and the idempotency key.
-
-    Raises:
-        RequestError: 412, if a condition does not hold; others as `RecordWriter.send`.
-        KafkaError: Kafka does not answer.
     """
     check_allowed = await _build_precondition_check(routes, request, write_request)
     return (
@@ -153,11 +130,6 @@ async def write_record(routes: Routes, request: Request, write_request: WriteReq
 
 
 def get_idempotency_key(request: Request) -> str | None:
-    """Return the idempotency key of a request; None if it has none.
-
-    Raises:
-        RequestError: 400, if it has several.
-    """
     keys = request.headers.getlist("idempotency-key")
     if len(keys) > 1:
         raise _build_bad_request("Idempotency-Key is given more than once; a record has one")
@@ -165,11 +137,7 @@ def get_idempotency_key(request: Request) -> str | None:
 
 
 async def _read_value(request: Request) -> bytes | None:
-    """Return the body of a request; None for a DELETE, which writes a tombstone.
-
-    Raises:
-        RequestError: The body is too large, does not come, or is not allowed.
-    """
+    """Return the body of a request; None for a DELETE, which writes a tombstone."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await _read_body(request)

@@ -44,23 +44,11 @@ log = logging.getLogger(__name__)
 
 
 class Reply:
-    """The reply to a request, as a record has it.
-
-    Attributes:
-        value: The value of the record.
-        headers: The headers of the record.
-        received_at: When it was read, in seconds of the event loop's clock.
-        size: Its bytes in memory, approximately.
-    """
+    """The reply in a record; `received_at` is by the loop's clock, `size` approximate."""
 
     __slots__ = ("headers", "received_at", "size", "value")
 
     def __init__(self, record: Record, now: float) -> None:
-        """Take a reply from a record.
-
-        Args:
-            now: The time of the event loop, in seconds.
-        """
         self.value = record.value
         self.headers: Headers = record.headers
         self.received_at = now
@@ -73,20 +61,11 @@ class Reply:
 class ReplyCache:
     """The last replies, by correlation id.
 
-    Owned by a `ReplyReader`. It holds replies in the order in which they were read, none older than
-    `REPLY_WINDOW_S` when one is added.
-
-    Attributes:
-        max_bytes: How many bytes of replies are kept at most.
+    They are in the order in which they were read, none older than `REPLY_WINDOW_S` when one is
+    added.
     """
 
     def __init__(self, max_bytes: int, client_memory: ClientMemory) -> None:
-        """Prepare an empty cache.
-
-        Args:
-            max_bytes: How many bytes of replies it keeps at most.
-            client_memory: Where they count.
-        """
         self.max_bytes = max_bytes
         self._client_memory = client_memory
         self._cached_bytes = 0
@@ -96,7 +75,6 @@ class ReplyCache:
         return id in self._replies
 
     def get(self, id: str) -> Reply | None:
-        """Return the reply of a correlation id; None if it is not cached."""
         return self._replies.get(id)
 
     def add(self, id: str, reply: Reply) -> None:
@@ -110,7 +88,6 @@ class ReplyCache:
         self._drop_oldest(self._cached_bytes // 2, -math.inf)
 
     def _drop_oldest(self, max_bytes: int, since: float) -> None:
-        """Drop the oldest replies until the others fit, and are from after a time."""
         while self._replies:
             oldest_id, oldest = next(iter(self._replies.items()))
             if self._cached_bytes <= max_bytes and oldest.received_at > since:
@@ -123,18 +100,13 @@ class ReplyCache:
 class ReplyReader:
     """Reads the replies of one topic for all requests of this process.
 
-    Created by `ReplyReaders`, which keeps it for as long as the process runs. `_start_future` and
-    `_live_task` belong together: the task reads, and the future is done once it does. Both are
-    replaced when the task has failed or the topic's settings were changed.
+    Created by `ReplyReaders`, which keeps it for as long as the process runs. `_start_future` is
+    done once `_live_task` reads. Both are replaced when the task has failed or the topic's settings
+    were changed.
     """
 
     def __init__(self, hub: Hub, topic: str, correlation_header: str) -> None:
-        """Prepare a reader, which reads nothing before the first request.
-
-        Args:
-            hub: The hub of the topic's cluster.
-            correlation_header: The header of a reply that holds its correlation id.
-        """
+        """Prepare a reader, which reads nothing before the first request."""
         self.topic = topic
         self._hub = hub
         self._correlation_header = correlation_header
@@ -150,11 +122,7 @@ class ReplyReader:
         self._recent_task: asyncio.Task[None] | None = None
 
     async def start_reading(self) -> None:
-        """Return once every reply from now on will be read.
-
-        Raises:
-            KafkaError: Kafka does not answer.
-        """
+        """Return once every reply from now on will be read."""
         was_restarted = self._restart_if_reconfigured()
         if self._start_future is None:
             self._start_future = asyncio.get_running_loop().create_future()
@@ -165,13 +133,10 @@ class ReplyReader:
             await self.load_recent()
 
     def _restart_if_reconfigured(self) -> bool:
-        """Stop reading if a reload has changed the topic's settings.
+        """Stop reading if a reload has changed the topic's settings, and return whether it has.
 
-        The topic has another shared read then, and the old stream gets nothing more. The replies
-        in between have to be looked for.
-
-        Returns:
-            Whether that was so.
+        The topic has another shared read then, and the old stream gets nothing more. The replies in
+        between have to be looked for.
         """
         settings, before = self._hub.topics.get_settings(self.topic), self._topic_settings
         self._topic_settings = settings
@@ -183,11 +148,7 @@ class ReplyReader:
         return True
 
     async def load_recent(self) -> None:
-        """Return once the replies of the last ten minutes are cached, too.
-
-        Raises:
-            KafkaError: Kafka does not answer.
-        """
+        """Return once the replies of the last ten minutes are cached, too."""
         if self._recent_task is None:
             self._recent_task = create_detached_task(self._read_recent())
         try:
@@ -200,10 +161,8 @@ class ReplyReader:
     def expect_reply(self, id: str) -> Iterator[asyncio.Future[Reply]]:
         """Register a request that waits for a reply, as long as the context lasts.
 
-        Several requests may wait for the same reply.
-
-        Yields:
-            A future of the reply, which is done at once if the reply is cached.
+        Several requests may wait for the same reply. The future that is yielded is done at once if
+        the reply is cached.
         """
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         cached = self._cache.get(id)
@@ -222,15 +181,10 @@ class ReplyReader:
                 future.exception()
 
     def count_answered(self) -> None:
-        """Count a request that was answered."""
         self._counts[self.topic, "answered"] += 1
 
     def mark_missed(self, id: str, reason: str) -> None:
-        """Count a request that has given up, and remember it for a late reply.
-
-        Args:
-            reason: `timeout`, or `left` if the client has disconnected.
-        """
+        """Count a request that gave up (`timeout` or `left`); remember it for a late reply."""
         now = asyncio.get_running_loop().time()
         self._counts[self.topic, reason] += 1
         self._missed_at[id] = now
@@ -262,11 +216,7 @@ class ReplyReader:
             self._counts[self.topic, "late"] += 1
 
     async def _read_live(self, start_future: asyncio.Future[None]) -> None:
-        """Read replies from now on, until an error or cancellation.
-
-        Args:
-            start_future: Done once the stream has begun.
-        """
+        """Read replies from now on, until an error or cancellation."""
         # For the requests that wait if the stream ends without an error.
         error: GatewayError = BrokerUnavailable("replies cannot be read now", retry_after=1.0)
         try:
@@ -314,7 +264,6 @@ class ReplyReaders:
         self._readers: dict[tuple[str, str, str], ReplyReader] = {}
 
     def get_reader(self, hub: Hub, topic: str, correlation_header: str) -> ReplyReader:
-        """Return the reader of a topic, which is created on the first call."""
         key = hub.name, topic, correlation_header
         reader = self._readers.get(key)
         if reader is None:

@@ -55,16 +55,7 @@ _RESERVED_HEADERS = RESERVED_RECORD_HEADERS | {
 async def request_reply(routes: Routes, match: Match, request: Request) -> Response:
     """Write the record of a request, and return the reply to it.
 
-    Args:
-        match: The route, to which the client was admitted.
-
-    Returns:
-        The reply; 202 if the client prefers to ask for it later.
-
-    Raises:
-        RequestError: The request is refused, or there is no reply in time (504).
-        KafkaError: Kafka does not answer.
-        ClientDisconnected: The client has disconnected while it waited.
+    It is 202 if the client prefers to ask later, and an error 504 if there is no reply in time.
     """
     with_, preferences = produce.get_options(match), parse_preferences(request)
     write_request = await produce.read_write_request(routes, match, request)
@@ -109,18 +100,9 @@ async def request_reply(routes: Routes, match: Match, request: Request) -> Respo
 
 
 async def poll_reply(routes: Routes, match: Match, request: Request) -> Response:
-    """Return the reply to an earlier request that did not wait for it.
+    """Return the reply to an earlier request; 202 while there is none.
 
-    Args:
-        match: The route, to which the client was admitted.
-
-    Returns:
-        The reply; 202 while there is none.
-
-    Raises:
-        RequestError: 404, if the id is that of another client; 410, if it is too late.
-        KafkaError: Kafka does not answer.
-        ClientDisconnected: The client has disconnected while it waited.
+    An id of another client is a 404; after `REPLY_WINDOW_S` it is a 410.
     """
     parsed_id = _REPLY_ID_PATTERN.fullmatch(match.params["correlationId"])
     if parsed_id is None or parsed_id[2] != hash_requester(match):
@@ -148,12 +130,8 @@ async def poll_reply(routes: Routes, match: Match, request: Request) -> Response
 def build_correlation_id(match: Match, idempotency_key: str | None) -> str:
     """Return the correlation id of a request.
 
-    Its second half is a hash of the client and the route: no other client gets the reply.
-
-    Args:
-        match: The route, and what the client is granted on it.
-        idempotency_key: The idempotency key, by which a repeated request has the same id; None for
-            a random id.
+    Its second half is a hash of the client and the route: no other client gets the reply. A
+    repeated request has the same id by its idempotency key; without one, the id is random.
     """
     owner = hash_requester(match)
     if idempotency_key is None:
@@ -163,14 +141,7 @@ def build_correlation_id(match: Match, idempotency_key: str | None) -> str:
 
 
 def build_response(hub: Hub, topic: str, reply: Reply) -> Response:
-    """Return a reply as an HTTP response.
-
-    Args:
-        hub: The hub of the topic's cluster.
-
-    Raises:
-        RequestError: 502, if the reply has an invalid `:status`.
-    """
+    """Return a reply as an HTTP response; a 502 if the reply has an invalid `:status`."""
     status_text = next((text for name, text in reply.headers if name == ":status" and text), b"200")
     if not _STATUS_PATTERN.fullmatch(status_text):
         detail = "the service behind Kafka sent an invalid :status; report that to its owner"
@@ -201,7 +172,6 @@ def _iter_headers(reply: Reply) -> Iterator[tuple[str, str]]:
 
 
 def _get_reader(routes: Routes, match: Match) -> ReplyReader:
-    """Return the reader of a route's replies."""
     with_ = produce.get_options(match)
     assert with_.reply_to is not None
     header = (with_.correlation or Correlation()).correlation_id
@@ -211,11 +181,7 @@ def _get_reader(routes: Routes, match: Match) -> ReplyReader:
 async def _wait_for_reply(
     request: Request, future: asyncio.Future[Reply], timeout_s: float
 ) -> Reply | None:
-    """Return the reply, or None if it does not come in time.
-
-    Raises:
-        ClientDisconnected: The client has disconnected while it waited.
-    """
+    """Return the reply, or None if it does not come in time."""
     if timeout_s > 0 and not future.done():
         await run_while_connected(request, _wait_for_future(future, timeout_s))
     return future.result() if future.done() else None
@@ -237,7 +203,6 @@ def _build_location(request: Request, match: Match, correlation_id: str) -> str:
 
 
 def _build_accepted_response(request: Request, location: str, result: Produced | None) -> Response:
-    """Return 202 with a location, and with where the record is, if it was just written."""
     headers = {**produce.NO_STORE_HEADERS, "Location": location, "Retry-After": RETRY_AFTER_S}
     if result is None:
         return Response(status_code=202, headers=headers)

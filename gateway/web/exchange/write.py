@@ -14,14 +14,10 @@ from .exchange import Exchange
 
 
 class ProduceExchange(Exchange):
-    """The capability `produce`."""
-
     def describe(self, with_: With) -> str:
-        """Return what a request does."""
         return "writes a record" + (", and answers with its reply" if with_.reply_topic else "")
 
     async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
-        """Write a record, wait for its reply, or return a reply that is asked for later."""
         if match.is_reply:
             return await reply.poll_reply(routes, match, request)
         if match.route.with_.reply_topic is not None:

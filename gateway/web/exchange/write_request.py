@@ -27,14 +27,9 @@ Headers: TypeAlias = Sequence[tuple[str, bytes]]
 
 
 class WriteRequest(NamedTuple):
-    """A record that a client may write.
+    """A record that a client may write; a value of None is a tombstone.
 
-    Attributes:
-        key: The key as the client's route has it; None for none.
-        value: The value as the client sent it; None for a tombstone.
-        scope: The scope of its idempotency key. Equal keys of two scopes are different keys.
-        match: The route that it is written by, and what the client is granted on it.
-        cluster: The name of the topic's cluster.
+    Equal idempotency keys of two scopes are different keys.
     """
 
     topic: str
@@ -57,16 +52,7 @@ async def parse_produce_message(
     """Return the record that a `produce` message asks to write, and admit its client.
 
     A client that reads a part of a topic may write only that part: the record must pass the filters
-    of the route.
-
-    Args:
-        path: The path and query of a route; None to find the route by the topic.
-        connection: The handshake of the socket.
-        token: The bearer token of the socket.
-
-    Raises:
-        RequestError: The record is refused.
-        HTTPException: 404, if no route has the path.
+    of the route. Without a path, the route is found by the topic.
     """
     path, query = parse_target(
         path if path is not None else _find_write_path(routes, message.topic)
@@ -103,11 +89,7 @@ async def parse_produce_message(
 
 
 async def check_current(routes: Routes, write_request: WriteRequest) -> None:
-    """Check that the configuration still allows a record, just before it is written.
-
-    Raises:
-        RequestError: 503, if the route or its guards were changed since the client was admitted.
-    """
+    """Raise a 503 if the record's route or guards changed since its client was admitted."""
     if not routes.is_unchanged(write_request.match):
         detail = "its route was reconfigured meanwhile, and nothing is written; repeat it"
         raise RequestError(503, "Configured anew", detail, retry_after=1.0)
@@ -116,7 +98,6 @@ async def check_current(routes: Routes, write_request: WriteRequest) -> None:
 def build_template_values(
     match: Match, query: QueryPairs, idempotency_key: str | None
 ) -> TemplateValues:
-    """Return the values for the templates of a route's key and headers."""
     words = {} if idempotency_key is None else {"idempotencyKey": idempotency_key}
     return TemplateValues(match.params, dict(query), match.granted, words)
 
@@ -126,12 +107,7 @@ def resolve_key_and_headers(
 ) -> tuple[bytes | None, list[tuple[str, bytes]]]:
     """Return the key and headers of a record, with those that the route sets.
 
-    Args:
-        key: The client's key.
-        headers: The client's headers. Those that the route sets are replaced.
-
-    Raises:
-        RequestError: 403, if the client sends another key than the route sets.
+    The client's headers of the same names are replaced; another key than the route's is a 403.
     """
     if not isinstance(with_, ProduceWith):
         return key, list(headers)
@@ -152,10 +128,6 @@ async def check_filters(routes: Routes, view: View, write_request: WriteRequest)
     The filters are applied to the record that streams will see, after the model and the transforms
     of its topic. The client's headers of names that a transform sets are dropped: a filter matches
     any header of a name, and would match the client's.
-
-    Raises:
-        RequestError: 403, if the route would not show the record; 400, if it does not have the
-            model of its topic; 503, if its schema cannot be asked for.
     """
     transforms = (
         routes.hubs.get_hub(view.cluster).topics.get_settings(write_request.topic).transforms
@@ -174,12 +146,7 @@ async def check_filters(routes: Routes, view: View, write_request: WriteRequest)
 
 
 async def preview_record(routes: Routes, write_request: WriteRequest) -> Record | None:
-    """Return the record as streams will show it; None if they will skip it.
-
-    Raises:
-        FormatError: It does not have the model of its topic.
-        RegistryUnavailable: A schema is needed, and the registry cannot be reached.
-    """
+    """Return the record as streams will show it; None if they will skip it."""
     hub = routes.hubs.get_hub(write_request.cluster)
     key, value = await hub.models.encode_record(
         write_request.topic, write_request.key, write_request.value
@@ -195,11 +162,6 @@ def _allows_delete(route: Route) -> bool:
 
 
 def _find_write_path(routes: Routes, topic: str | None) -> str:
-    """Return the path of the first route without parameters that takes records of a topic.
-
-    Raises:
-        RequestError: 404, if there is none.
-    """
     for route in routes.settings.routes:
         topics = [source.literal for source in route.with_.topic_templates]
         if route.with_.can_write and topic in topics:
@@ -210,11 +172,6 @@ def _find_write_path(routes: Routes, topic: str | None) -> str:
 
 
 def _choose_topic(topics: Sequence[str], topic: str | None) -> str:
-    """Return the topic that a message names, or the only topic of its route.
-
-    Raises:
-        RequestError: 400, if that is none of the route's topics.
-    """
     if topic is None and len(topics) == 1:
         return topics[0]
     if topic is None or topic not in topics:
@@ -223,11 +180,7 @@ def _choose_topic(topics: Sequence[str], topic: str | None) -> str:
 
 
 def _encode_content(message: ProduceMessage) -> tuple[bytes | None, bytes | None]:
-    """Return the key and value of a message. A value that is no string is written as JSON.
-
-    Raises:
-        RequestError: 400, if they are not what the message says.
-    """
+    """Return the key and value of a message. A value that is no string is written as JSON."""
     if message.base64:
         return _decode_base64("key", message.key), _decode_base64("value", message.value)
     key = None if message.key is None else message.key.encode()
