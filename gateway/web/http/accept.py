@@ -15,10 +15,8 @@ _WEIGHT_PATTERN = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")  # RFC 9110 12.4.
 class MediaPreference(NamedTuple):
     """How much a client wants a media type. The larger of two preferences wins.
 
-    Attributes:
-        quality: The weight, from 0 (not acceptable) to 1.
-        specificity: How the client named the type: 2 in full, 1 by `type/*`, 0 by `*/*`. It breaks
-            the tie between equal weights, since tuples compare from the left.
+    `specificity` is 2 for a type in full, 1 for `type/*`, 0 for `*/*`. It breaks the tie between
+    equal weights, since tuples compare from the left.
     """
 
     quality: float
@@ -31,12 +29,7 @@ NOT_ACCEPTABLE = MediaPreference(0.0, 0)
 def get_media_preference(header: str, media_type: str) -> MediaPreference:
     """Return how much a client wants a media type, by the most specific range that matches it.
 
-    Args:
-        header: The value of `Accept`. An empty one accepts everything (RFC 9110 12.5.1).
-        media_type: The type in lower case, without parameters.
-
-    Returns:
-        The preference, or `NOT_ACCEPTABLE` if no range matches or the weight is 0.
+    An empty `Accept` accepts everything (RFC 9110 12.5.1).
     """
     kind = media_type.partition("/")[0]
     specificities = {media_type: 2, f"{kind}/*": 1, "*/*": 0}

@@ -38,25 +38,13 @@ FileStamps: TypeAlias = Sequence[tuple[int, int, int] | None]
 class TlsContext:
     """The SSL context of a process, and the certificate that it uses now.
 
-    Created and owned by `web/app/server.py`; the ports of clients and of operators share it.
-    `reload` either takes over a new certificate as a whole or changes nothing.
-
-    Attributes:
-        context: The context to give to the server. It stays the same object across reloads.
-        expires_at: When the certificate expires, in seconds since 1970.
+    `reload` either takes over a new certificate as a whole or changes nothing. `context` stays the
+    same object; `expires_at` is in seconds since 1970.
     """
 
     CHECK_INTERVAL_S = 2.0  # seconds from one check of the files to the next
 
     def __init__(self, settings: ListenTls) -> None:
-        """Read the certificate.
-
-        Args:
-            settings: The section `listen.tls`, with the paths of the files.
-
-        Raises:
-            GatewayError: The files cannot be used.
-        """
         self._settings = settings
         self._file_stamps = read_file_stamps(settings)
         self.context = create_context(settings)
@@ -65,16 +53,7 @@ class TlsContext:
         self.context.sni_callback = self._select_context
 
     def reload(self, settings: ListenTls | None = None) -> bool:
-        """Use the certificate that the files hold now.
-
-        Args:
-            settings: The section `listen.tls` after a change of the configuration; None to read
-                the same files again.
-
-        Returns:
-            Whether the certificate is used. If not, the log says why, and everything stays as it
-            was.
-        """
+        """Use the certificate of the files, and return whether it is used; the log says why not."""
         new_settings = settings or self._settings
         # Taken before the files are read: a change that comes in between is found by `watch`.
         stamps = read_file_stamps(new_settings)
@@ -114,7 +93,6 @@ class TlsContext:
                 self.reload()
 
     def collect_metrics(self, figures: MetricSamples) -> None:
-        """Add when the certificate expires."""
         figures.add(catalog.CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS, self.expires_at)
 
     def _select_context(
@@ -126,11 +104,7 @@ class TlsContext:
 
 
 def create_context(settings: ListenTls) -> ssl.SSLContext:
-    """Return an SSL context with the certificate, key and trusted authorities of the files.
-
-    Raises:
-        GatewayError: The files cannot be used.
-    """
+    """Return an SSL context of the files, or raise a `GatewayError` if they cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # Without a password callback, OpenSSL would ask for the password of an encrypted key at
@@ -150,14 +124,7 @@ def create_context(settings: ListenTls) -> ssl.SSLContext:
 
 
 def read_validity(certificate: Path) -> tuple[float, float]:
-    """Return when the first certificate of a chain begins to be valid, and when it expires.
-
-    Returns:
-        Both in seconds since 1970.
-
-    Raises:
-        GatewayError: The file cannot be read.
-    """
+    """Return the validity of a chain's first certificate, in seconds since 1970."""
     try:
         chain = x509.load_pem_x509_certificates(certificate.read_bytes())
     except (OSError, ValueError) as exc:
@@ -166,7 +133,6 @@ def read_validity(certificate: Path) -> tuple[float, float]:
 
 
 def read_file_stamps(settings: ListenTls) -> FileStamps:
-    """Return what is different once a file was replaced or changed. Links are followed."""
     return [_read_file_stamp(path) for path in (settings.certificate, settings.key, settings.ca)]
 
 

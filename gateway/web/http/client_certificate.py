@@ -55,10 +55,8 @@ def build_tls_extension(transport: asyncio.Transport) -> dict[str, Any] | None:
 def get_certificate(scope: Mapping[str, Any], *, trust_forwarded: bool) -> str | None:
     """Return the certificate of a client as PEM; None if it has sent none.
 
-    Args:
-        trust_forwarded: Whether to prefer the certificate that a trusted proxy forwards. The
-            certificate of the connection may then be the proxy's own. If the proxy's header is
-            malformed, the client counts as one without a certificate.
+    With `trust_forwarded`, that of a trusted proxy's header is preferred: that of the connection
+    may be the proxy's own. With a malformed header, the client counts as one without a certificate.
     """
     extensions: Mapping[str, Any] = scope.get("extensions") or {}
     if trust_forwarded and FORWARDED_EXTENSION in extensions:
@@ -89,12 +87,9 @@ def _parse_header(header: str) -> str | None:
     """Return the certificate in a header as PEM; None if there is none.
 
     The header holds a percent-encoded PEM (nginx: `$ssl_client_escaped_cert`), or elements with
-    `Cert=` as Envoy writes them. Of several elements, separated by commas, the last one counts.
-
-    Raises:
-        ValueError: The header is too long, or not well-formed to its end. What a client sent may
-            stand before what its proxy appends, and a quote that the client left open would
-            swallow the proxy's element.
+    `Cert=` as Envoy writes them. Of several elements, separated by commas, the last one counts. A
+    header that is not well-formed to its end is a `ValueError`: text of a client may precede that
+    of its proxy, and a quote that the client left open would swallow the proxy's element.
     """
     if len(header) > MAX_HEADER_CHARS:
         raise ValueError(f"{len(header)} characters")

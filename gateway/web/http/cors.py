@@ -1,8 +1,5 @@
 """Decide what pages of other sites may do, by CORS (Fetch 3.3).
 
-CORS says whose responses a page may read, and answers a page that asks before it sends more (a
-preflight).
-
 A route has its own `access-control`, or else that of `listen`, which is also for the gateway's
 pages. The JavaScript module and the renewal of tokens belong to no single route: every origin that
 may read some route may use them. CORS does not apply to WebSockets, for which
@@ -38,10 +35,7 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 class CorsPolicy:
-    """One `access-control` section, prepared for requests.
-
-    Owned by `CorsPolicies`; it never changes.
-    """
+    """One `access-control` section, prepared for requests; it never changes."""
 
     def __init__(self, access: AccessControl) -> None:
         allow = access.allow
@@ -58,28 +52,17 @@ class CorsPolicy:
 
     @property
     def allows_cross_origin(self) -> bool:
-        """Return whether pages of any other site may do anything."""
         return self._access.policy == "cross-origin"
 
     def allows_origin(self, origin: str) -> bool:
-        """Return whether pages of this origin may read responses."""
         return self.allows_cross_origin and is_listed_origin(self._access, origin)
 
     def build_headers(self, origin: str) -> RawHeaders:
-        """Return the headers of every response to a page of an allowed origin."""
         allowed = "*" if self._allows_any_origin else origin
         return (*_encode_headers([("Access-Control-Allow-Origin", allowed)]), *self._extra_headers)
 
     def respond_preflight(self, origin: str, method: str, header_names: str) -> Response:
-        """Return the response to a preflight (Fetch 4.8).
-
-        Args:
-            method: The method of the request that the page wants to send.
-            header_names: The headers that the page wants to send, separated by commas.
-
-        Raises:
-            HTTPException: 400, if the policy does not allow the request.
-        """
+        """Return the response to the preflight of this request (Fetch 4.8), or raise a 400."""
         requested = frozenset(
             name.strip().lower() for name in header_names.split(",") if name.strip()
         )
@@ -121,15 +104,10 @@ class CorsPolicy:
 class CorsPolicies:
     """The CORS policies of a gateway: one of `listen`, and those of routes that have their own.
 
-    Created by `Routes` from the settings, and replaced as a whole when these are reloaded.
+    Created by `Routes`, and replaced as a whole when the settings are reloaded.
     """
 
     def __init__(self, listen: AccessControl, routes: Iterable[Route]) -> None:
-        """Prepare the policies.
-
-        Args:
-            listen: The default, for routes without their own and for pages.
-        """
         self._default_policy = CorsPolicy(listen)
         # By identity, as routes are not hashable; the route is kept so that its id stays its own.
         self._route_policies = {
@@ -153,7 +131,7 @@ class CorsPolicies:
         return self._default_policy if entry is None else entry[1]
 
     def get_shared_policy(self, origin: str) -> CorsPolicy:
-        """Return the first policy that allows an origin, for what belongs to no single route.
+        """Return the first policy that allows an origin, for requests of no single route.
 
         If none does, return the default policy, which then refuses it.
         """
@@ -166,10 +144,7 @@ class CorsPolicies:
 class CorsRequest:
     """A request with an `Origin`, as far as CORS looks at it.
 
-    Attributes:
-        method: The method of the request. For a preflight, that of the request it announces.
-        header_names: For a preflight, the headers that the page wants to send, separated by commas;
-            None for any other request.
+    For a preflight, `method` and `header_names` are those of the request that it announces.
     """
 
     def __init__(self, origin: str, scope: Scope) -> None:
@@ -195,7 +170,6 @@ _PREFLIGHT_HEADERS = frozenset({_REQUEST_METHOD, _REQUEST_HEADERS})
 
 
 def parse_cors_request(scope: Scope) -> CorsRequest | None:
-    """Return what CORS has to know of a request; None for a request without an `Origin`."""
     for name, value in scope["headers"]:
         if name == b"origin":
             return CorsRequest(value.decode("latin-1"), scope)

@@ -24,22 +24,11 @@ IMMUTABLE_HEADERS = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
 class StaticDocument:
-    """One version of a document, with its headers prepared.
-
-    Created by `web/discovery` and `web/app/assets.py`. It never changes: new content is another
-    instance.
-    """
+    """One version of a document, with its headers prepared. It never changes."""
 
     def __init__(
         self, content: bytes, media_type: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Prepare the headers of a document.
-
-        Args:
-            content: The bytes of its only representation.
-            media_type: Its media type, without a charset.
-            headers: Further headers, for 200 and for 304.
-        """
         digest = hashlib.sha256(content).hexdigest()[:32]
         # JSON is always UTF-8, and its media type has no charset parameter (RFC 8259 8.1, 11).
         charset = "" if media_type == "application/json" else "; charset=utf-8"
@@ -59,7 +48,7 @@ class StaticDocument:
 
     @cached_property
     def _gzip_content(self) -> bytes:
-        """Return the content in gzip, made for the first client that takes it."""
+        """The content in gzip, made for the first client that takes it."""
         return gzip.compress(self._content, 9, mtime=0)
 
     def respond(self, request: Request) -> Response:
@@ -77,10 +66,6 @@ def matches_if_none_match(condition: str, etag: str) -> bool:
     """Return whether `If-None-Match` lists an entity tag or is `*` (RFC 9110 13.1.2).
 
     The comparison is weak, as a proxy that compresses makes tags weak.
-
-    Args:
-        condition: The value of the header; empty if the request has none.
-        etag: The strong tag, with its quotes.
     """
     tags = [tag.strip().removeprefix("W/") for tag in condition.split(",")]
     return etag in tags or condition.strip() == "*"

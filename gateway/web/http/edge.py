@@ -42,22 +42,13 @@ resume token brings it back without loss."""
 
 
 class EdgeServer(uvicorn.Server):
-    """The uvicorn server of one port, whose TLS connections come from a `TlsListener`.
-
-    `web/app/server.py` and `web/admin/listener.py` derive their servers from it.
-    """
+    """The uvicorn server of one port, whose TLS connections come from a `TlsListener`."""
 
     def __init__(self, config: uvicorn.Config, listener: TlsListener | None = None) -> None:
-        """Prepare a server, which does not listen yet.
-
-        Args:
-            listener: The listener of the port, if it has TLS.
-        """
         super().__init__(config)
         self._listener = listener
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, by uvicorn or by the TLS listener. Called by uvicorn."""
         if self._listener is None:
             await super().startup(sockets)
             return
@@ -82,9 +73,6 @@ def configure_socket(listening_socket: socket.socket, user_timeout_s: float | No
     """Set the options of a listening socket, which its connections inherit.
 
     To set them on each connection would take 3 us of a connect.
-
-    Args:
-        user_timeout_s: In place of `USER_TIMEOUT_S`.
     """
     if listening_socket.family == socket.AF_UNIX:
         return
@@ -101,10 +89,6 @@ def create_port_limits(settings: Settings, limits: Limits, port: str = "") -> Po
 
     A trusted proxy is exempt from the limits of one address, as its connections are those of many
     clients.
-
-    Args:
-        settings: The settings of the gateway, for the trusted proxies.
-        port: A name for the port, where the process has several.
     """
     proxies = settings.listen.forwarded
     return PortLimits(limits, port, TrustedProxies(() if proxies is False else proxies).is_trusted)
@@ -121,16 +105,6 @@ def create_uvicorn_config(
     websocket_protocol: type[WebSocketProtocol] | None = None,
     **options: Any,
 ) -> uvicorn.Config:
-    """Return the configuration of uvicorn for a port.
-
-    Args:
-        co_hosted_app: A co-hosted app that `app` serves too, whose requests may have other bodies.
-        port_limits: The limits of connections; None for none.
-        client_memory: Where the bytes count that connections hold; None if they do not.
-        allowed_names: The names that `Host` may have, as `get_allowed_names` returns them; None
-            for any.
-        options: Further options of `uvicorn.Config`.
-    """
     proxies = settings.listen.forwarded
     if proxies is not False:
         app = forwarded = ForwardedMiddleware(app, proxies)

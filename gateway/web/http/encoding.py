@@ -41,8 +41,8 @@ async def negotiate_body(
 ) -> tuple[bytes, dict[str, str]]:
     """Return a complete body, compressed or not, and the response headers that name its coding.
 
-    A body below `gzip.MIN_COMPRESS_BYTES` is returned as it is. A large one is compressed in a
-    thread, one after the other: a megabyte takes 15 ms, in which the event loop would stand still.
+    A large body is compressed in a thread, one after the other: a megabyte takes 15 ms, in which
+    the event loop would stand still.
     """
     if len(body) < gzip.MIN_COMPRESS_BYTES or not _should_gzip(route, request):
         return body, {}
@@ -64,21 +64,13 @@ def _create_gzip_wire(wire: Wire) -> GzipWire:
 
 @cache_short(256)
 def prefers_gzip(header: str) -> bool:
-    """Return whether gzip is named, and weighs at least as much as the plain bytes.
-
-    Args:
-        header: The value of `Accept-Encoding`.
-    """
+    """Return whether gzip is named, and weighs at least as much as the plain bytes."""
     return _prefers(header, "gzip", "x-gzip")
 
 
 @cache_short(256)
 def prefers_dcz(header: str) -> bool:
-    """Return whether `dcz` is named, and weighs at least as much as the plain bytes (RFC 9842).
-
-    Args:
-        header: The value of `Accept-Encoding`.
-    """
+    """Return whether `dcz` is named, and weighs at least as much as the plain bytes (RFC 9842)."""
     return _prefers(header, "dcz")
 
 

@@ -35,19 +35,15 @@ def build_etag(record: Record, topic_id: str, view: View) -> str:
 def _hash_representation(format: str, binary: str, fields: tuple[str, ...]) -> str:
     """Return 128 bits of a hash, in hexadecimal.
 
-    That is enough that two representations do not collide, neither by chance nor by a client's
-    choice of fields.
+    They do not collide, neither by chance nor by a client's choice of fields.
     """
     return sha256(repr((format, binary, fields)).encode()).hexdigest()[:32]
 
 
 def lists_record(condition: str, record_id: str | None, *, weakly: bool = False) -> bool:
-    """Return whether a condition lists a record, in any representation.
+    """Return whether `If-Match` or `If-None-Match` lists a record, in any representation.
 
-    Args:
-        condition: The value of `If-Match` (RFC 9110 13.1.1) or `If-None-Match` (13.1.2).
-        record_id: The current record by `build_record_id`; None if there is none.
-        weakly: Whether weak tags match, too, as in `If-None-Match`.
+    Weak tags match only if `weakly`, as in `If-None-Match` (RFC 9110 13.1.2).
     """
     if condition.strip() == "*":
         return record_id is not None

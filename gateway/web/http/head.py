@@ -24,19 +24,11 @@ _CHECKED_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", 
 
 
 def build_bad_request(detail: str) -> RequestError:
-    """Return the error 400 with this detail."""
     return RequestError(400, "Bad request", detail)
 
 
 def check_query(target: bytes) -> None:
-    """Check that a query has few enough parameters, before it is parsed.
-
-    Args:
-        target: The request target, or only its query.
-
-    Raises:
-        RequestError: 400, if there are more than `MAX_QUERY_PARAMETERS`.
-    """
+    """Refuse a query with too many parameters, before it is parsed. The target may be the query."""
     # The first comparison is cheap, and enough for almost every target: n separators take at least
     # n bytes.
     if len(target) > MAX_QUERY_PARAMETERS and target.count(b"&") >= MAX_QUERY_PARAMETERS:
@@ -46,18 +38,9 @@ def check_query(target: bytes) -> None:
 
 
 def parse_body_length(version: str, headers: RawHeaders) -> int | None:
-    """Return the length of the body that a head announces.
+    """Return the bytes of the body that a head announces: 0 without one, None for a chunked one.
 
-    Args:
-        version: The HTTP version, such as "1.1".
-        headers: All headers of the request.
-
-    Returns:
-        The length in bytes, 0 without a body; None for a chunked body.
-
-    Raises:
-        RequestError: 400, 501 or 505, for a head that another server could read differently; 417
-            for an expectation that is not known.
+    A head that another server could read differently is a 400, 501 or 505.
     """
     if version not in ("1.1", "1.0"):
         detail = "this port speaks HTTP/1.1; other versions are for a proxy in front of it"
@@ -96,15 +79,8 @@ def _require_chunked(version: str, value: bytes) -> None:
 def to_origin_form(method: bytes, target: bytes, headers: RawHeaders) -> bytes:
     """Return a request target that is not in origin form as a path and query (RFC 9112 3.2).
 
-    The authority of an absolute target replaces the value of Host (RFC 9112 3.2.2). `*` is returned
-    as it is for OPTIONS.
-
-    Args:
-        target: The request target as it came.
-        headers: All headers of the request; changed in place.
-
-    Raises:
-        RequestError: 400 or 501, for a target that only another kind of server could serve.
+    The authority of an absolute target replaces the value of Host in `headers` (RFC 9112 3.2.2).
+    `*` is returned as it is for OPTIONS.
     """
     if method == b"CONNECT":
         raise RequestError(501, "Method not implemented", "this server is not a proxy: no CONNECT")

@@ -29,13 +29,10 @@ MAX_NAME_CHARS = 255  # the longest name in DNS (RFC 1035 2.3.4)
 
 
 def get_allowed_names(listen: Listen) -> frozenset[str] | None:
-    """Return the names that `Host` may have, besides IP addresses and `localhost`.
+    """Return the names that `Host` may have, besides IP addresses and `localhost`; None for any.
 
     Without `listen.hosts`, a port that listens on a loopback address accepts no further names. Any
     other port accepts all names, since only its operator knows by which names it is reached.
-
-    Returns:
-        The names in lower case, without ports; None if every name is accepted.
     """
     if "*" in listen.hosts or not (listen.hosts or is_loopback(listen.host)):
         return None
@@ -43,22 +40,12 @@ def get_allowed_names(listen: Listen) -> frozenset[str] | None:
 
 
 class HostCheckMiddleware:
-    """ASGI middleware that refuses requests with a foreign `Host` by 421 (RFC 9110 15.5.20).
-
-    Created by `edge.create_uvicorn_config`, one for each port of clients.
-    """
+    """ASGI middleware that refuses requests with a foreign `Host` by 421 (RFC 9110 15.5.20)."""
 
     def __init__(
         self, app: ASGIApp, allowed_names: frozenset[str], is_proxy: Callable[[str], bool]
     ) -> None:
-        """Wrap an application.
-
-        Args:
-            app: The application that gets the accepted requests.
-            allowed_names: The names that `get_allowed_names` returns.
-            is_proxy: Returns whether the address of a peer is that of a proxy. A proxy has checked
-                the name itself, and may forward any.
-        """
+        """Wrap an application; proxies, which have checked the name, may forward any."""
         self._app = app
         self._allowed_names = allowed_names | LOOPBACK_NAMES
         # Values of Host that were accepted, as they came: saves 1.5 us of a connect.
@@ -66,7 +53,6 @@ class HostCheckMiddleware:
         self._is_proxy = is_proxy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request if its host is accepted, else respond with 421."""
         host = b"" if scope["type"] == "lifespan" else _get_host(scope)
         is_known = not host or host in self._known_hosts
         if not is_known and not self._is_allowed(host.decode("latin-1"), scope):

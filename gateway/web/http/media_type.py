@@ -28,10 +28,8 @@ _MEDIA_TYPES_BY_MODEL = {"json": JSON_MEDIA_TYPE, "string": "text/plain; charset
 def get_media_type(headers: Iterable[tuple[str, bytes | None]], topic: Topic) -> str:
     """Return the media type of a record's value.
 
-    Args:
-        headers: The record's headers. Its `content-type` decides, if it is well-formed; of a value
-            that was decoded, only if it is one of JSON.
-        topic: The settings of its topic, whose value model decides otherwise.
+    The record's `content-type` decides, if it is well-formed; of a value that was decoded, only if
+    it is one of JSON. Otherwise the value model of the topic decides.
     """
     for name, content in headers:
         if name.lower() == "content-type" and content:

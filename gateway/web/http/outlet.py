@@ -40,14 +40,10 @@ TAKEOVER = "gateway.takeover"
 def hold_unsent(
     memory: ClientMemory, holder: Holder, transport: asyncio.Transport, data: bytes | None = None
 ) -> None:
-    """Count what waits for a connection, after a write that it has not taken whole.
+    """Count the bytes that wait for a connection, after a write that it has not taken whole.
 
     uvloop keeps the bytes that were written, which many connections may share. TLS encrypts some
-    for each, and asyncio joins what waits.
-
-    Args:
-        memory: Where it counts.
-        data: What was just written; None if that is not known.
+    for each, and asyncio joins all that waits.
     """
     waiting = transport.get_write_buffer_size()
     if isinstance(transport, TlsTransport):
@@ -60,14 +56,12 @@ def hold_unsent(
 class OutletOwner(Protocol):
     """The stream that an outlet belongs to, as far as the outlet knows it."""
 
-    def end(self, reason: EndReason) -> None:
-        """End the stream."""
+    def end(self, reason: EndReason) -> None: ...
 
     def on_drained(self) -> None:
         """Go on writing: the outlet was full, and no longer is."""
 
-    def close(self) -> None:
-        """Release the stream: the connection is lost."""
+    def close(self) -> None: ...
 
     def hand_over(self) -> None:
         """Continue with another client: the present one writes nothing more."""
@@ -81,9 +75,6 @@ def take_over(scope: MutableMapping[str, Any], owner: OutletOwner) -> HttpOutlet
 
     To be called after `http.response.start` was sent. If it succeeds, the application must send
     nothing more and return.
-
-    Args:
-        scope: The ASGI scope of the request.
 
     Returns:
         The outlet; None if the connection cannot be taken over. That is so with another ASGI
@@ -105,7 +96,7 @@ class BufferedHead:
     """Hold the head of a response back, so that it is written together with the first event.
 
     While the context is entered it replaces the transport of uvicorn's cycle. One write instead of
-    two saves 4 us of a connect. On exit, what nobody took is written. Without the `TAKEOVER`
+    two saves 4 us of a connect. On exit, bytes that nobody took are written. Without the `TAKEOVER`
     extension it does nothing.
     """
 
@@ -135,26 +126,21 @@ class BufferedHead:
     # The methods of a transport that uvicorn's cycle calls.
 
     def write(self, data: bytes) -> None:
-        """Hold bytes back."""
         self._buffer += data
 
     def is_closing(self) -> bool:
-        """Return whether the connection is closing."""
         return self._transport.is_closing()
 
     def close(self) -> None:
-        """Write what was held back, and close the connection."""
         self._transport.write(self.take_bytes())
         self._transport.close()
 
 
 class TakeoverConnection(Protocol):
-    """Define what an outlet needs of the `GatewayProtocol` whose connection it takes over.
+    """The interface of a `GatewayProtocol` whose connection an outlet takes over.
 
-    Attributes:
-        config: With the next two, what creates another protocol for the time after the stream.
-        server_state: The state that all connections of the server share.
-        CLIENT_MEMORY: Where what waits for connections counts.
+    With `config`, `server_state` and `app_state`, the outlet creates another protocol for the time
+    after the stream.
     """
 
     CLIENT_MEMORY: ClassVar[ClientMemory]
@@ -169,14 +155,11 @@ class TakeoverConnection(Protocol):
     ) -> None: ...
 
     @property
-    def running_cycle(self) -> RequestResponseCycle | None:
-        """Return the cycle of the request that is being answered."""
+    def running_cycle(self) -> RequestResponseCycle | None: ...
 
-    def create_outlet(self, owner: OutletOwner) -> HttpOutlet | None:
-        """Give the connection to a stream, if the response that runs can be taken over."""
+    def create_outlet(self, owner: OutletOwner) -> HttpOutlet | None: ...
 
-    def hand_connection_over(self) -> OpenConnection | None:
-        """Return the connection, where it is counted."""
+    def hand_connection_over(self) -> OpenConnection | None: ...
 
     def resume_http(
         self,
@@ -185,8 +168,7 @@ class TakeoverConnection(Protocol):
         *,
         full: bool,
         open_connection: OpenConnection | None,
-    ) -> None:
-        """Serve a connection again after a stream."""
+    ) -> None: ...
 
 
 class TakeoverOffer:
@@ -202,7 +184,6 @@ class TakeoverOffer:
         self._protocol: TakeoverConnection | None = protocol
 
     def __call__(self, owner: OutletOwner) -> HttpOutlet | None:
-        """Give the connection to a stream, or return None if that cannot be."""
         return None if self._protocol is None else self._protocol.create_outlet(owner)
 
     @property
@@ -211,15 +192,11 @@ class TakeoverOffer:
         return None if self._protocol is None else self._protocol.running_cycle
 
     def withdraw(self) -> None:
-        """Refuse from now on."""
         self._protocol = None
 
 
 class _ClosedTransport(asyncio.Transport):
-    """The transport of an outlet that has none any more."""
-
     def is_closing(self) -> bool:
-        """Return True."""
         return True
 
     def abort(self) -> None:
@@ -264,13 +241,6 @@ class HttpOutlet(asyncio.Protocol):
     def __init__(
         self, protocol: TakeoverConnection, owner: OutletOwner, *, keep_alive: bool
     ) -> None:
-        """Take the transport of a protocol over.
-
-        Args:
-            protocol: The protocol that has the connection so far.
-            owner: The stream that will be written.
-            keep_alive: Whether the connection serves further requests after the stream.
-        """
         # These four create the protocol for the time after the stream, as uvicorn would.
         self._protocol_class = type(protocol)
         self._config = protocol.config
@@ -296,7 +266,7 @@ class HttpOutlet(asyncio.Protocol):
         return self._transport
 
     def write(self, data: bytes) -> None:
-        """Write bytes, or buffer what the socket does not take at once.
+        """Write bytes, or buffer those that the socket does not take at once.
 
         It never blocks and never raises. Without a connection it does nothing.
         """
@@ -309,10 +279,8 @@ class HttpOutlet(asyncio.Protocol):
     def finish(self, data: bytes) -> None:
         """Write the last bytes of the stream, and give the connection back to HTTP or close it.
 
-        The owner is not called from here on.
-
-        Args:
-            data: The bytes, with the last chunk of the response (RFC 9112 7.1).
+        The owner is not called from here on. `data` includes the last chunk of the response (RFC
+        9112 7.1).
         """
         self.write(data)
         transport, pipelined, full = self._transport, self._pipelined, self.full
@@ -332,7 +300,6 @@ class HttpOutlet(asyncio.Protocol):
             transport.close()
 
     def hand_over(self) -> None:
-        """Let another client of the stream continue. Called by the hub's client."""
         if self._owner is not None:
             self._owner.hand_over()
 
@@ -344,11 +311,10 @@ class HttpOutlet(asyncio.Protocol):
         self._keep_alive = False
 
     def pause_writing(self) -> None:
-        """Mark the outlet as full. Called by the transport."""
         self.full = True
 
     def resume_writing(self) -> None:
-        """Mark the outlet as drained, and notify the owner. Called by the transport."""
+        """Mark the outlet as drained, and notify the owner."""
         self.full = False
         self._release_unsent()
         # The owner will write. If a write failed within this call, asyncio would call
@@ -369,7 +335,7 @@ class HttpOutlet(asyncio.Protocol):
             self._owner.on_drained()
 
     def data_received(self, data: bytes) -> None:
-        """Keep what the client pipelines behind the stream. Called by the transport."""
+        """Keep the requests that the client pipelines behind the stream."""
         if self._pipelined is None:
             return
         if len(self._pipelined) + len(data) <= self.MAX_PIPELINED_BYTES:
@@ -403,7 +369,6 @@ class HttpOutlet(asyncio.Protocol):
             self._owner.probe()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close the stream. Called by the transport."""
         self._server_state.connections.discard(self)
         owner = self._owner
         self._detach()

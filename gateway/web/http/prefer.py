@@ -13,13 +13,7 @@ _SECONDS_PATTERN = re.compile(r"[0-9]{1,9}")
 
 
 class Preferences(NamedTuple):
-    """The preferences of a request that the gateway honours.
-
-    Attributes:
-        respond_async: Whether a 202 that says where to ask later will do (RFC 7240 4.1).
-        wait_s: How long to wait for the response, in seconds, at most `MAX_WAIT_S`; None if the
-            request does not say (RFC 7240 4.3).
-    """
+    """The preferences of a request that the gateway honours (RFC 7240 4.1, 4.3)."""
 
     respond_async: bool = False
     wait_s: float | None = None

@@ -51,12 +51,7 @@ problem_counts: Counter[int] = Counter()
 
 
 def build_problem(exc: Exception, instance: str) -> Response:
-    """Return the response for an error, and count it.
-
-    Args:
-        exc: Any exception. One that is not ours becomes a 500.
-        instance: The path of the request, percent-decoded.
-    """
+    """Return the response for an error, and count it. An error that is not ours becomes a 500."""
     status, title, detail = _describe_error(exc)
     problem_counts[status] += 1
     body: dict[str, Any] = {"title": title, "status": status, "detail": detail}
@@ -72,7 +67,6 @@ def build_problem(exc: Exception, instance: str) -> Response:
 
 
 def get_status(exc: Exception) -> int:
-    """Return the HTTP status of an error."""
     return _describe_error(exc)[0]
 
 
@@ -89,11 +83,7 @@ def get_code(exc: Exception) -> str:
 
 
 def build_members(exc: Exception) -> dict[str, Any]:
-    """Return the JSON members that describe an error, besides its code.
-
-    Returns:
-        `message`, and `topic` and `roles` where the error is about these.
-    """
+    """Return `message`, and `topic` and `roles` where the error is about these, as JSON members."""
     members: dict[str, Any] = {"message": _describe_error(exc)[2]}
     topic = getattr(exc, "topic", None) if isinstance(exc, GatewayError) else None
     if topic is not None:
@@ -104,7 +94,6 @@ def build_members(exc: Exception) -> dict[str, Any]:
 
 
 def _describe_error(exc: Exception) -> tuple[int, str, str]:
-    """Return the status, title and detail of an error."""
     # The order matters: subclasses stand before their bases, such as TokenTooOld before TokenError
     # and UnknownTopic before KafkaError.
     match exc:

@@ -33,28 +33,15 @@ proxies of ours, and to read 6,000 addresses took 40 ms."""
 
 
 class TrustedProxies:
-    """The proxies that `listen.forwarded` names.
-
-    Created by `ForwardedMiddleware` and by the TLS listener's factory in `edge`; it never changes.
-
-    Attributes:
-        trusts_all: Whether every peer is trusted.
-        is_listed: Returns whether an address is one of the named proxies. The answers for the last
-            4,096 addresses are cached.
-    """
+    """The proxies that `listen.forwarded` names; `is_listed` caches its last 4,096 answers."""
 
     def __init__(self, proxies: Literal[True] | tuple[str, ...]) -> None:
-        """Parse the addresses.
-
-        Args:
-            proxies: Addresses and networks in CIDR notation, or True to trust every peer.
-        """
+        """Parse the addresses and networks in CIDR notation; True trusts every peer."""
         self.trusts_all = proxies is True
         self._networks = [ip_network(text) for text in proxies] if proxies is not True else []
         self.is_listed = cache_short(4096)(self._is_listed)
 
     def is_trusted(self, peer: str) -> bool:
-        """Return whether a peer with this address is a proxy."""
         return self.trusts_all or self.is_listed(peer)
 
     def _is_listed(self, host: str) -> bool:
@@ -68,24 +55,14 @@ class TrustedProxies:
 
 
 class ForwardedMiddleware:
-    """ASGI middleware that sets client, scheme and root path of a scope as a trusted proxy says.
-
-    Created by `edge.create_uvicorn_config`, one for each port with `listen.forwarded`.
-    """
+    """ASGI middleware that sets client, scheme and root path of a scope as a trusted proxy says."""
 
     def __init__(self, app: ASGIApp, proxies: Literal[True] | tuple[str, ...]) -> None:
-        """Wrap an application.
-
-        Args:
-            app: The application that gets the changed scopes.
-            proxies: The proxies to trust, as for `TrustedProxies`.
-        """
         self._app = app
         self.proxies = TrustedProxies(proxies)
         self._trusts_all, self._is_listed = self.proxies.trusts_all, self.proxies.is_listed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request with a scope that says what a trusted proxy says."""
         client = scope.get("client")
         if scope["type"] != "lifespan" and client:
             is_named = not self._trusts_all and self._is_listed(client[0])
@@ -126,9 +103,6 @@ class ForwardedMiddleware:
         """Return the first address from the right that is not a proxy's.
 
         If all are proxies', or one cannot be parsed, return the last address that could be parsed.
-
-        Args:
-            addresses: The addresses of X-Forwarded-For, in its order.
         """
         client = peer
         for text in reversed(addresses):

@@ -35,13 +35,7 @@ _DATA_MEDIA_TYPES = (
 
 
 def add_security_headers(send: Send, *, varies_by_origin: bool) -> Send:
-    """Return a `send` that adds these headers to a response that does not have them.
-
-    Args:
-        send: The ASGI callable to wrap.
-        varies_by_origin: Whether pages of other sites get other responses. `Vary: Origin` is added
-            then.
-    """
+    """Return a `send` that adds these headers to a response that does not have them."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":

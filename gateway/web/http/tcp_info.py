@@ -18,14 +18,10 @@ _BYTES_ACKED_OFFSET = 120
 
 
 def get_acknowledged_bytes(transport: asyncio.BaseTransport | None) -> int | None:
-    """Return how many bytes of a connection the peer has acknowledged.
+    """Return how many bytes of a connection the peer has acknowledged since it began.
 
-    Args:
-        transport: The connection, or None if another server owns it.
-
-    Returns:
-        The bytes since the connection began, with HTTP heads and TLS records; None where the
-        kernel does not tell.
+    These include HTTP heads and TLS records. It is None where the kernel does not tell, or if
+    another server owns the connection.
     """
     connection = None if transport is None else transport.get_extra_info("socket")
     if _TCP_INFO is None or connection is None:

@@ -4,12 +4,12 @@ An accepted socket is counted before anything is created for it. Only an admitte
 transport and TLS state, of which a handshake that never completes holds 57 to 95 KB. A connection
 above the limit is closed at once and unread: before the handshake there is no way to say why, and
 clients reconnect on their own. A connection counts as a handshake until the head of its first
-request is complete, beside `listen.limits`, because a client that completes the
-handshake and sends no request holds the same memory.
+request is complete, beside `listen.limits`, because a client that completes the handshake and sends
+no request holds the same memory.
 
-The sockets are accepted here for two reasons. `create_server(ssl=...)` creates the TLS state before
-any code of ours runs. `start_tls` in `connection_made` comes too late for uvloop, which starts to
-read right after `connection_made` even if the transport was paused.
+Sockets are accepted here because `create_server(ssl=...)` creates the TLS state before any code of
+ours runs, and `start_tls` in `connection_made` comes too late for uvloop, which starts to read
+right after `connection_made` even if the transport was paused.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ REASONS = (*_LIMIT_REASONS.values(), REASON_TIMEOUT, REASON_FAILED)
 class TlsListener:
     """A listening socket, and its connections that have not sent a request yet.
 
-    Started and closed by `EdgeServer`, for which it stands in for an `asyncio.Server`. It counts
-    handshakes by `PortLimits`, so that several workers share the limits.
+    It stands in for an `asyncio.Server` in `EdgeServer`. It counts handshakes by `PortLimits`, so
+    that several workers share the limits.
 
     Attributes:
         pending_handshakes: How many admitted connections have not completed the handshake and the
@@ -75,14 +75,7 @@ class TlsListener:
         *,
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
-        """Prepare a listener, which accepts nothing until it is started.
-
-        Args:
-            listening_socket: The bound socket. Its owner closes it.
-            context: The SSL context of the server.
-            limits: The limits by which handshakes are counted.
-            timeout_s: How long one handshake may take, in seconds.
-        """
+        """Prepare a listener, which accepts nothing until it is started."""
         self._listening_socket = listening_socket
         self._context = context
         self._limits = limits
@@ -94,7 +87,6 @@ class TlsListener:
         self.refused_counts: Counter[str] = Counter()
 
     def start(self, create_protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Accept connections, and create a protocol for each that is admitted."""
         self._loop = asyncio.get_running_loop()
         self._create_protocol = create_protocol
         self._retry_timer = None
@@ -109,17 +101,15 @@ class TlsListener:
         self._handshakes.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until every TLS handshake has ended."""
         await self._handshakes.wait()
 
     def collect_metrics(self, figures: MetricSamples) -> None:
-        """Add the handshake metrics of this port."""
         figures.add(catalog.TLS_HANDSHAKES, self.pending_handshakes)
         figures.add_counts(catalog.TLS_HANDSHAKES_REFUSED, self.refused_counts)
         figures.add_zeros(catalog.TLS_HANDSHAKES_REFUSED, REASONS)
 
     def _accept_connections(self) -> None:
-        """Accept what waits in the backlog. Called by the loop when the socket is readable."""
+        """Accept the connections of the backlog. Called by the loop when the socket is readable."""
         for _ in range(MAX_ACCEPTS_PER_TURN):
             try:
                 connection, peer = self._listening_socket.accept()
@@ -186,6 +176,5 @@ class TlsListener:
                 end_handshake()
 
     def _end_handshake(self, slot: ConnectionSlot) -> None:
-        """Stop counting a connection as a handshake."""
         self.pending_handshakes -= 1
         slot()

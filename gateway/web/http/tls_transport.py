@@ -26,7 +26,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     own protocol it is the transport; it is full when more waits than the protocol's limit.
 
     Attributes:
-        copied_bytes: How many of the bytes that wait are copies; at most so many.
+        copied_bytes: The upper bound of how many of the waiting bytes are copies.
     """
 
     __slots__ = (
@@ -48,7 +48,6 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # The protocol of the loop's transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connect the protocol. Called by the loop's transport, like the next five."""
         self._transport = cast("asyncio.Transport", transport)
         self.set_write_buffer_limits()
         self._protocol.connection_made(self)
@@ -114,7 +113,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._update_full()
 
     def _write_waiting(self) -> None:
-        """Go on with what waits, as the transport below accepts more."""
+        """Write the waiting bytes, as the transport below accepts more."""
         while self._waiting and not self._is_blocked:
             data = self._waiting.popleft()
             self._waiting_bytes -= len(data)
@@ -131,7 +130,6 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._waiting, self._waiting_bytes, self._is_full = None, 0, False
 
     def _update_full(self) -> None:
-        """Notify the protocol that it is full, or no longer is."""
         size = self.get_write_buffer_size()
         if not self._is_full and size > self._high:
             self._is_full = True

@@ -73,10 +73,10 @@ class GatewayProtocol(HttpToolsProtocol):
     """The protocol of one HTTP connection, with limits on everything a client sends.
 
     uvicorn creates one for each connection (`uvicorn.Config(http=...)`), on listening sockets that
-    `edge.configure_socket` has prepared. It serves the connection until that is lost,
-    becomes a WebSocket, or is taken over by an `HttpOutlet`, which creates another protocol when
-    its stream ends. To change a limit, derive a class with another constant. Upgrades require that
-    uvicorn's `ws` is a `WebSocketProtocol`.
+    `edge.configure_socket` has prepared. It serves the connection until that is lost, becomes a
+    WebSocket, or is taken over by an `HttpOutlet`, which creates another protocol when its stream
+    ends. To change a limit, derive a class with another constant. Upgrades require that uvicorn's
+    `ws` is a `WebSocketProtocol`.
 
     Requests are answered one after the other. `running_cycle` is the one that the application is
     answering, `cycle` the latest one that was read, and `pipeline` has those in between.
@@ -138,7 +138,6 @@ class GatewayProtocol(HttpToolsProtocol):
     """Called once: when the first head is complete, or when the connection is lost."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request, with a deadline. Called by the loop."""
         self._attach_transport(transport)
         if self.PORT_LIMITS is not None and not self.PORT_LIMITS.leaves_descriptors(
             transport.get_extra_info("socket").fileno()
@@ -175,7 +174,6 @@ class GatewayProtocol(HttpToolsProtocol):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Disconnect the request that runs. Called by the loop."""
         # uvicorn cancels it only after an orderly end, and it holds this protocol.
         self._unset_keepalive_if_required()
         self._cancel_timer()
@@ -206,13 +204,12 @@ class GatewayProtocol(HttpToolsProtocol):
     # The bytes that it holds.
 
     def pause_writing(self) -> None:
-        """Count what the client does not read. Called by the transport."""
+        """Count the bytes that the client does not read."""
         super().pause_writing()
         if self._body_limits is None:  # the co-hosted app limits its responses itself
             hold_unsent(self.CLIENT_MEMORY, self, self.transport)
 
     def resume_writing(self) -> None:
-        """Start the request that has waited for the client. Called by the transport."""
         super().resume_writing()
         self.CLIENT_MEMORY.release(HeldPart.UNSENT, self)
         if self._waiting_start is not None:
@@ -220,7 +217,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
 
     def _count_received(self) -> None:
-        """Count what came of requests, as long as it is more than a little."""
+        """Count the bytes of requests, once they are more than a few."""
         if self._ignores_input:
             return
         size = self._request_bytes + (self._received_bytes if self.phase is HEAD else 0)
@@ -266,10 +263,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._half_close_timer = None
 
     def _limit_half_closed(self, cycle: RequestResponseCycle) -> None:
-        """Give a response that has begun a limited time, as it cannot be probed.
-
-        It may write nothing for a long time, to a client that may be gone.
-        """
+        """Limit the time of a response that has begun, as it cannot be probed."""
         self._cancel_half_close_timer()
         self._half_close_timer = self.loop.call_later(
             self.HALF_CLOSED_TIMEOUT_S, self._end_half_closed, cycle
@@ -283,10 +277,8 @@ class GatewayProtocol(HttpToolsProtocol):
         """Write interim responses, which clients ignore, until the response begins (RFC 9110 15.2).
 
         A client that is gone answers the first one with a reset, and writing the second one reports
-        that. Its request is then disconnected: a poll would take records for nobody.
-
-        Args:
-            delay: Seconds until the next one, which doubles each time.
+        that. Its request is then disconnected: a poll would take records for nobody. `delay`, the
+        seconds until the next one, doubles each time.
         """
         running = self.running_cycle
         if running is None or self.transport.is_closing():
@@ -299,7 +291,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._half_close_timer = self.loop.call_later(delay, self._send_probe, 2 * delay)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and refuse what is malformed or too much. Called by the loop."""
+        """Parse data, and refuse what is malformed or too much."""
         if self._ignores_input:
             return
         self._unset_keepalive_if_required()
@@ -359,18 +351,13 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.set_protocol(protocol)
 
     def hand_connection_over(self) -> OpenConnection | None:
-        """Return the connection, which another protocol has to call when it is lost."""
         connection, self.open_connection = self.open_connection, None
         return None if connection is None else connection.hand_over()
 
     # Connections that streams take over (`outlet`).
 
     def create_outlet(self, owner: OutletOwner) -> HttpOutlet | None:
-        """Give the connection to a stream, if the response that runs can be taken over.
-
-        Returns:
-            The outlet that has the connection from now on, or None.
-        """
+        """Give the connection to a stream; None if the response that runs cannot be taken over."""
         cycle = self.running_cycle
         if cycle is None or not self._can_take_over(cycle):
             return None
@@ -411,11 +398,7 @@ class GatewayProtocol(HttpToolsProtocol):
     ) -> None:
         """Serve a connection again after a stream. Called by `HttpOutlet` on a new protocol.
 
-        Args:
-            pipelined: What came behind the request of the stream; None if it was too much, which is
-                refused.
-            full: Whether bytes of the stream still wait in the transport.
-            open_connection: The connection, where it is counted.
+        `pipelined` has the bytes behind the request of the stream; None if they were too many.
         """
         self.open_connection = open_connection
         self._attach_transport(transport)
@@ -456,7 +439,6 @@ class GatewayProtocol(HttpToolsProtocol):
     # HttpParserError.
 
     def on_message_begin(self) -> None:
-        """Begin a request. Called by the parser."""
         super().on_message_begin()
         self.phase, self._is_websocket_upgrade = HEAD, None
         self._part_bytes = 0
@@ -469,7 +451,7 @@ class GatewayProtocol(HttpToolsProtocol):
         return self._is_websocket_upgrade
 
     def on_headers_complete(self) -> None:
-        """Check a head, and start or queue its request. Called by the parser."""
+        """Check a head, and start or queue its request."""
         if self.on_handshake_done is not None:
             self.finish_handshake()
         self._check_request()
@@ -501,7 +483,6 @@ class GatewayProtocol(HttpToolsProtocol):
             self.headers = []
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of a body, unless it is too large. Called by the parser."""
         self._body_size += len(body)
         if self._body_size > self._max_body_bytes:
             raise self._build_body_too_large()
@@ -510,14 +491,13 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request. Called by the parser."""
         self.phase = IDLE
         super().on_message_complete()
         if self.cycle is not None and self.cycle.response_complete:
             self._release_request()
 
     def on_response_complete(self) -> None:
-        """Start the next request, or send the refusal that has waited. Called by uvicorn."""
+        """Start the next request, or send the refusal that has waited."""
         self._open_requests -= 1
         super().on_response_complete()
         if not self._open_requests:
@@ -535,7 +515,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _release_request(self) -> None:
         """Drop the request that was answered, which uvicorn keeps until the next one.
 
-        64 KiB of each connection, for as long as the connection is idle.
+        That is up to 64 KiB of each connection, for as long as the connection is idle.
         """
         if self.phase is BODY:  # what is left of it is still to be read
             return
@@ -555,11 +535,6 @@ class GatewayProtocol(HttpToolsProtocol):
             callback()
 
     def _check_request(self) -> None:
-        """Check the head that is complete.
-
-        Raises:
-            RequestError: The request is refused.
-        """
         url = self.url
         if (
             self._received_bytes > self.MAX_HEAD_BYTES
@@ -661,7 +636,6 @@ class GatewayProtocol(HttpToolsProtocol):
         self._linger()
 
     def _format_error(self, error: RequestError) -> tuple[bytes, bytes]:
-        """Return the content type and the body of a refusal."""
         if self._body_limits is not None and self.CO_HOSTED_APP is not None:
             content_type, content = self.CO_HOSTED_APP.format_error(error)
             return content_type.encode(), content
@@ -669,10 +643,7 @@ class GatewayProtocol(HttpToolsProtocol):
         return b"application/problem+json", json.dumps(problem).encode()
 
     def _linger(self) -> None:
-        """Close our side, and discard what comes until the client closes its own.
-
-        After `LINGER_S` the connection is aborted.
-        """
+        """Close our side, and discard input until the client closes its own, or for `LINGER_S`."""
         self._unset_keepalive_if_required()
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -722,11 +693,9 @@ class GatewayProtocol(HttpToolsProtocol):
 def wrap_for_http10(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     """Return an application whose response suits a client of HTTP/1.0.
 
-    Such a response has no chunks. If its length is not known, it ends with the connection
-    (RFC 9112 6.3). uvicorn would send chunks anyway, and only from 0.54 on it says that it closes.
-
-    Args:
-        cycle: uvicorn's cycle of the request, whose state is changed.
+    Such a response has no chunks. If its length is not known, it ends with the connection (RFC 9112
+    6.3). uvicorn would send chunks anyway, and only from 0.54 on it says that it closes. The state
+    of `cycle` is changed.
     """
 
     async def run_app(scope: Any, receive: Any, send: Any) -> None:
@@ -754,10 +723,6 @@ def wrap_for_http10(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 def _parse_address(sockaddr: Any) -> tuple[str, int] | None:
-    """Return the host and port of an address; None for that of a Unix socket.
-
-    A socket for both families has IPv4 addresses as `::ffff:192.0.2.1`.
-    """
     if not isinstance(sockaddr, tuple):
         return None
     host = sockaddr[0]

@@ -5,8 +5,8 @@ from it. uvicorn does not promise the methods and attributes that this needs. A 
 one of them serves by its own protocols instead, as any other ASGI server would: streams send by
 ASGI's `send`, and the limits of `transport` do not apply.
 
-What every version must have are the steps of `uvicorn.Server`, from which `edge.EdgeServer`
-derives. tests/web/test_uvicorn_contract.py tests what the names here stand for.
+Every version must have the steps of `uvicorn.Server`, from which `edge.EdgeServer` derives.
+tests/web/test_uvicorn_contract.py tests the meaning of the names here.
 """
 
 from __future__ import annotations
@@ -109,19 +109,12 @@ PROTOCOL_INTERNALS = (
 
 @cache
 def find_missing_internals() -> tuple[str, ...]:
-    """Return what `GatewayProtocol` needs and the installed uvicorn lacks; nothing if it is known.
-
-    The two are used together, so each process asks once.
-    """
+    """Return the members that `GatewayProtocol` needs and the installed uvicorn lacks."""
     return tuple(find_missing(PROTOCOL_INTERNALS))
 
 
 def describe_fallback() -> str | None:
-    """Return the line of the log that says what an unknown uvicorn costs; None for a known one.
-
-    Raises:
-        GatewayError: The installed uvicorn cannot be used at all.
-    """
+    """Return the log line on the cost of an unknown uvicorn; raise if it cannot serve at all."""
     missing_steps = find_missing(SERVER_INTERNALS)
     if missing_steps:
         raise GatewayError(
