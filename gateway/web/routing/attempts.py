@@ -23,17 +23,12 @@ RATE_LIMITED_MESSAGE = (
 
 
 class RateLimited(RequestError):
-    """A message came sooner than the rate of its address allows."""
-
     def __init__(self, retry_after: float | None) -> None:
         super().__init__(429, "Rate limited", RATE_LIMITED_MESSAGE, retry_after=retry_after)
 
 
 class Attempts:
-    """The attempts of one socket.
-
-    Created by the socket's session with the first attempt, and owned by it.
-    """
+    """The attempts of one socket. Owned by the socket's session."""
 
     __slots__ = (
         "_address",
@@ -45,12 +40,6 @@ class Attempts:
     )
 
     def __init__(self, limits: Limits, address: str) -> None:
-        """Create the count.
-
-        Args:
-            limits: The limits of this worker.
-            address: What the connection counts under in `Limits.count_attempt`.
-        """
         self._limits = limits
         self._address = address
         self._free_left = FREE_ATTEMPTS
@@ -59,11 +48,7 @@ class Attempts:
         self._has_unproven_token = False  # the client sent a token that no guard has accepted yet
 
     async def count_attempt(self) -> None:
-        """Count one message, before any guard is asked about it.
-
-        Raises:
-            RateLimited: The address of this socket sends more requests than it may.
-        """
+        """Count one message before any guard is asked, or raise `RateLimited`."""
         if self._free_left:
             self._free_left -= 1
             return
@@ -78,16 +63,10 @@ class Attempts:
         self._has_unproven_token = True
 
     def note_admitted(self) -> None:
-        """Record that guards admitted the client."""
         self._has_unproven_token = False
         self._wrong_tokens = 0
 
     def note_refused(self, status: int) -> None:
-        """Record that guards refused the client.
-
-        Args:
-            status: The HTTP status of the refusal.
-        """
         # Credentials that came with the handshake cannot be changed on a socket, so a client that
         # is refused with those is not guessing tokens.
         if status == 401 and self._has_unproven_token:
@@ -96,10 +75,10 @@ class Attempts:
 
     @property
     def has_guessed(self) -> bool:
-        """Return whether the client tries one wrong token after the other."""
+        """Whether the client tries one wrong token after the other."""
         return self._wrong_tokens >= MAX_WRONG_TOKENS
 
     @property
     def is_flooding(self) -> bool:
-        """Return whether the client keeps sending although it was asked to wait."""
+        """Whether the client keeps sending although it was asked to wait."""
         return self._rate_limited_in_a_row >= MAX_RATE_LIMITED_IN_A_ROW

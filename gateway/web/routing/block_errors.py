@@ -1,4 +1,7 @@
-"""What clients get whom operators block."""
+"""Define the errors that clients get whom operators block.
+
+Their `reason` is that of the `end` event of a stream that they end.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,6 @@ RETRY_DELAY_S = (3.0, 10.0)  # seconds until a client of a paused route tries ag
 
 
 class RoutePaused(RequestError):
-    """Report that an operator has paused a route.
-
-    Attributes:
-        reason: The reason of the `end` event of a stream that this ends.
-    """
-
     reason = EndReason.PAUSED
 
     def __init__(self) -> None:
@@ -25,12 +22,6 @@ class RoutePaused(RequestError):
 
 
 class AccessRevoked(NotGranted):
-    """Report that an operator has revoked the client's access.
-
-    Attributes:
-        reason: The reason of the `end` event of a stream that this ends.
-    """
-
     reason = EndReason.ACCESS_REVOKED
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ address has at most half of them, so that no single host keeps the others out.""
 
 
 class LimitKind(StrEnum):
-    """Which limit a key counts towards; every key begins with it."""
+    """The limit that a key counts towards; every key begins with it."""
 
     ALL = "connections"
     ADDRESS = "perAddress"
@@ -34,7 +34,6 @@ class LimitKind(StrEnum):
     DESCRIPTORS = "descriptors"
 
     def build_key(self, name: str = "") -> str:
-        """Return the key of a name, such as an address."""
         return f"{self}:{name}"
 
 
@@ -42,11 +41,7 @@ TOTAL_KEY = LimitKind.ALL.build_key()
 
 
 class LimitRefusal(NamedTuple):
-    """Why a connection or a request is refused.
-
-    Attributes:
-        retry_after_s: Seconds for which trying again is useless; 0 if that is not known.
-    """
+    """Why a connection or a request is refused, and how long trying again is useless."""
 
     limit: LimitKind
     retry_after_s: float = 0.0
@@ -55,37 +50,21 @@ class LimitRefusal(NamedTuple):
 class GcraLimiter:
     """Limit how often each name may arrive, by a token bucket per name.
 
-    A bucket holds `burst` tokens. The only state of a bucket is the time at which it will be full
-    again (GCRA, ITU-T I.371). Owned by `ConnectionCounts`.
+    A bucket holds `burst` tokens, and gets one every `interval_s`. Its only state is the time at
+    which it will be full again (GCRA, ITU-T I.371).
     """
 
     def __init__(self, interval_s: float, burst: int) -> None:
-        """Create the limiter.
-
-        Args:
-            interval_s: Seconds in which one token is added to a bucket.
-            burst: Arrivals that a name may have at the same time.
-        """
         self._interval_s = interval_s
         self._slack_s = (burst - 1) * interval_s
         self._full_at: dict[str, float] = {}
         self._sweep_size = MIN_SWEPT_NAMES
 
     def __len__(self) -> int:
-        """Return how many names are remembered."""
         return len(self._full_at)
 
     def register_arrival(self, name: str, now: float) -> float:
-        """Count an arrival if it is allowed, and return the seconds until it would be.
-
-        Args:
-            name: Who arrives.
-            now: The current time in seconds.
-
-        Returns:
-            0 if the arrival is allowed and was counted. Else the seconds to wait; it was not
-            counted.
-        """
+        """Return 0 if an arrival is allowed and was counted, else the seconds until it would be."""
         full = max(now, self._full_at.get(name, now))
         wait = full - now - self._slack_s
         if wait > 1e-9:  # rounding errors of the float arithmetic refuse nobody
@@ -112,13 +91,7 @@ class ConnectionCounts:
     def __init__(
         self, max_by_kind: Mapping[LimitKind, int], rate_limiter: GcraLimiter | None = None
     ) -> None:
-        """Create empty counts.
-
-        Args:
-            max_by_kind: The most connections under one key, by the key's kind. A kind that is
-                missing has no limit.
-            rate_limiter: Limits the keys of kind RATE; None for no limit.
-        """
+        """Create empty counts; a kind that `max_by_kind` lacks has no limit."""
         self._max_by_kind = max_by_kind
         self._rate_limiter = rate_limiter
         self._by_worker: dict[int, Counter[str]] = {}
@@ -126,12 +99,7 @@ class ConnectionCounts:
 
     @classmethod
     def from_settings(cls, settings: Settings, worker_count: int = 1) -> ConnectionCounts:
-        """Create counts with the limits of `listen.limits`.
-
-        Args:
-            worker_count: The number of workers that share the limits without talking to each
-                other. Each gets its share, rounded up.
-        """
+        """Create counts with each worker's share of `listen.limits`, rounded up."""
         limits = {
             LimitKind.ALL: settings.connections,
             LimitKind.ADDRESS: settings.per_address,
@@ -143,25 +111,15 @@ class ConnectionCounts:
 
     @property
     def total(self) -> int:
-        """Return the number of connections."""
         return self._by_key[TOTAL_KEY]
 
     def get_held(self, worker: int) -> Mapping[str, int]:
-        """Return the counts of one worker, by key."""
         return self._by_worker.get(worker, {})
 
     def acquire(self, worker: int, keys: Sequence[str], now: float) -> LimitRefusal | None:
-        """Count a connection under all of these keys, or under none of them.
+        """Count a connection under all of these keys, or return the first limit that refuses it.
 
         A key of kind RATE holds nothing: it only counts as an arrival.
-
-        Args:
-            worker: The number of the worker that has the connection.
-            keys: The keys, as `LimitKind.build_key` returns them.
-            now: The current time in seconds.
-
-        Returns:
-            The first limit that refuses the connection; None if it is counted.
         """
         for key in keys:
             kind, _, name = key.partition(":")
@@ -197,13 +155,12 @@ class ConnectionCounts:
                     del counter[key]
 
     def remove_worker(self, worker: int) -> None:
-        """Remove all connections of a worker that ended."""
         self.release(worker, dict(self.get_held(worker)))
         self._by_worker.pop(worker, None)
 
 
 def count_keys(keys: Iterable[str]) -> dict[str, int]:
-    """Return what a connection with these keys holds: 1 under each, except under keys of RATE."""
+    """Return the counts of a connection: 1 under each key, except under keys of RATE."""
     return {key: 1 for key in keys if not key.startswith(f"{LimitKind.RATE}:")}
 
 

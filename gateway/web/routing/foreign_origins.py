@@ -26,13 +26,9 @@ MAX_LOGGED_CHARS = 200  # characters of an origin or a path
 
 
 class OriginRefusal(NamedTuple):
-    """A page that was refused.
+    """A page that was refused, by an option such as `listen.access-control`.
 
-    Attributes:
-        origin: The origin of the page, as it came.
-        path: The path that it asked for, percent-encoded.
-        option: The option that decided, such as `listen.access-control`.
-        needs_credentials: The origin is listed, but its browser sends credentials.
+    `needs_credentials`: the origin is listed, but its browser sends credentials.
     """
 
     origin: str
@@ -42,17 +38,9 @@ class OriginRefusal(NamedTuple):
 
 
 class ForeignOriginLog:
-    """One line for each origin and option, in bounded number and memory.
-
-    Owned by `Routes`. Each worker has its own.
-    """
+    """One line for each origin and option, in bounded number and memory."""
 
     def __init__(self, get_time: Callable[[], float] = time.monotonic) -> None:
-        """Begin without any origin.
-
-        Args:
-            get_time: Returns the time in seconds of any monotonic clock.
-        """
         self._get_time = get_time
         self._logged_at: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._minute = 0.0
@@ -95,9 +83,6 @@ def is_foreign_request(origin: str, scope: Scope) -> bool:
 
     A browser says so in `Sec-Fetch-Site`, also if a proxy in between rewrites `Host`. It sends that
     header only to https and to localhost, so that else the origin is compared with `Host`.
-
-    Args:
-        scope: The ASGI scope of the request.
     """
     headers = dict(reversed(scope["headers"]))
     # Of several, which no browser sends, all have to say the same.

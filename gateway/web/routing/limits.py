@@ -1,8 +1,8 @@
 """Limit the clients that are connected at once, and how often one address sends requests.
 
 Connections are limited in total and per address, from accept to close (`PortLimits`), and per
-identity. What the connection does not count under, its requests do while they run: their identity,
-the address that a trusted proxy gives, and everything on another ASGI server.
+identity. Requests count while they run, under keys that their connection does not count under:
+their identity, the address that a trusted proxy gives, and everything on another ASGI server.
 
 A connection above a limit stays for one request, which is answered as its client understands it: a
 stream ends as busy, an exchange gets 503 or 429, a page is sent. So many may stay as there may be
@@ -81,39 +81,25 @@ class LimitReached(Busy):
 class ConnectionSlot:
     """One connection that is counted.
 
-    `Limits` creates it, and the owner of the connection calls it when the connection ends. The
-    second call does nothing.
+    The owner of the connection calls it when the connection ends. The second call does nothing.
     """
 
     __slots__ = ("_keys", "_limits")
 
     def __init__(self, limits: Limits | None, keys: Sequence[str] = ()) -> None:
-        """Create the slot.
-
-        Args:
-            limits: Where the keys are released; None if nothing is counted.
-            keys: The keys under which the connection is counted.
-        """
         self._limits = limits
         self._keys = keys
 
     def __call__(self) -> None:
-        """Release the connection."""
         limits, keys = self._limits, self._keys
         self._limits, self._keys = None, ()
         if limits is not None:
             limits.release(keys)
 
     async def identify(self, granted: Granted) -> None:
-        """Count the connection as one of this client's, too.
+        """Count the connection as one of this client's, too, or raise `LimitReached`.
 
         A client of `/ws` is not known when it connects, but by its streams.
-
-        Args:
-            granted: What guards granted to a stream of the connection.
-
-        Raises:
-            LimitReached: The client has as many connections as it may have.
         """
         limits = self._limits
         keys = [] if limits is None else limits.get_identity_keys(granted)
@@ -129,8 +115,7 @@ class ConnectionSlot:
 class OpenConnection(ConnectionSlot):
     """A connection that counts from accept to close, when its protocol calls it.
 
-    Attributes:
-        refusal: Why it is one too many; None if it is not, or while the supervisor is asked.
+    `refusal` says why it is one too many; it is None while the supervisor is asked.
     """
 
     __slots__ = ("_answer", "_on_refused", "refusal")
@@ -142,14 +127,10 @@ class OpenConnection(ConnectionSlot):
         refused_keys: Sequence[str],
         on_refused: Callable[[bool], None],
     ) -> None:
-        """Count a connection.
+        """Count a connection, or under `refused_keys` if it is refused.
 
-        Args:
-            limits: Those that count it, and that count its refusal.
-            keys: The keys under which it is counted.
-            refused_keys: The keys under which it is counted instead if it is refused.
-            on_refused: Called when it is refused, also within this call, with whether it may stay
-                for one request.
+        `on_refused` is called then, also within this call, with whether it may stay for one
+        request.
         """
         super().__init__(limits)
         self.refusal: LimitRefusal | None = None
@@ -189,11 +170,7 @@ class OpenConnection(ConnectionSlot):
         return self
 
     async def get_keys(self) -> Sequence[str]:
-        """Return the keys under which the connection is counted.
-
-        Raises:
-            LimitReached: It is one too many.
-        """
+        """Return the keys that count the connection; raise `LimitReached` if it is refused."""
         if self._answer is not None:
             await asyncio.wait([self._answer])
         if self.refusal is not None:
@@ -206,20 +183,14 @@ class OpenConnection(ConnectionSlot):
 class Limits:
     """The limits of `listen.limits`, as one worker sees them.
 
-    Created by `create_app`, one per process. `_own_counts` are the connections of this worker. When
-    several workers share the limits, the supervisor's counts decide, and `_own_counts` decide only
-    while it does not answer.
+    One per process. `_own_counts` are the connections of this worker. When several workers share
+    the limits, the supervisor's counts decide, and `_own_counts` decide only while it does not
+    answer.
     """
 
     BUS_TIMEOUT_S = 1.0  # seconds for the supervisor to answer
 
     def __init__(self, settings: Settings, bus: Bus) -> None:
-        """Create the limits.
-
-        Args:
-            settings: The section `listen.limits`.
-            bus: The connection to the other processes.
-        """
         self._bus = bus
         self._settings = settings
         connection_limits = (settings.connections, settings.per_address, settings.per_identity)
@@ -237,20 +208,16 @@ class Limits:
 
     @property
     def connection_count(self) -> int:
-        """Return the number of this worker's connections; 0 if there are no limits."""
+        """The number of this worker's connections; 0 if there are no limits."""
         return self._own_counts.total
 
     @property
     def is_full(self) -> bool:
-        """Return whether the limit of all connections has refused a client in the last seconds."""
+        """Whether the limit of all connections has refused a client in the last seconds."""
         return monotonic() - self._refused_at.get(LimitKind.ALL, -inf) < FULL_PERIOD_S
 
     async def check_rate(self, scope: Scope) -> None:
-        """Count a request, before anything is known of its client but the address.
-
-        Raises:
-            LimitReached: The address sends requests too often.
-        """
+        """Count a request, before anything is known of its client but the address."""
         if self._settings.rate is None:
             return
         refusal = await self._count_request(get_client_address(scope))
@@ -258,29 +225,17 @@ class Limits:
             raise LimitReached(refusal)
 
     async def count_attempt(self, address: str) -> float | None:
-        """Count one more request of an address, such as a message on a WebSocket.
+        """Count one more request of an address; return the seconds to wait if it is too many.
 
-        Args:
-            address: As `get_client_address` returns it. What is counted apart from clients has a
-                prefix.
-
-        Returns:
-            The seconds to wait if the address sends requests too often; else None.
+        Requests that are counted apart from those of clients have an address with a prefix.
         """
         refusal = await self._count_request(address)
         return None if refusal is None else refusal.retry_after_s
 
     async def acquire_slot(self, scope: Scope, granted: Granted = NO_GRANTS) -> ConnectionSlot:
-        """Count a stream, socket or exchange, under what its connection does not count under yet.
+        """Count a stream, socket or exchange, or raise `LimitReached`; call the slot at its end.
 
-        Args:
-            granted: What guards granted to its client.
-
-        Returns:
-            The slot, to be called when it ends.
-
-        Raises:
-            LimitReached: A limit is reached.
+        Keys that its connection counts under are not counted again.
         """
         if self._is_unlimited:
             return UNCOUNTED_SLOT
@@ -294,12 +249,7 @@ class Limits:
         return ConnectionSlot(self, tuple(keys))
 
     def build_keys(self, address: str, port: str = "") -> list[str]:
-        """Return the keys of a connection; those of all and of one address.
-
-        Args:
-            address: The address, as `get_client_address` returns it; empty if it is not to count.
-            port: The name of the port; empty for that of clients.
-        """
+        """Return the keys of all connections and of one address; an empty one does not count."""
         keys = [LimitKind.ALL.build_key(port)]
         if self._settings.per_address is not None and address:
             keys.append(LimitKind.ADDRESS.build_key(f"{port} {address}".lstrip()))
@@ -308,8 +258,7 @@ class Limits:
     async def reserve_slot(self, keys: Sequence[str]) -> ConnectionSlot:
         """Count something under these keys that is no connection yet, such as a TLS handshake.
 
-        Raises:
-            LimitReached: A limit is reached. It is not counted among the refused connections.
+        A refusal is raised as `LimitReached`, and not counted among the refused connections.
         """
         refusal = await self._acquire_keys(keys)
         if refusal is not None:
@@ -329,11 +278,6 @@ class Limits:
         )
 
     async def acquire(self, keys: Sequence[str]) -> None:
-        """Count a connection under all of these keys, or under none of them.
-
-        Raises:
-            LimitReached: A limit is reached.
-        """
         refusal = await self._acquire_counting_refusals(keys)
         if refusal is not None:
             raise LimitReached(refusal)
@@ -345,7 +289,6 @@ class Limits:
         return await self._acquire_counting_refusals([LimitKind.RATE.build_key(address)])
 
     async def _acquire_counting_refusals(self, keys: Sequence[str]) -> LimitRefusal | None:
-        """Acquire keys, and count a refusal in `refused_counts`."""
         refusal = await self._acquire_keys(keys)
         if refusal is not None:
             self.count_refusal(refusal)
@@ -375,11 +318,9 @@ class Limits:
         return self._own_counts.acquire(0, keys, monotonic())
 
     def acquire_locally(self, keys: Sequence[str]) -> bool:
-        """Return whether keys are acquired that this worker counts by itself."""
         return self._own_counts.acquire(0, keys, monotonic()) is None
 
     async def _acquire_keys(self, keys: Sequence[str]) -> LimitRefusal | None:
-        """Return why these keys are refused; None if they are acquired."""
         answer = self.start_acquiring(keys)
         if not isinstance(answer, asyncio.Future):
             return answer
@@ -392,26 +333,23 @@ class Limits:
             raise
 
     def release(self, keys: Sequence[str]) -> None:
-        """Release what is counted under these keys."""
         self._own_counts.release(0, count_keys(keys))
         if self._is_shared and keys:
             self._released_keys.update(count_keys(keys))
             self._schedule_flush()
 
     def _enqueue_request(self, keys: Sequence[str]) -> asyncio.Future[LimitRefusal | None]:
-        """Ask the supervisor, together with all other requests of this turn of the loop."""
         answer: asyncio.Future[LimitRefusal | None] = asyncio.get_running_loop().create_future()
         self._pending_requests.append((keys, answer))
         self._schedule_flush()
         return answer
 
     def _schedule_flush(self) -> None:
-        """Start the task that sends messages, unless it runs."""
         if self._flush_task is None:
             self._flush_task = asyncio.create_task(self._flush())
 
     async def _flush(self) -> None:
-        """Send messages until nothing is left; what comes up meanwhile goes with the next one."""
+        """Send messages until nothing is left; new requests go with the next one."""
         try:
             while self._pending_requests or self._released_keys:
                 # Before the requests are taken: those that come meanwhile go with the same message.
@@ -428,7 +366,7 @@ class Limits:
     async def _call_supervisor(self, message: Mapping[str, Any]) -> list[list[Any]] | None:
         """Return the supervisor's answers, or None if it is away.
 
-        Nothing that it missed need be repeated: `_on_joined` sends it what is held here.
+        Nothing that it missed need be repeated: `_on_joined` sends it all that is held here.
         """
         try:
             answers: list[list[Any]] = await self._bus.call_supervisor(
@@ -451,8 +389,6 @@ class Limits:
         """Count a connection if it is admitted, and resolve its future.
 
         Args:
-            keys: The keys that were requested.
-            future: Resolved with the refusal, or None.
             response: The fields of a LimitRefusal; empty if the supervisor admitted the connection;
                 None if it did not answer, and this worker decides.
         """
@@ -467,7 +403,7 @@ class Limits:
             self.release(keys)
 
     def _on_joined(self) -> None:
-        """Send the supervisor what is held here, which replaces all that it knew of this worker."""
+        """Send the supervisor all that is held here, which replaces its counts of this worker."""
         self._released_keys.clear()
         self._bus.notify_supervisor(BUS_TOPIC, {"held": dict(self._own_counts.get_held(0))})
 
@@ -480,10 +416,7 @@ class PortLimits:
     ) -> None:
         """Create the limits of a port.
 
-        Args:
-            port: A name for the port, where the process has several.
-            is_proxy: Returns whether an address is that of a proxy. A proxy is exempt from the
-                limit of one address, as many clients connect through it.
+        A proxy is exempt from the limit of one address, as many clients connect through it.
         """
         self._limits = limits
         self._port = port
@@ -493,8 +426,8 @@ class PortLimits:
     def leaves_descriptors(self, descriptor: int) -> bool:
         """Return whether there are enough descriptors besides this one, of a new connection.
 
-        Some are kept for connections to Kafka and for the port of operators: as many clients as
-        the system allows would cut the others off from Kafka. The system gives out the lowest
+        Some are kept for connections to Kafka and for the port of operators: as many clients as the
+        system allows would cut the others off from Kafka. The system gives out the lowest
         descriptor that is free, so that its number says how many are left at most.
         """
         if descriptor < self._descriptor_end or self._port:
@@ -505,11 +438,7 @@ class PortLimits:
     def open_connection(
         self, peer: str, on_refused: Callable[[bool], None]
     ) -> OpenConnection | None:
-        """Count a connection; None if there are no such limits.
-
-        Args:
-            peer: The address of the socket; empty for that of a Unix socket.
-        """
+        """Count a connection, with an empty `peer` on a Unix socket; None without limits."""
         limits = self._limits
         if not limits.counts_connections:
             return None
@@ -518,11 +447,6 @@ class PortLimits:
         return OpenConnection(limits, keys, refused_keys, on_refused)
 
     async def reserve_handshake(self, peer: str) -> ConnectionSlot:
-        """Count a TLS handshake.
-
-        Raises:
-            LimitReached: There are too many. It is not counted among the refused connections.
-        """
         return await self._limits.reserve_slot(self._build_handshake_keys(peer, self._port))
 
     def _build_handshake_keys(self, peer: str, name: str) -> list[str]:
@@ -532,12 +456,12 @@ class PortLimits:
         return keys
 
     def _get_address(self, peer: str) -> str:
-        """Return what counts as one address; empty for a proxy."""
+        """Return the address to count under; empty for a proxy."""
         return "" if not peer or self._is_proxy(peer) else normalize_address(peer)
 
 
 def _compute_descriptor_end() -> float:
-    """Return the descriptor from which on they are not for clients."""
+    """Return the lowest descriptor that is not for clients."""
     if sys.platform == "win32":
         return inf
     import resource
@@ -549,15 +473,7 @@ def _compute_descriptor_end() -> float:
 
 
 def serve_limits(relay: Relay, settings: Settings) -> ConnectionCounts:
-    """Let a supervisor count for its workers.
-
-    Args:
-        relay: The supervisor's side of the bus.
-        settings: The section `listen.limits`.
-
-    Returns:
-        The counts of all workers.
-    """
+    """Let a supervisor count for its workers, and return the counts of all workers."""
     counts = ConnectionCounts.from_settings(settings)
 
     def handle_call(worker: int, message: Mapping[str, Any]) -> list[Sequence[Any]] | None:
@@ -574,14 +490,13 @@ def serve_limits(relay: Relay, settings: Settings) -> ConnectionCounts:
 
 
 def get_client_address(scope: Scope) -> str:
-    """Return the address that a connection comes from; empty if it is not known."""
     client = scope.get("client")
     return normalize_address(client[0]) if client else ""
 
 
 @cache_short(4096)
 def normalize_address(host: str) -> str:
-    """Return what counts as one address: of IPv6 the /64, which is what one subscriber gets."""
+    """Return the text that counts as one address: of IPv6 the /64 that one subscriber gets."""
     try:
         address = ip_address(host)
     except ValueError:

@@ -18,12 +18,11 @@ class Match(NamedTuple):
         pattern: The path pattern; None if the route was not looked up by a path.
         values: The values of its parameters, in their order. Each stream keeps its match for as
             long as it runs, and a dict of one parameter takes 130 bytes more.
-        granted: What guards granted to the client.
         path: The path, percent-encoded as it came.
         is_reply: Whether the path is where a client fetches the reply of an earlier request.
-        purpose: What the path was looked up for: an HTTP method, a stream (None), or WRITE_PURPOSE.
-        settings: What was configured when it was looked up; None if it was not looked up.
-        method: What guards learn that the client wants to do, as an HTTP method on any wire.
+        purpose: The lookup of the path: by an HTTP method, for a stream (None), or WRITE_PURPOSE.
+        settings: The configuration at the lookup; None if it was not looked up.
+        method: The client's action for guards, as an HTTP method on any wire.
     """
 
     route: Route
@@ -38,6 +37,5 @@ class Match(NamedTuple):
 
     @property
     def params(self) -> Mapping[str, str]:
-        """Return the parameters of the path pattern, by name."""
         names = () if self.pattern is None else self.pattern.params
         return dict(zip(names, self.values, strict=True))

@@ -2,8 +2,8 @@
 
 A misspelt parameter was ignored: `?untill=latest` streamed for ever. The parameters of a route are
 those that its capability reads, those that its templates name as `${query.name}`, and those in
-which its guards find credentials. What others read is ignored: names that begin with `_`, and `t`,
-which clients add against caches (jQuery's `_`, an EventSource that is opened anew as
+which its guards find credentials. Parameters for others are ignored: names that begin with `_`, and
+`t`, which clients add against caches (jQuery's `_`, an EventSource that is opened anew as
 `?t=1700000000`), and the usual names of credentials, which a proxy in front may have checked.
 """
 
@@ -34,18 +34,10 @@ MAX_QUOTED_CHARS = 64  # characters of a name in an error
 
 
 class Parameters:
-    """The parameters that each route of a configuration reads.
-
-    Created by `Routes` with each configuration; it never changes.
-    """
+    """The parameters that each route of a configuration reads; it never changes."""
 
     def __init__(self, settings: Settings, *, is_open: bool = False) -> None:
-        """Collect the parameters.
-
-        Args:
-            settings: The configuration, with the routes and guards.
-            is_open: Whether an application checks access by itself, and may read any parameter.
-        """
+        """Collect the parameters; `is_open` if an application may read any by itself."""
         self._is_open = is_open
         # Routes are identified by `id`, as they are not hashable; the settings keep them.
         self._names_by_route = {
@@ -53,11 +45,7 @@ class Parameters:
         }
 
     def check(self, route: Route, query: QueryPairs) -> None:
-        """Check that something reads each parameter of a request.
-
-        Raises:
-            RequestError: 400, with the name that may have been meant, for one that nothing reads.
-        """
+        """Refuse a parameter that nothing reads by 400, with the name that may have been meant."""
         known = self._names_by_route.get(id(route))
         if not query or known is None or self._is_open:
             return
@@ -73,7 +61,6 @@ def is_ignored(name: str) -> bool:
 
 
 def list_parameters(route: Route, settings: Settings) -> frozenset[str]:
-    """Return the names of all parameters of the query that a route reads."""
     own = STREAM_PARAMETERS if route.is_stream else SELECTION_PARAMETERS
     names = (
         placeholder.name
@@ -87,7 +74,6 @@ def list_parameters(route: Route, settings: Settings) -> frozenset[str]:
 
 
 def _iter_templates(route: Route) -> Iterator[Template]:
-    """Yield all templates of a route that a request fills."""
     with_ = route.with_
     yield from with_.topic_templates
     for item in with_.filters:

@@ -13,13 +13,7 @@ from gateway.config.source.expression import find_closest
 
 
 class PathMatch(NamedTuple):
-    """The route that answers to a path.
-
-    Attributes:
-        params: The parameters of the path pattern, by name.
-        is_reply: Whether the path is where a client fetches the reply of an earlier request.
-        method: The method that the path answers to; POST if a stream's route is to take records.
-    """
+    """The route of a path; `method` is POST if a stream's route is to take records."""
 
     route: Route
     pattern: PathPattern
@@ -29,13 +23,10 @@ class PathMatch(NamedTuple):
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Return the values of the parameters, in their order."""
         return tuple(self.params.values())
 
 
 class _ServedPath(NamedTuple):
-    """One pattern of a route, with the method that it answers to."""
-
     pattern: PathPattern
     route: Route
     method: str
@@ -43,11 +34,9 @@ class _ServedPath(NamedTuple):
 
     @property
     def is_stream(self) -> bool:
-        """Return whether the route is a stream."""
         return self.route.is_stream
 
     def build_match(self, params: Mapping[str, str]) -> PathMatch:
-        """Return the match of a path with these parameters."""
         return PathMatch(self.route, self.pattern, params, self.is_reply, self.method)
 
 
@@ -58,15 +47,9 @@ class Paths:
         self._served_paths = tuple(_iter_served_paths(routes))
 
     def find_route(self, path: str, method: str | None = None) -> PathMatch:
-        """Return the route that answers to a path.
+        """Return the route of a percent-encoded path; a method of None is for a stream.
 
-        Args:
-            path: The path, percent-encoded as it came.
-            method: The HTTP method; None for a stream, whatever its wire.
-
-        Raises:
-            HTTPException: 404 if no route has the path, and 405, with the methods that the path
-                answers to, if none has the method.
+        A path that no route has is a 404, and one with other methods a 405 that names them.
         """
         is_known_path = False
         for served in self._served_paths:
@@ -91,12 +74,9 @@ class Paths:
         return nearest
 
     def format_allow(self, path: str) -> str:
-        """Return the methods that a path answers to, as in `Allow` (RFC 9110 10.2.1).
+        """Return the methods of a path, as in `Allow` (RFC 9110 10.2.1), or raise a 404.
 
         `*` stands for all paths (RFC 9110 9.3.7).
-
-        Raises:
-            HTTPException: 404 if no route has the path.
         """
         methods = [
             served.method
@@ -110,13 +90,10 @@ class Paths:
         return ", ".join(dict.fromkeys([*methods, "OPTIONS"]))
 
     def find_writable(self, path: str) -> PathMatch:
-        """Return the route that takes records by this path.
+        """Return the route that takes records by this path, or raise a 404.
 
         If no route with the path takes records, it is the first route with the path, so that the
         caller can say why that one does not.
-
-        Raises:
-            HTTPException: 404 if no route has the path.
         """
         fallback: PathMatch | None = None
         for served in self._served_paths:
@@ -143,7 +120,6 @@ class Paths:
 
 
 def _iter_served_paths(routes: Iterable[Route]) -> Iterator[_ServedPath]:
-    """Yield the paths of routes, including those where replies are fetched."""
     for route in routes:
         for when in route.when:
             yield _ServedPath(when.pattern, route, route.get_method(when))

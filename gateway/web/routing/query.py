@@ -47,7 +47,6 @@ class StartRequest(NamedTuple):
 
 
 def get_query_pairs(request: HTTPConnection) -> Sequence[tuple[str, str]]:
-    """Return all parameters of the query, in their order."""
     # Most requests have no query, and this check spares them 2.5 us.
     return request.query_params.multi_items() if request.scope["query_string"] else ()
 
@@ -68,10 +67,6 @@ def parse_start_request(
     request: HTTPConnection, *, default: Literal["live", "earliest"], history: History
 ) -> StartRequest:
     """Parse where a stream starts and ends.
-
-    Args:
-        default: Where it starts if the request does not say.
-        history: How far back clients of the route may start, in seconds.
 
     Raises:
         RequestError: 400 for a parameter that cannot be parsed, 403 for a start beyond `history`.
@@ -96,47 +91,27 @@ def parse_start_request(
 
 
 def get_oldest_origin(history: History) -> Literal["live", "earliest"] | int:
-    """Return where a client starts that asks for more than the history, but reads no errors.
-
-    Args:
-        history: How far back clients of the route may start, in seconds.
-
-    Returns:
-        "live", "earliest", or milliseconds since 1970.
-    """
+    """Return where a client starts that asks for more than the history, but reads no errors."""
     return _limit_origin("earliest", history)
 
 
 @lru_cache(64)
 def _build_default_start(origin: Literal["live", "earliest"] | int) -> StartRequest:
-    """Return the start of requests that ask for nothing."""
     return StartRequest(StreamStart(origin=origin), None)
 
 
 def get_wait(request: HTTPConnection) -> float | None:
-    """Return `?wait=` in seconds, or None if the request asks for a stream.
-
-    Raises:
-        RequestError: 400 if it cannot be parsed.
-    """
+    """Return `?wait=` in seconds, or None if the request asks for a stream."""
     return _parse_single(request, "wait", _parse_wait)
 
 
 def wants_positions(request: HTTPConnection) -> bool:
-    """Return whether `?positions` is requested, without a value or with a true one.
-
-    Raises:
-        RequestError: 400 if it cannot be parsed.
-    """
+    """Return whether `?positions` is requested, without a value or with a true one."""
     return _parse_flag("positions", get_query_pairs(request))
 
 
 def is_grouped(query_pairs: Iterable[tuple[str, str]]) -> bool:
-    """Return whether the client takes events about many partitions, by `?grouped`.
-
-    Raises:
-        RequestError: 400 if it is repeated, or is neither true nor false.
-    """
+    """Return whether the client takes events about many partitions, by `?grouped`."""
     return _parse_flag("grouped", query_pairs)
 
 
@@ -221,7 +196,6 @@ def _parse_until(request: HTTPConnection) -> tuple[Literal["latest"] | int | Non
 
 
 def _parse_credit(text: str) -> int:
-    """Return the number of records of `?credit=`."""
     if not _CREDIT_PATTERN.fullmatch(text):
         raise _build_bad_request(
             f"?credit={text[:64]} is not a number of records; leave it out for no limit"
@@ -230,7 +204,6 @@ def _parse_credit(text: str) -> int:
 
 
 def _parse_wait(text: str) -> float:
-    """Return the seconds of `?wait=`."""
     match = _WAIT_PATTERN.fullmatch(text)
     if match is None:
         raise _build_bad_request(f"?wait={text[:64]} is not understood; use 30s, 500ms, 5m or 0")
@@ -241,12 +214,7 @@ def _parse_wait(text: str) -> float:
 
 
 def _parse_time(text: str, name: str) -> int | None:
-    """Return a time in milliseconds since 1970; None for now, by a clock that is ahead.
-
-    Args:
-        text: A time, or relative to now.
-        name: The parameter that it came from, for the error.
-    """
+    """Return a time in milliseconds since 1970; None for now, by a clock that is ahead."""
     ago = _AGO_PATTERN.fullmatch(text)
     if ago is not None:
         return max(0, now_ms() - int(int(ago[1]) * _UNIT_SECONDS[ago[2]] * 1000))
@@ -276,5 +244,4 @@ def _build_bad_request(detail: str) -> RequestError:
 
 
 def now_ms() -> int:
-    """Return the current time in milliseconds since 1970."""
     return int(time.time() * 1000)

@@ -74,13 +74,7 @@ class Routes:
         *,
         has_own_access: bool = False,
     ) -> None:
-        """Create the routes.
-
-        Args:
-            access: Admits or refuses clients.
-            limits: The limits of connections and requests.
-            has_own_access: Whether an application checks access in addition to the guards.
-        """
+        """Create the routes; `has_own_access` if an application checks access, too."""
         self.hubs = hubs
         self.settings = settings
         self.limits = limits
@@ -96,24 +90,16 @@ class Routes:
         self.reply_readers = ReplyReaders()
 
     def match(self, path: str, method: str | None = None) -> Match:
-        """Return the route of a path.
+        """Return the route of a percent-encoded path; a method of None is for a stream.
 
-        Args:
-            path: The path, percent-encoded as it came.
-            method: The HTTP method; None for a stream.
-
-        Raises:
-            HTTPException: 404 or 405 if no route matches.
-            RequestError: 503 if the gateway was not started.
+        It raises a 404 or 405 as `Paths.find_route`, and a 503 if the gateway was not started.
         """
         return self._build_match(self._find_path(path, method), path, method)
 
     def match_writable(self, path: str) -> Match:
         """Return the route that takes records by a path; the first with the path if none does.
 
-        Raises:
-            HTTPException: 404 if no route has the path.
-            RequestError: 503 if the gateway was not started.
+        It raises as `match`.
         """
         return self._build_match(self._find_path(path, WRITE_PURPOSE), path, WRITE_PURPOSE)
 
@@ -125,7 +111,6 @@ class Routes:
         )
 
     def _build_match(self, path_match: PathMatch, path: str, purpose: str | None) -> Match:
-        """Return a match without a client, if the gateway was started."""
         self.require_started()
         return Match(
             path_match.route,
@@ -162,19 +147,11 @@ class Routes:
     ) -> Match:
         """Return a match that is up to date, admitted again if the configuration changed.
 
-        Call it just before the effect, and await nothing in between.
-
-        Args:
-            token: A token that the client sent, as in `admit`.
-
-        Raises:
-            HTTPException: 404 or 405 if no route matches any more.
-            RequestError: Access is denied.
+        Call it just before the effect, and await nothing in between. It raises as `admit`.
         """
         return match if self.is_current(match) else await self.admit(match, connection, token)
 
     def _look_up_again(self, match: Match) -> Match:
-        """Return the match with what is configured now."""
         path_match = self._find_path(match.path, match.purpose)
         # To delete a record, the client's own method counts and not that of the route.
         has_route_method = match.purpose is WRITE_PURPOSE and match.method != "DELETE"
@@ -188,7 +165,6 @@ class Routes:
         )
 
     def apply_settings(self, settings: Settings) -> None:
-        """Use these settings from now on, for new clients and for running streams."""
         self.settings = settings
         self.paths = Paths(settings.routes)
         self.cors = CorsPolicies.from_settings(settings)
@@ -202,11 +178,7 @@ class Routes:
         )
 
     def require_started(self) -> None:
-        """Check that the gateway was started.
-
-        Raises:
-            RequestError: 503 if it was not. The log says so once.
-        """
+        """Raise a 503 if the gateway was not started. The log says so once."""
         if not self.hubs.started:
             if not self._has_reported_not_started:
                 log.error(NOT_STARTED_MESSAGE)
@@ -220,14 +192,9 @@ class Routes:
     def refuse_foreign_origin(
         self, connection: HTTPConnection, path: str, route: Route | None
     ) -> None:
-        """Check the origin of a WebSocket's handshake, and log one that is refused.
+        """Check the origin of a WebSocket's handshake; log one that is refused, and raise a 403.
 
-        Args:
-            path: The path of the route, or of a socket for many.
-            route: The route; None before one is known, where any of them may allow the page.
-
-        Raises:
-            RequestError: 403, if the page may not connect.
+        A route of None is for a socket of many, where any of them may allow the page.
         """
         routes = self.settings.routes if route is None else [route]
         access_controls = [self.get_access_control(each) for each in routes]
@@ -242,9 +209,7 @@ class Routes:
     def report_foreign_origin(self, origin: str, path: str, route: Route | None) -> None:
         """Log that a page of another site was refused, with the option that decided.
 
-        Args:
-            path: The path that it asked for.
-            route: The route of the path; None for what belongs to no single route.
+        `route` is None for paths that belong to no single route.
         """
         access, option = self.settings.listen.access_control, LISTEN_OPTION
         if route is not None and route.access_control is not None:
@@ -263,16 +228,10 @@ class Routes:
     async def admit(
         self, match: Match, connection: HTTPConnection, token: str | None = None
     ) -> Match:
-        """Return the match with what guards grant to the client.
+        """Return the match with what guards grant to the client, or raise a `RequestError`.
 
-        It is looked up again if the configuration changes while guards are asked.
-
-        Args:
-            token: A token that the client sent later; overrides the one of the connection.
-
-        Raises:
-            RequestError: Access is denied.
-            HTTPException: 404 or 405 if no route matches after a change of the configuration.
+        It is looked up again if the configuration changes while guards are asked, which may be a
+        404 or 405. `token`, which the client sent later, overrides the one of the connection.
         """
         # Asking guards may take seconds: the result counts only if the settings are still the same.
         while True:
@@ -300,11 +259,7 @@ class Routes:
         return match
 
     def check_blocklist(self, match: Match) -> None:
-        """Check that operators did not block the client or the route.
-
-        Raises:
-            RequestError: 503 if the route is paused, 403 if the identity is revoked.
-        """
+        """Raise a 503 if operators paused the route, or a 403 if they revoked the identity."""
         error = self.stream_registry.find_refusal(match)
         if error is not None:
             raise error
@@ -314,13 +269,8 @@ class Routes:
     ) -> Client:
         """Subscribe a client to what the query and `Last-Event-ID` of a request ask for.
 
-        Args:
-            wire: How the client is sent its events.
-            page_records: The size of a page in records, if the client wants only the next page;
-                `?until=COUNT` overrides it.
-
-        Returns:
-            The client, which is owned by its hub.
+        `page_records` is the size of a page, which `?until=COUNT` overrides. The hub owns the
+        client.
 
         Raises:
             RequestError: The request asks for something wrong, or something it may not see.
@@ -360,16 +310,8 @@ class Routes:
     ) -> Client:
         """Subscribe a client that continues another one, from the position of that one.
 
-        If the other client read none of the topics, the query says where the new one starts.
-
-        Args:
-            wire: How the client is sent its events.
-            handover: What the other client left.
-
-        Raises:
-            RequestError: The query asks for something wrong, or something it may not see.
-            TokenError: The position cannot be used.
-            KafkaError: No broker could be asked.
+        If the other client read none of the topics, the query says where the new one starts. It
+        raises as `open_client`.
         """
         view, overrides = await self.get_view(match, query_pairs), {"lastEventId": ""}
         if handover.cluster != view.cluster:
@@ -398,23 +340,14 @@ class Routes:
         return start, start_request.token_error is not None
 
     def check_parameters(self, match: Match, query_pairs: QueryPairs) -> None:
-        """Check that something reads each parameter of the query.
+        """Refuse parameters of the query that nothing reads by 400.
 
         A stream that continues is not checked again: after a reload, its route may read others.
-
-        Raises:
-            RequestError: 400 for one that nothing reads.
         """
         self._parameters.check(match.route, query_pairs)
 
     async def get_view(self, match: Match, query_pairs: QueryPairs) -> View:
-        """Return the view of a request with this query.
-
-        Raises:
-            RequestError: The query asks for something wrong, or something it may not see.
-            UnknownTopic: A topic is not served here.
-            KafkaError: The path has a pattern, and no broker could be asked for the topics.
-        """
+        """Return the view of a request with this query; raises as `Views.get_view`."""
         return await self._views.get_view(
             match.route, match.params, query_pairs, granted=match.granted
         )
@@ -429,7 +362,6 @@ class Routes:
         position_refused: bool,
         handover: Handover | None = None,
     ) -> Client:
-        """Subscribe a client by the options of the match's route."""
         with_ = match.route.stream
         client = await self.hubs.get_hub(view.cluster).subscribe(
             view,
@@ -450,15 +382,10 @@ class Routes:
         return client
 
     def get_hub(self, route: Route) -> Hub:
-        """Return the hub of the cluster that a route reads."""
         return self.hubs.get_hub(self._views.get_cluster_name(route))
 
     def get_challenge_lead(self, guard: str) -> float | None:
-        """Return how many seconds before its grants expire a guard asks for a new token.
-
-        Returns:
-            Seconds; None if the guard takes no new token.
-        """
+        """Return how many seconds before expiry a guard asks for a new token, if it does."""
         section = self.settings.guards.get(guard)
         return None if section is None else section.challenge_lead
 

@@ -37,12 +37,7 @@ _TOPIC_NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 class ClientSelection(NamedTuple):
-    """What a client chooses.
-
-    Attributes:
-        filters: Conditions on records; all of them must match.
-        fields: JSON pointers of the fields to be sent; empty for all that are shown.
-    """
+    """The filters and fields that a client chooses; no fields stand for all that are shown."""
 
     filters: Filters = Filters()
     fields: tuple[str, ...] = ()
@@ -51,11 +46,7 @@ class ClientSelection(NamedTuple):
 class TemplateValues(NamedTuple):
     """The values of the placeholders in a route's templates.
 
-    Attributes:
-        params: The parameters of the path, by name.
-        query: The parameters of the query, by name.
-        granted: The claims of the client.
-        words: Further values, such as `idempotencyKey`.
+    `words` are further values, such as `idempotencyKey`.
     """
 
     params: Mapping[str, str] = {}
@@ -64,11 +55,7 @@ class TemplateValues(NamedTuple):
     words: Mapping[str, str] = {}
 
     def render(self, template: Template) -> str:
-        """Return the text of a template.
-
-        Raises:
-            RequestError: 400 for a missing parameter, 403 for a missing claim.
-        """
+        """Return the text; raise a 400 for a missing parameter, a 403 for a missing claim."""
         if not template.placeholders:
             return template.render()
         try:
@@ -96,11 +83,6 @@ class Views:
     """
 
     def __init__(self, hubs: Hubs, settings: Settings) -> None:
-        """Create the views.
-
-        Args:
-            settings: The configuration, with the routes.
-        """
         self._hubs = hubs
         self._settings = settings
         self._cluster_by_route = {
@@ -121,12 +103,6 @@ class Views:
         granted: Granted = NO_GRANTS,
     ) -> View:
         """Return the view of one request.
-
-        Args:
-            params: The parameters of the path, by name.
-            query: All parameters of the query, in their order.
-            selection: What the client chooses, instead of what the query says.
-            granted: What guards granted to the client.
 
         Raises:
             RequestError: 400, 403 or 404 if the client chooses something wrong.
@@ -149,7 +125,6 @@ class Views:
         return replace(view, is_pattern=True) if is_pattern else view
 
     def get_cluster_name(self, route: Route) -> str:
-        """Return the name of the cluster that a route reads."""
         known = self._cluster_by_route.get(id(route))
         return self._settings.get_cluster_name(route) if known is None else known
 
@@ -184,12 +159,9 @@ class Views:
 
 
 def check_selection_allowed(route: Route, query: Iterable[tuple[str, str]]) -> None:
-    """Check that a query chooses only what the route lets clients choose.
+    """Raise a 403 if a query chooses what the route does not let clients choose.
 
-    It looks at the names alone: a refused client must not cost the parsing of its filters.
-
-    Raises:
-        RequestError: 403 if the route does not let clients choose.
+    Only names are looked at: a refused client must not cost the parsing of its filters.
     """
     names = {name for name, text in query if text}
     if "filter" in names and not route.with_.client_filters:
@@ -199,11 +171,7 @@ def check_selection_allowed(route: Route, query: Iterable[tuple[str, str]]) -> N
 
 
 def parse_selection(query: Iterable[tuple[str, str]]) -> ClientSelection:
-    """Parse `?filter=` (if repeated, all of them must match) and `?fields=`.
-
-    Raises:
-        RequestError: 400 if they cannot be parsed.
-    """
+    """Parse `?filter=` (if repeated, all of them must match) and `?fields=`."""
     query_pairs = list(query)
     filters = [text for name, text in query_pairs if name == "filter" and text]
     fields = [text for name, text in query_pairs if name == "fields" and text]
@@ -229,17 +197,9 @@ def build_route_view(
     known_topics: Collection[str],
     cluster: str = "",
 ) -> View:
-    """Build the view of one request.
+    """Build the view of one request; raises as `Views.get_view`.
 
-    Args:
-        selection: What the client chooses.
-        known_topics: The topics that may be served; if the route has `allow`, those that a
-            pattern may mean.
-        cluster: The name of the cluster that the route reads.
-
-    Raises:
-        RequestError: 400, 403 or 404 if the client chooses something wrong.
-        UnknownTopic: A topic is not served here.
+    With `allow`, `known_topics` are those that a pattern may mean.
     """
     with_, shown = route.with_, _get_shown_fields(route, values.granted)
     return View(
@@ -326,7 +286,6 @@ def _is_allowed(name: str, allow: Collection[str]) -> bool:
 def _build_filters(
     route: Route, values: TemplateValues, client_filters: Filters, shown_fields: tuple[str, ...]
 ) -> Filters:
-    """Return the route's filters together with those of the client."""
     try:
         own = build_route_filters(item.render(values.render) for item in route.with_.filters)
     except ValueError as error:
@@ -345,8 +304,7 @@ def _build_filters(
 def _get_shown_fields(route: Route, granted: Granted) -> tuple[str, ...]:
     """Return the fields that this client may see; empty for all fields.
 
-    Raises:
-        RequestError: 403 if there are none: an empty list would show everything.
+    If there are none it is a 403: an empty list would show everything.
     """
     fields = route.with_.fields
     visible = {
