@@ -43,22 +43,13 @@ _PATTERN_SYNTAX = re.compile(r"[^A-Za-z0-9._~%!$&'@,;=-]")
 
 
 def is_asked_for(request: Request) -> bool:
-    """Return whether a request asks for the dictionary of a route, and not for a stream."""
     return bool(request.scope["query_string"]) and PARAMETER in request.query_params
 
 
 async def negotiate_stream(
     routes: Routes, match: Match, request: Request, wire: Wire
 ) -> tuple[Wire, dict[str, str]]:
-    """Return the wire of a stream and the headers that name its coding.
-
-    Args:
-        match: The route, to which the client was admitted.
-        wire: The wire without compression.
-
-    Raises:
-        RequestError: The client asks for something that it may not see.
-    """
+    """Return the wire of a stream and the headers that name its coding."""
     field = request.headers.get("available-dictionary")
     if field is None or not has_dictionary(match.route):
         return negotiate_wire(wire, match.route, request)
@@ -76,12 +67,7 @@ async def negotiate_stream(
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
-    """Return the dictionary of a route, as this client sees the route.
-
-    Raises:
-        RequestError: 404, if the route has no dictionaries.
-        KafkaError: No records could be read for it.
-    """
+    """Return the dictionary of a route, as this client sees the route."""
     routes.check_parameters(match, get_query_pairs(request))
     if not has_dictionary(match.route):
         detail = "this route has none; it needs `compression: dictionary` and `history: all`"
@@ -130,12 +116,10 @@ def _build_response(
 
 
 def build_match(path: str) -> str:
-    """Return the URLPattern of the streams of a path, with any query, relative to the path itself.
+    """Return the URLPattern of the streams of a path, with any query.
 
-    It is relative so that it is right behind proxies that add to the path.
-
-    Args:
-        path: The path of a route, percent-encoded as it came.
+    It is relative to the path, so that it is right behind proxies that add to the path. The path is
+    percent-encoded as it came.
     """
     segment = path.partition("?")[0].rpartition("/")[2]
     # The backslash of the pattern is written as two in a string of a structured field.
@@ -147,7 +131,7 @@ async def _get_dictionaries(
 ) -> tuple[Dictionaries, View]:
     """Return the dictionaries of the route's cluster, and the view that they are looked up by.
 
-    It is the route as the client sees it without choosing records or fields of it.
+    The view is without the client's choice of records or fields.
     """
     pairs = [pair for pair in get_query_pairs(request) if pair[0] not in SELECTION_PARAMETERS]
     view = await routes.get_view(match, pairs)

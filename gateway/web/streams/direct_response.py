@@ -40,12 +40,7 @@ async def build_response(
     build_asgi_response: Callable[[HttpStream], AsgiResponse],
     headers: Mapping[str, str],
 ) -> AsgiResponse:
-    """Return the response of a stream, once its BEGIN is due.
-
-    Args:
-        wire: What `choose_wire` has returned. A `ChunkedWire` makes it a `DirectResponse`.
-        open_stream: Opens another stream for the same request, on the wire it is called with.
-    """
+    """Return the response of a stream, once its BEGIN is due: direct for a `ChunkedWire`."""
     await stream.wait_until_ready()
     if not isinstance(wire, ChunkedWire):
         return build_asgi_response(stream)
@@ -59,15 +54,14 @@ async def build_response(
 
 
 def is_takeover_offered(scope: Scope) -> bool:
-    """Return whether the connection of a request may be taken over."""
     return TAKEOVER in scope.get("extensions", {}) and scope.get("http_version") == "1.1"
 
 
 class DirectResponse:
     """A response that begins by ASGI, and then leaves its connection to the stream.
 
-    Created by `build_response`. Whether the connection can be taken over is known only once the
-    response has begun; if not, the stream is opened again, for ASGI.
+    Whether the connection can be taken over is known only once the response has begun; if not, the
+    stream is opened again, for ASGI.
     """
 
     def __init__(
@@ -76,18 +70,11 @@ class DirectResponse:
         build_fallback: Callable[[], Awaitable[AsgiResponse]],
         headers: Mapping[str, str],
     ) -> None:
-        """Prepare a response.
-
-        Args:
-            stream: The stream, on a `ChunkedWire`.
-            build_fallback: Opens the same stream by ASGI, and returns its response.
-        """
         self._stream = stream
         self._build_fallback = build_fallback
         self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Begin the response, and give the connection to the stream."""
         try:
             # The head and the first block of the stream leave in one write.
             with buffer_head(scope) as head:

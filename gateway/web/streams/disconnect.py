@@ -16,13 +16,9 @@ class ClientDisconnected(Exception):
 
 
 async def run_while_connected(request: Request, coro: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine, or cancel it when the client disconnects.
+    """Return the result of a coroutine, or cancel it and raise if the client disconnects.
 
-    Args:
-        request: The request, whose body must have been read.
-
-    Raises:
-        ClientDisconnected: The client has disconnected before the work was done.
+    The body of the request must have been read.
     """
     work = asyncio.create_task(coro)
     disconnect = asyncio.create_task(_wait_for_disconnect(request))

@@ -43,12 +43,6 @@ class HttpStream(OpenStream):
     def __init__(
         self, routes: Routes, match: Match, request: Request, wire: Wire, release_slot: ReleaseSlot
     ) -> None:
-        """Register a stream without a client; see `open`.
-
-        Args:
-            match: The route, to which the client was admitted.
-            release_slot: Gives the slot of the connection back; called once, at the end.
-        """
         client = request.scope.get("client")
         super().__init__(routes, match, get_query_pairs(request), client[0] if client else "")
         self._wire = wire
@@ -59,18 +53,7 @@ class HttpStream(OpenStream):
 
     @classmethod
     async def open(cls, routes: Routes, match: Match, request: Request, wire: Wire) -> Self:
-        """Open a stream for a request. It counts as a connection.
-
-        Args:
-            match: The route, to which the client was admitted.
-            request: The request, whose query says what to show.
-
-        Raises:
-            Busy: A limit is reached.
-            RequestError: The stream is refused.
-            TokenError: The resume token cannot be used.
-            KafkaError: Kafka does not answer.
-        """
+        """Open a stream for a request. It counts as a connection."""
         release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
         try:
             # The supervisor may have been asked for the slot: the configuration may be another one.
@@ -97,12 +80,7 @@ class HttpStream(OpenStream):
             raise
 
     def attach(self, outlet: HttpOutlet, head: bytes) -> None:
-        """Write the stream to an outlet from now on.
-
-        Args:
-            outlet: The connection, which was taken over.
-            head: Bytes to write first.
-        """
+        """Write the stream, after the bytes of `head`, to an outlet from now on."""
         client, self._outlet = self._client, outlet
         if client is not None:
             client.attach(outlet, head)
@@ -111,8 +89,8 @@ class HttpStream(OpenStream):
     async def iter_bytes(self) -> AsyncIterator[bytes]:
         """Yield all bytes of the stream, for ASGI. It is closed when the iteration ends.
 
-        What is yielded may wait behind what the client has not read. It ends if there is no memory
-        for that.
+        The bytes may wait for the client to read. The iteration ends if there is no memory for
+        that.
         """
         memory = self.routes.hubs.client_memory
         try:
@@ -137,23 +115,19 @@ class HttpStream(OpenStream):
             self.close()
 
     def release_memory(self) -> None:
-        """End the stream, whose connection is disconnected besides. See `Holder`."""
         self.end(EndReason.SLOW)
 
     # The owner of the outlet.
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """The connection; None if the stream goes by ASGI."""
         return None if self._outlet is None else self._outlet.transport
 
     def on_drained(self) -> None:
-        """Let the client write again. See `OutletOwner`."""
         if self._client is not None and self._client.push is not None:
             self._client.push.on_drained()
 
     def probe(self) -> None:
-        """Write something that a client ignores. See `OutletOwner`."""
         if self._client is not None and self._client.push is not None:
             self._client.push.probe()
 
@@ -178,7 +152,7 @@ class HttpStream(OpenStream):
         client.set_close_listener(self)
 
     def on_client_closed(self) -> None:
-        """Close the stream, as its client is gone. See `CloseListener`.
+        """Close the stream, as its client is gone.
 
         A client that `iter_bytes` pulls from is also closed at a handover, which ends nothing.
         """
@@ -208,9 +182,7 @@ class HttpStream(OpenStream):
     async def _open_next_client(self, handover: Handover) -> bytes:
         """Open the next client, and wait until its BEGIN is due.
 
-        Returns:
-            Nothing, if there is a next client or the stream was closed meanwhile; else the last
-            bytes of the stream, which end it with a reason.
+        If that fails, return the last bytes of the stream, which end it with a reason.
         """
         try:
             client = await self.routes.resume_client(self.match, self.query, self._wire, handover)

@@ -38,25 +38,13 @@ from .renewal import TokenRenewer, parse_renewal_path
 
 
 class PagePaths:
-    """The paths of the pages, which Starlette serves.
-
-    Created by `web/app/app.py`, and updated when a reload changes the pages.
-
-    Attributes:
-        paths: The paths of single pages.
-        prefixes: The beginnings of the paths of mounted applications, each with a slash at its end.
-    """
+    """The paths of the pages, which Starlette serves and a reload may change."""
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
-        """Read the paths of Starlette's routes, as `set_routes` does."""
         self.set_routes(routes)
 
     def set_routes(self, routes: Sequence[BaseRoute]) -> None:
-        """Replace all paths.
-
-        Args:
-            routes: Starlette's routes, whose paths must have no parameters.
-        """
+        """Replace all paths by those of Starlette's routes, which must have no parameters."""
         self.paths = frozenset(page.path for page in routes if isinstance(page, Route))
         self.prefixes = tuple(f"{page.path}/" for page in routes if isinstance(page, Mount))
 
@@ -65,8 +53,7 @@ class StreamMiddleware:
     """ASGI middleware that serves every configured route, and leaves the pages to Starlette.
 
     It responds with 404 to a path that is neither. It stands in front of Starlette, because a
-    connect took 17 us more through Starlette's router and error handling. Created by
-    `web/app/app.py`.
+    connect took 17 us more through Starlette's router and error handling.
     """
 
     def __init__(
@@ -77,13 +64,6 @@ class StreamMiddleware:
         pages: PagePaths,
         co_hosted_app: CoHostedApp | None = None,
     ) -> None:
-        """Wrap the application of the pages.
-
-        Args:
-            app: The application that serves the pages.
-            pages: The paths for which requests go to `app`.
-            co_hosted_app: A co-hosted app on the same port, if there is one.
-        """
         self._app = app
         self._routes = routes
         self._renewer = renewer
@@ -91,7 +71,6 @@ class StreamMiddleware:
         self._co_hosted_app = co_hosted_app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or WebSocket."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -168,12 +147,7 @@ class StreamMiddleware:
     def _get_cors_policy(
         self, cors: CorsPolicies, cors_request: CorsRequest, path: str, is_page: bool
     ) -> CorsPolicy:
-        """Return the policy for a path.
-
-        Args:
-            path: Its path, percent-encoded.
-            is_page: Whether the path is a page.
-        """
+        """Return the policy for a path."""
         if _is_shared_path(path):
             return cors.get_shared_policy(cors_request.origin)
         return cors.get_policy(self._find_nearest_route(cors_request, path, is_page))
@@ -181,7 +155,6 @@ class StreamMiddleware:
     def _find_nearest_route(
         self, cors_request: CorsRequest, path: str, is_page: bool
     ) -> StreamRoute | None:
-        """Return the route whose `access-control` decides; None for a page."""
         if is_page or _is_shared_path(path):
             return None
         method = "GET" if cors_request.method == "HEAD" else cors_request.method
@@ -204,8 +177,7 @@ class StreamMiddleware:
     ) -> Response:
         """Return the response to a preflight.
 
-        Args:
-            path: Its path, percent-encoded; None for a page, which the limits do not count.
+        `path` is percent-encoded; None for a page, which the limits do not count.
         """
         try:
             if path is not None:
@@ -219,8 +191,8 @@ class StreamMiddleware:
     async def _dispatch_request(self, request: Request, path: str) -> AsgiResponse:
         """Return the response to a request that is for no page.
 
-        In each case the path is looked up before the request counts towards the rate of its
-        address, except where the path is fixed.
+        The path is looked up before the request counts towards the rate of its address, except
+        where the path is fixed.
         """
         try:
             check_rate = self._routes.limits.check_rate

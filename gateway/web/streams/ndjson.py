@@ -47,7 +47,6 @@ def prefers_ndjson(request: Request) -> bool:
 
 @cache_short(256)  # saves 40 us of a connect: clients send few different headers
 def _parse_accept(accept: str) -> tuple[MediaPreference, MediaPreference]:
-    """Return how much a client wants lines of JSON, and how much server-sent events."""
     lines = max(get_media_preference(accept, name) for name in ACCEPTED_MEDIA_TYPES)
     return lines, get_media_preference(accept, "text/event-stream")
 
@@ -58,19 +57,11 @@ class NdjsonResponse(StreamingResponse):
     def __init__(
         self, content: AsyncIterator[bytes], on_close: Callable[[], Any], headers: Mapping[str, str]
     ) -> None:
-        """Prepare a response.
-
-        Args:
-            content: The bytes of the stream.
-            on_close: Called when the response is over, also if the client disconnects before the
-                first byte.
-            headers: The headers, except for the content type.
-        """
+        """Prepare a response; `on_close` is called also if it never begins."""
         super().__init__(content, headers=headers, media_type=MEDIA_TYPE)
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream until it ends or the client disconnects."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -78,16 +69,7 @@ class NdjsonResponse(StreamingResponse):
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> AsgiResponse:
-    """Return the response to a request for lines: the stream, once its BEGIN is due, or a page.
-
-    Args:
-        match: The route, to which the client was admitted.
-
-    Raises:
-        RequestError: The stream is refused.
-        TokenError: The resume token cannot be used.
-        KafkaError: Kafka does not answer.
-    """
+    """Return the response to a request for lines: the stream, once its BEGIN is due, or a page."""
     plain_wire = NdjsonWire(
         query.wants_positions(request), query.is_grouped(query.get_query_pairs(request))
     )
@@ -137,7 +119,6 @@ async def _respond_with_page(
 async def _build_page_response(
     request: Request, match: Match, client: Client, buffer: page.PageBuffer, wait_s: float
 ) -> Response:
-    """Return the page, or an empty response to a client that has disconnected meanwhile."""
     with buffer:
         try:
             result = await run_while_connected(request, page.read_page(client, buffer, wait_s))
@@ -164,9 +145,7 @@ def build_link_headers(scope: Scope, result: page.Page) -> dict[str, str]:
 def build_next_link(scope: Scope, token: str) -> str:
     """Return the URL of the next page, as a relative reference (RFC 3986 4.2).
 
-    Args:
-        scope: The ASGI scope of the request, whose query is kept except for its token.
-        token: The token at the end of this page.
+    The query is kept except for its token.
     """
     path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     query_string: bytes = scope["query_string"]

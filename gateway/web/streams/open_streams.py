@@ -1,7 +1,7 @@
 """The open streams of this process, on any wire: find them, renew, change and end them.
 
-A stream outlives the hub's clients. What it shows may change while it is open: its client then ends
-with a handover, and another one goes on from the same position on the same connection.
+A stream outlives the hub's clients. A change while it is open ends its client with a handover, and
+another client goes on from the same position on the same connection.
 """
 
 from __future__ import annotations
@@ -39,12 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class StreamChange(NamedTuple):
-    """What a stream is to show.
-
-    Attributes:
-        match: The route, and what the client is granted on it.
-        needs_new_client: Whether another client is needed even if the present one has this view.
-    """
+    """The next content of a stream, and whether another client is needed in any case."""
 
     match: Match
     query: QueryPairs
@@ -57,23 +52,18 @@ StreamOutcomes: TypeAlias = Mapping[tuple[str, str], int]
 
 
 class StreamRoutes(Protocol):
-    """Define what a stream needs of the `Routes` that opened it."""
+    """The part of `Routes` that a stream needs."""
 
     @property
-    def stream_registry(self) -> StreamRegistry:
-        """Return the registry of the open streams."""
+    def stream_registry(self) -> StreamRegistry: ...
 
-    def match(self, path: str) -> Match:
-        """Return the route of a path."""
+    def match(self, path: str) -> Match: ...
 
-    def check_parameters(self, match: Match, query_pairs: QueryPairs) -> None:
-        """Check that something reads each parameter of the query."""
+    def check_parameters(self, match: Match, query_pairs: QueryPairs) -> None: ...
 
-    async def get_view(self, match: Match, query_pairs: QueryPairs) -> View:
-        """Return the view of a request with this query."""
+    async def get_view(self, match: Match, query_pairs: QueryPairs) -> View: ...
 
-    def get_challenge_lead(self, guard: str) -> float | None:
-        """Return how many seconds before its grants expire a guard asks for a new token."""
+    def get_challenge_lead(self, guard: str) -> float | None: ...
 
 
 class OpenStream:
@@ -81,16 +71,13 @@ class OpenStream:
 
     It is registered in the `StreamRegistry` from its creation until `mark_closed`. Its client may
     be None before the first one, during a handover and at the end. A change that is requested
-    before the client has begun is pending until then, because the position of the client, which
-    the next one needs, is not known before.
+    before the client has begun is pending until then, because the position of the client, which the
+    next one needs, is not known before.
 
     Attributes:
-        match: The route, and what the client is granted on it.
-        address: The IP address of the client; empty if it is not known.
         renewal_name: The secret name by which its client renews the token; empty until needed.
         opened_at: When the stream was created, in seconds since 1970.
         number: Its number among all streams of this process, in the order of their creation.
-        is_closed: Whether nothing of it is left.
     """
 
     __slots__ = (
@@ -112,13 +99,6 @@ class OpenStream:
     def __init__(
         self, routes: StreamRoutes, match: Match, query: QueryPairs, address: str = ""
     ) -> None:
-        """Register a stream without a client.
-
-        Args:
-            match: The route, to which the client was admitted.
-            query: What the stream is to show.
-            address: The IP address of the client.
-        """
         self.routes = routes
         self.match = match
         self.query = query
@@ -141,7 +121,7 @@ class OpenStream:
 
     @property
     def matches(self) -> list[Match]:
-        """What the stream shows now and, if a change is pending, what it will show next."""
+        """The present match and, if a change is pending, the next one."""
         return (
             [self.match]
             if self._pending_change is None
@@ -154,7 +134,6 @@ class OpenStream:
         return None
 
     def end(self, reason: EndReason) -> None:
-        """End the stream with an `end` event of this reason."""
         self._end_reason = self._end_reason or reason
         if self._client is not None:
             self._client.end(reason)
@@ -162,17 +141,12 @@ class OpenStream:
     async def renew(self, granted: Granted) -> None:
         """Go on with new grants: until they expire, and with the view that they allow.
 
-        Raises:
-            RequestError: The grants do not allow the stream, which stays as it was.
+        If they do not allow the stream, it stays as it was, and a `RequestError` is raised.
         """
         self.apply_change(await self.build_renewal(granted))
 
     async def build_renewal(self, granted: Granted) -> StreamChange:
-        """Return the change to new grants, without applying it.
-
-        Raises:
-            RequestError: The grants do not allow the stream.
-        """
+        """Return the change to new grants, without applying it; raises as `renew`."""
         match, query = self._latest_match_and_query
         # The route may require more than when the guards were asked.
         if not granted.has(match.route.guarded):
@@ -183,11 +157,7 @@ class OpenStream:
     async def apply_reload(
         self, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
     ) -> str:
-        """Adapt the stream to a new configuration.
-
-        Returns:
-            What becomes of the stream: `untouched`, `moved`, or `ended (REASON)`.
-        """
+        """Adapt to a configuration; return `untouched`, `moved`, or `ended (REASON)`."""
         change = await self._plan_reload(self.routes, changed_guards, changed_topics)
         if isinstance(change, EndReason):
             self.end(change)
@@ -201,11 +171,7 @@ class OpenStream:
         changed_guards: Set[str],
         changed_topics: Set[ClusterTopic],
     ) -> str:
-        """Return what would become of the stream, as `apply_reload` does, and change nothing.
-
-        Args:
-            new_routes: The routes of the new configuration.
-        """
+        """Return the outcome of `apply_reload` for the new routes, and change nothing."""
         change = await self._plan_reload(new_routes, changed_guards, changed_topics)
         if isinstance(change, EndReason):
             return f"ended ({change})"
@@ -238,7 +204,6 @@ class OpenStream:
 
     @property
     def _latest_match_and_query(self) -> tuple[Match, QueryPairs]:
-        """What the stream will show once its pending change is applied, if there is one."""
         if self._pending_change is None:
             return self.match, self.query
         return self._pending_change.match, self._pending_change.query
@@ -253,7 +218,7 @@ class OpenStream:
             self._apply_pending_change(self._client)
 
     def _on_attached(self, client: Client) -> None:
-        """Apply what was requested before the client had begun. To be called when it has."""
+        """Apply changes that were requested before the client began; called when it has."""
         self._has_begun = True
         self._end_if_blocked()
         if self._end_reason:
@@ -285,7 +250,7 @@ class OpenStream:
             self.end(error.reason)
 
     def _take_handover(self) -> Handover:
-        """Return what a client has left that ended by `EndReason.CHANGED`, and apply the change."""
+        """Return the handover of a client that ended by `CHANGED`, and apply the change."""
         client, self._client, self._has_begun = self._client, None, False
         assert client is not None and self._pending_change is not None
         self.match, self.query, _, _ = self._pending_change
@@ -293,7 +258,6 @@ class OpenStream:
         return client.take_handover()
 
     def mark_closed(self) -> None:
-        """Unregister the stream. It may be called again."""
         self.is_closed = True
         self._cancel_challenge()
         self.routes.stream_registry.discard(self)
@@ -301,7 +265,6 @@ class OpenStream:
     # The expiry of grants.
 
     def _schedule_challenge(self) -> None:
-        """Set the timer for the challenge, by the grants that expire first."""
         self._cancel_challenge()
         expiring = self.match.granted.expiring
         lead = None if expiring is None else self.routes.get_challenge_lead(expiring.guard)
@@ -310,12 +273,7 @@ class OpenStream:
             self._challenge_timer = WallClockTimer(expiring.expires - lead, send)
 
     def _send_challenge(self, guard: str, expires_at: float) -> None:
-        """Ask the client for a new token.
-
-        Args:
-            guard: The guard whose grants expire.
-            expires_at: When they expire, in seconds since 1970.
-        """
+        """Ask the client for a new token before `expires_at`, in seconds since 1970."""
         raise NotImplementedError
 
     def _cancel_challenge(self) -> None:
@@ -327,14 +285,8 @@ class OpenStream:
 def keep_grants(previous_match: Match, route: Route, changed_guards: Set[str]) -> Granted | None:
     """Return the part of a client's grants that a reloaded route asks for.
 
-    Args:
-        previous_match: The route before the reload, and what the client was granted on it.
-        route: The route after the reload.
-        changed_guards: The guards that the reload has changed.
-
-    Returns:
-        The grants; None if they do not allow the route, or if a guard that was changed would have
-        to be asked again.
+    None means that they do not allow the route, or that a guard that was changed would have to be
+    asked again.
     """
     granted = previous_match.granted
     if not changed_guards.isdisjoint(route.guarded) or not granted.has(route.guarded):
@@ -352,7 +304,6 @@ def get_end_reason(exc: GatewayError | HTTPException) -> EndReason:
 
 
 async def _end_streams(streams: Iterable[OpenStream], reason: EndReason) -> None:
-    """End streams in slices, so that other tasks run in between."""
     for n, stream in enumerate(streams):
         stream.end(reason)
         if n % STREAMS_PER_SLICE == STREAMS_PER_SLICE - 1:
@@ -362,13 +313,12 @@ async def _end_streams(streams: Iterable[OpenStream], reason: EndReason) -> None
 class StreamRegistry:
     """All open streams of this process, and the tasks that work on them.
 
-    Created and owned by `Routes`, one for each worker. `run` must be running while tasks are
-    started, and cancels them at the end.
+    One for each worker. `run` must be running while tasks are started, and cancels them at the end.
 
     Attributes:
         instance_id: A random id of this process. Stream numbers begin at 1 in every process.
         find_refusal: Returns the error of a route that an operator has paused or of a client whose
-            access was revoked; None for any other match. The blocklist sets it.
+            access was revoked. The blocklist sets it.
     """
 
     def __init__(self) -> None:
@@ -390,7 +340,6 @@ class StreamRegistry:
         return len(self._by_number)
 
     def add(self, stream: OpenStream) -> int:
-        """Register a stream, and return its number."""
         self._last_number += 1
         self._by_number[self._last_number] = stream
         return self._last_number
@@ -398,19 +347,16 @@ class StreamRegistry:
     def iter_after(self, number: int) -> Iterator[OpenStream]:
         """Yield the streams behind a number, in order. None may close during the iteration.
 
-        Args:
-            number: The number of a stream, which need not be open any more.
+        The stream of the number need not be open any more.
         """
         numbers = list(self._by_number)
         for later_number in numbers[bisect_right(numbers, number) :]:
             yield self._by_number[later_number]
 
     def get(self, number: int) -> OpenStream | None:
-        """Return the stream of a number; None if it is not open."""
         return self._by_number.get(number)
 
     def discard(self, stream: OpenStream) -> None:
-        """Unregister a stream. It may be called again."""
         self._by_number.pop(stream.number, None)
         self._by_renewal_name.pop(stream.renewal_name, None)
 
@@ -422,11 +368,9 @@ class StreamRegistry:
         return stream.renewal_name
 
     def find_by_renewal_name(self, name: str) -> OpenStream | None:
-        """Return the stream of a secret name; None if this process has none."""
         return self._by_renewal_name.get(name)
 
     async def run(self) -> None:
-        """Run until cancelled, and then cancel the tasks that are left."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -439,11 +383,7 @@ class StreamRegistry:
     async def apply_reload(
         self, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
     ) -> StreamOutcomes:
-        """Adapt all streams to a new configuration, in slices.
-
-        Returns:
-            How many streams had each outcome of `OpenStream.apply_reload`, by their route.
-        """
+        """Adapt all streams to a new configuration, in slices; return the outcomes by route."""
         return await self._count_outcomes(
             lambda stream: stream.apply_reload(changed_guards, changed_topics)
         )
@@ -454,11 +394,7 @@ class StreamRegistry:
         changed_guards: Set[str],
         changed_topics: Set[ClusterTopic],
     ) -> StreamOutcomes:
-        """Return what `apply_reload` would do, in slices, and change nothing.
-
-        Args:
-            new_routes: The routes of the new configuration.
-        """
+        """Return the outcomes of `apply_reload`, in slices, and change nothing."""
         return await self._count_outcomes(
             lambda stream: stream.predict_reload(new_routes, changed_guards, changed_topics)
         )
@@ -477,15 +413,7 @@ class StreamRegistry:
         return outcomes
 
     def end_matching(self, predicate: Callable[[OpenStream], bool], reason: EndReason) -> int:
-        """End the streams that a predicate selects, in slices, without waiting for that.
-
-        Args:
-            predicate: Returns whether to end a stream.
-            reason: The reason in their `end` events.
-
-        Returns:
-            How many streams are ended.
-        """
+        """End the streams that a predicate selects, in slices; return their number at once."""
         selected = [
             stream
             for stream in self._by_number.values()

@@ -38,8 +38,7 @@ def parse_renewal_path(path: str) -> str | None:
 class TokenRenewer:
     """Renews the tokens of the streams of all workers.
 
-    Created by `web/app/app.py`, one for each worker. A request may come to any worker, so this
-    worker asks all others over the bus for the stream.
+    A request may come to any worker, so this worker asks all others over the bus for the stream.
     """
 
     def __init__(self, routes: Routes, bus: Bus) -> None:
@@ -49,19 +48,9 @@ class TokenRenewer:
         bus.add_handler("stream-renew", self._handle_renew)
 
     async def renew(self, name: str, request: Request) -> Response:
-        """Renew the token of a stream.
+        """Renew the token of the stream with this name, which its `challenge` has.
 
-        Args:
-            name: The name in the stream's `challenge`.
-            request: The request, with the new token.
-
-        Returns:
-            The response 204.
-
-        Raises:
-            RequestError: 404, if no open stream has the name; 401 or 403, as the guards of its
-                route decide; 403, if the token is another client's; 503, if a worker does not
-                answer.
+        Without such a stream it is a 404, and 403 for the token of another client.
         """
         path = await self._ask_owner("stream-path", name)
         match = await self._routes.admit(self._routes.match(path), request)
@@ -73,7 +62,6 @@ class TokenRenewer:
         return Response(status_code=204, headers={"Cache-Control": "no-store"})
 
     async def _ask_owner(self, topic: str, data: Any) -> Any:
-        """Return the response of the worker that has the stream."""
         responses = await self._bus.request(topic, data)
         # Workers without the stream respond with None.
         found = [response for response in responses.by_worker.values() if response is not None]
@@ -84,12 +72,11 @@ class TokenRenewer:
         return found[0]
 
     def _handle_path(self, worker: int, name: str) -> str | None:
-        """Return the path of a stream; None if this worker does not have it."""
         stream = self._routes.stream_registry.find_by_renewal_name(name)
         return None if stream is None else stream.match.path
 
     def _handle_renew(self, worker: int, data: tuple[str, list[Any]]) -> RenewalOutcome | None:
-        """Give a stream what its client is granted now; None if this worker does not have it."""
+        """Give a stream the present grants of its client; None if this worker does not have it."""
         name, granted_json = data
         stream = self._routes.stream_registry.find_by_renewal_name(name)
         granted = Granted.from_json(granted_json)
