@@ -50,7 +50,6 @@ class WebSocketConnection(asyncio.Protocol):
     class with another constant.
 
     Attributes:
-        deflate: Whether frames may be compressed.
         closed: Whether nothing more is sent, since either side has closed.
         full: Whether bytes wait in the transport for the client to read.
         ping_slot: The slot of the ping scheduler, which sets it.
@@ -102,15 +101,9 @@ class WebSocketConnection(asyncio.Protocol):
         open_connection: Callable[[], None] | None = None,
         client_memory: ClientMemory | None = None,
     ) -> None:
-        """Take a transport over.
+        """Take a transport over; the reader may hold bytes from before the accept.
 
-        Args:
-            reader: The reader, which may hold what came before the accept.
-            connections: The connections of the server, which contain this one while it lasts.
-            handshake_response: What is written first.
-            deflate: Whether frames may be compressed.
-            open_connection: The connection, where it is counted. It is called when it is lost.
-            client_memory: Where the bytes count that it holds; None if they do not.
+        `open_connection` is called when the connection is lost.
         """
         self.transport = transport
         self._open_connection = open_connection
@@ -149,7 +142,6 @@ class WebSocketConnection(asyncio.Protocol):
     # Reading.
 
     def data_received(self, data: bytes) -> None:
-        """Read what came. Called by the transport."""
         if self._ignores_input:
             return
         self._reader.feed(data)
@@ -199,11 +191,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._client_memory.release(HeldPart.RECEIVED, self)
 
     def _update_reading(self, has_more: bool) -> None:
-        """Pause or resume the transport, and schedule the next slice.
-
-        Args:
-            has_more: Whether the reader may hold another complete message.
-        """
+        """Pause or resume the transport, and schedule the next slice if there may be more."""
         if self._is_blocked:
             # Before there is a listener a little is buffered, so that nothing is paused for the
             # moment between the accept and the application's taking over.
@@ -275,11 +263,9 @@ class WebSocketConnection(asyncio.Protocol):
             self.write(buffered)
 
     def pause_writing(self) -> None:
-        """Mark the socket as full. Called by the transport."""
         self.full = True
 
     def resume_writing(self) -> None:
-        """Mark the socket as drained, and notify the listener. Called by the transport."""
         self.full = False
         self._client_memory.release(HeldPart.UNSENT, self)
         self._drained_at = self._ping_scheduler.loop.time()
@@ -294,7 +280,7 @@ class WebSocketConnection(asyncio.Protocol):
     # not the client's fault.
 
     def on_ping_due(self, now: float, payload: bytes, frame: bytes) -> None:
-        """Send a ping, or close if the last one was not answered. See `PingTarget`."""
+        """Send a ping, or close if the last one was not answered."""
         if self.closed or self.full:
             return
         is_excused = self._is_paused or self._drained_at > self._ping_sent_at
@@ -318,10 +304,9 @@ class WebSocketConnection(asyncio.Protocol):
         self.resume_reading()
 
     def fail(self, code: int, reason: str) -> None:
-        """Close without waiting for the client's close frame.
+        """Close without waiting for the close frame of a client.
 
-        That is for a client that violated the protocol or a limit, and for an application that
-        failed.
+        The client violated the protocol or a limit, or the application failed.
         """
         if not self.closed:
             host, port = (self.transport.get_extra_info("peername") or ("-", 0))[:2]
@@ -331,7 +316,6 @@ class WebSocketConnection(asyncio.Protocol):
         self._notify_closed(code, reason)
 
     def release_memory(self) -> None:
-        """Close the socket, as the process holds too much for its clients. See `Holder`."""
         if self.full:
             self.transport.abort()
         reason = "more is held for clients than memory allows; come back later"
@@ -369,11 +353,7 @@ class WebSocketConnection(asyncio.Protocol):
         self.closed, self.pending_pong = True, b""
 
     def _linger(self, seconds: float) -> None:
-        """Close our side, and discard what comes until the client closes its own.
-
-        Args:
-            seconds: When to abort the connection.
-        """
+        """Close our side, and discard input until the client closes its own, or time is up."""
         if self._ignores_input or self.transport.is_closing():
             return
         self._ignores_input = True
@@ -398,7 +378,6 @@ class WebSocketConnection(asyncio.Protocol):
             listener.on_closed(code, reason)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release everything, and notify the listener. Called by the transport."""
         self.closed = self._ignores_input = True
         self._ping_scheduler.discard(self)
         self._connections.discard(self)

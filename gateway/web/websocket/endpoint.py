@@ -47,10 +47,7 @@ async def serve_websocket(
 ) -> None:
     """Serve one socket.
 
-    Args:
-        path: `MULTIPLEX_PATH`, or the path of a route, percent-encoded as it came.
-        receive: The ASGI callable.
-        send: The ASGI callable.
+    `path` is `MULTIPLEX_PATH`, or the path of a route, percent-encoded as it came.
     """
     connection = HTTPConnection(scope)
     try:
@@ -86,16 +83,7 @@ async def serve_websocket(
 async def _admit_handshake(
     routes: Routes, path: str, connection: HTTPConnection
 ) -> tuple[Match | None, ConnectionSlot]:
-    """Admit a client, and count its connection.
-
-    Returns:
-        The route of the path, to which the client was admitted (None on `MULTIPLEX_PATH`), and the
-        slot of the connection, which the caller releases.
-
-    Raises:
-        RequestError: The client is refused, or the gateway is busy.
-        HTTPException: 404 or 405, if no stream has the path.
-    """
+    """Admit a client; return its route, None on `MULTIPLEX_PATH`, and the slot to release."""
     match = None
     _require_subprotocol(connection)
     if path == MULTIPLEX_PATH:
@@ -138,7 +126,6 @@ def _warn_of_lone_token() -> None:
 
 
 async def _accept_handshake(scope: Scope, receive: Receive, send: Send) -> None:
-    """Accept the handshake, with `SUBPROTOCOL` if the client offers it."""
     await receive()  # `websocket.connect`
     subprotocol = SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", ()) else None
     await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
@@ -161,10 +148,7 @@ async def _refuse_after_accept(
 
 
 async def _refuse_handshake(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Respond to the handshake by HTTP, or by 403 if the server has no denial responses.
-
-    A browser does not show the response to the page.
-    """
+    """Respond to the handshake by HTTP, or by 403 if the server has no denial responses."""
     if "websocket.http.response" in scope.get("extensions", {}):
         await response(scope, receive, send)
     else:

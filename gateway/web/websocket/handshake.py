@@ -39,13 +39,7 @@ quiet_logger.setLevel(logging.WARNING)
 
 
 class UpgradeRequest(NamedTuple):
-    """A request to upgrade.
-
-    Attributes:
-        target: The request target as it came.
-        version: The HTTP version, such as "1.1".
-        headers: The headers, with their names in lower case.
-    """
+    """A request to upgrade; the names of its headers are in lower case."""
 
     method: str
     target: str
@@ -53,13 +47,12 @@ class UpgradeRequest(NamedTuple):
     headers: Sequence[tuple[bytes, bytes]]
 
     def to_library_request(self) -> Request:
-        """Return the request as an object of the library."""
         headers = [(name.decode(), value.decode("latin-1")) for name, value in self.headers]
         return Request(self.target, Headers(headers), self.method, f"HTTP/{self.version}")
 
 
 class AcceptedHandshake(NamedTuple):
-    """What was negotiated for a connection.
+    """The result of a handshake.
 
     Attributes:
         head: The head of the response, without a date and the blank line at its end.
@@ -89,16 +82,11 @@ _CHECKED_HEADERS = {b"connection", b"upgrade", b"origin"} | {
 class Handshake(ServerProtocol):
     """The handshake of a server, with or without permessage-deflate.
 
-    There is one for each, `HANDSHAKES`, which keeps nothing of a connection: the library's protocol
+    There is one for each, in `HANDSHAKES`. It keeps nothing of a connection: the library's protocol
     is used for its negotiation only.
     """
 
     def __init__(self, *, compression: bool) -> None:
-        """Prepare the library.
-
-        Args:
-            compression: Whether to agree to permessage-deflate.
-        """
         deflate = ServerPerMessageDeflateFactory(
             server_no_context_takeover=True,
             client_no_context_takeover=True,
@@ -108,7 +96,6 @@ class Handshake(ServerProtocol):
         super().__init__(extensions=[deflate] if compression else [], logger=quiet_logger)
 
     def negotiate(self, request: UpgradeRequest) -> AcceptedHandshake | Response:
-        """Return what was negotiated, or the response that refuses the request."""
         key = self._get_plain_key(request)
         if key is not None:
             return AcceptedHandshake((_RESPONSE_HEAD % accept_key(key.decode())).encode())
@@ -129,7 +116,7 @@ class Handshake(ServerProtocol):
     def _get_plain_key(self, request: UpgradeRequest) -> bytes | None:
         """Return the key of a request that is certainly valid and that needs no negotiation.
 
-        Return None for any other, which the library decides.
+        None stands for any other, which the library decides.
         """
         checked: dict[bytes, bytes] = {}
         for name, value in request.headers:
@@ -163,12 +150,7 @@ class Handshake(ServerProtocol):
         return super().accept(request)
 
     def reject(self, status: StatusLike, text: str) -> Response:
-        """Return a response that refuses a request, with a problem as its body.
-
-        Args:
-            text: What went wrong; empty for the description of the status. Only its first line is
-                used.
-        """
+        """Return a response that refuses a request, with a problem as its body."""
         response = super().reject(status, text)
         if status == HTTPStatus.UPGRADE_REQUIRED:  # RFC 6455 4.4
             response.headers["Sec-WebSocket-Version"] = WEBSOCKET_VERSION

@@ -21,7 +21,7 @@ _interned: dict[Any, Any] = {}
 
 
 class HandshakeScope:
-    """The packed scope of one handshake. Created by `endpoint`, owned by the `Session`."""
+    """The packed scope of one handshake. Owned by the `Session`."""
 
     __slots__ = ("_extensions", "_header_lines", "_keys", "_values")
 

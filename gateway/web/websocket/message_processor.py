@@ -58,9 +58,6 @@ class MessageProcessor:
     `Session` derives from it and says in `handle_message` what each message does. At most one
     message is processed at a time. Bytes of messages that wait count towards the gateway's memory
     until they are released, at the latest when the socket is closed.
-
-    Attributes:
-        socket: The socket, which `Session.start` sets.
     """
 
     __slots__ = (
@@ -88,12 +85,7 @@ class MessageProcessor:
         self._is_closed = False
 
     def handle_message(self, message: ClientMessage) -> CoroutineFactory | None:
-        """Do what a message asks for, or return the work if it takes time.
-
-        Raises:
-            RequestError: The message is refused.
-            HTTPException: 404, if no route has its path.
-        """
+        """Do what a message asks for, or return the work if it takes time."""
         raise NotImplementedError
 
     # The listener of the socket.
@@ -106,7 +98,6 @@ class MessageProcessor:
         return self._queue is not None and len(self._queue) >= MAX_QUEUED_MESSAGES
 
     def on_message(self, message: str | bytes) -> None:
-        """Process a message, or queue it behind one that takes time."""
         if self._queue is not None:
             self._queue.append(message)
             self._add_held(sys.getsizeof(message))
@@ -117,12 +108,10 @@ class MessageProcessor:
             self.start_task(self._process_queue(work))
 
     def on_drained(self) -> None:
-        """Read messages again: the client has taken the replies."""
         self._unsent_bytes = 0
         self.socket.resume_reading()
 
     def on_closed(self, code: int, reason: str) -> None:
-        """Release what is held, and cancel what is being processed."""
         # First, as nothing is released for a processor that is closed.
         self.release_held(self._held_bytes)
         self._is_closed = True
@@ -130,11 +119,7 @@ class MessageProcessor:
             task.cancel()
 
     async def _process_queue(self, work: CoroutineFactory | None) -> None:
-        """Do some work, and process the messages that are queued behind it meanwhile.
-
-        Args:
-            work: The work of the first message.
-        """
+        """Do some work, and process the messages that are queued behind it meanwhile."""
         assert self._queue is not None
         turn_began_at = time.perf_counter()
         try:
@@ -153,7 +138,7 @@ class MessageProcessor:
         self.socket.resume_reading()
 
     def _process_next(self) -> CoroutineFactory | None:
-        """Process the oldest message of the queue, as `_process_message` does."""
+        """Process the oldest message of the queue."""
         assert self._queue is not None
         message = self._queue.popleft()
         self.release_held(sys.getsizeof(message))
@@ -192,11 +177,7 @@ class MessageProcessor:
     # The bytes of messages that wait.
 
     def hold_message(self) -> int:
-        """Count the message that is being processed as held.
-
-        Returns:
-            Its bytes, for `release_held`.
-        """
+        """Count the processed message as held; return its bytes for `release_held`."""
         self._add_held(self._message_bytes)
         return self._message_bytes
 
@@ -219,7 +200,6 @@ class MessageProcessor:
             self.socket.resume_reading()
 
     def release_memory(self) -> None:
-        """Close the socket, as the process holds too much for its clients. See `Holder`."""
         self.socket.close(
             TRY_AGAIN_LATER, "more is held for clients than memory allows; come back later"
         )
@@ -244,11 +224,7 @@ class MessageProcessor:
     # Replies.
 
     def send_message(self, message_type: str, label: str | None = None, **data: Any) -> None:
-        """Send a message that is no part of a stream.
-
-        Args:
-            label: Its `id`, of a stream or of the message that it replies to.
-        """
+        """Send a message that is no part of a stream, with `label` as its `id`."""
         if label is not None:
             data = {"id": label, **data}
         frame = WebSocketWire(deflate=self.socket.deflate).build_message(message_type, data)
@@ -257,11 +233,7 @@ class MessageProcessor:
             self._unsent_bytes += len(frame)
 
     def send_error(self, label: str | None, exc: Exception) -> None:
-        """Send an `error` message. See `problems` for what it says.
-
-        Args:
-            label: The `id` of what failed.
-        """
+        """Send an `error` message. See `problems` for what it says."""
         members = problems.build_members(exc)
         retry_after_s: float | None = getattr(exc, "retry_after", None)
         if retry_after_s is not None:

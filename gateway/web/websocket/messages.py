@@ -151,22 +151,16 @@ _MEMBERS = {
 class BadMessageError(RequestError):
     """A message is malformed, or asks for something that cannot be.
 
-    Attributes:
-        message_id: The `id` of the message, for the reply; None if it has none that can be used.
+    `message_id` is the `id` for the reply; None if the message has none that can be used.
     """
 
     def __init__(self, title: str, detail: str, message_id: str | None = None) -> None:
-        """Describe the error, as `RequestError` does with the status 400."""
         super().__init__(400, title, detail)
         self.message_id = message_id
 
 
 def parse_message(text: str) -> ClientMessage:
-    """Parse one message.
-
-    Raises:
-        BadMessageError: It is malformed; the detail says what to send instead.
-    """
+    """Parse one message; the detail of a `BadMessageError` says what to send instead."""
     raw = _parse_object(text)
     message_id = raw.get("id")
     # An id that is not valid is not repeated in the reply.
@@ -194,11 +188,7 @@ def parse_message(text: str) -> ClientMessage:
 
 
 def _parse_object(text: str) -> dict[str, Any]:
-    """Parse the JSON object of a message.
-
-    Raises:
-        BadMessageError: It is no JSON object, or has more arrays and objects than is allowed.
-    """
+    """Parse the JSON object of a message, which must not have too many arrays and objects."""
     try:
         # orjson is strict (no NaN, no lone surrogates), but does not keep numbers such as integers
         # of more than 64 bits. The standard library parses messages with such numbers again.
@@ -219,7 +209,6 @@ def _parse_object(text: str) -> dict[str, Any]:
 
 
 def _json_size(value: object) -> int:
-    """Return the bytes of a value as JSON."""
     try:
         return len(orjson.dumps(value))
     except TypeError:  # an integer of more than 64 bits

@@ -23,7 +23,7 @@ def is_origin_allowed(
     """Return whether a request with this `Origin` and `Host` is allowed.
 
     Args:
-        origin: The value of `Origin`; None if the request has none, as a program's. It is allowed.
+        origin: The value of `Origin`. A request without it is allowed: it is a program's.
         has_cookies: Whether the browser sent credentials of its own accord. A page of another site
             needs `allow.credentials` then.
     """
@@ -43,14 +43,7 @@ def is_listed_origin(access: AccessControl, origin: str) -> bool:
 def refuse_foreign_origin(
     access_controls: Iterable[AccessControl], connection: HTTPConnection
 ) -> None:
-    """Check the origin of a WebSocket's handshake.
-
-    Args:
-        access_controls: The `access-control` sections of which one has to allow the page.
-
-    Raises:
-        RequestError: 403, if the page may not connect.
-    """
+    """Raise a 403 unless one of the `access-control` sections allows the origin of a WebSocket."""
     headers = connection.headers
     if "origin" not in headers:
         return

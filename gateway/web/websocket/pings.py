@@ -17,38 +17,21 @@ SLOT_COUNT = 64
 
 
 class PingTarget(Protocol):
-    """A connection that is pinged.
-
-    Attributes:
-        ping_slot: The slot that the scheduler has put it into.
-    """
+    """A connection that is pinged."""
 
     ping_slot: int
 
     def on_ping_due(self, now: float, payload: bytes, frame: bytes) -> None:
-        """Send a ping if the last one was answered, else decide whether the peer is gone.
-
-        Args:
-            now: The time of the event loop, in seconds.
-            payload: The payload of the ping, which the pong must repeat.
-            frame: The ping as a finished frame.
-        """
+        """Send a ping if the last one was answered, else decide whether the peer is gone."""
 
 
 class PingScheduler:
     """A wheel of slots that visits every connection once an interval.
 
-    Created by `WebSocketProtocol`, one for each server, with the first connection. The timer runs
-    while there are connections.
+    There is one for each server. The timer runs while there are connections.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: float) -> None:
-        """Prepare an empty wheel.
-
-        Args:
-            loop: The event loop of the connections.
-            interval_s: Seconds from one ping of a connection to its next.
-        """
         self.loop = loop
         self._slot_interval_s = interval_s / SLOT_COUNT
         self._slots: list[set[PingTarget]] = [set() for _ in range(SLOT_COUNT)]
@@ -59,11 +42,9 @@ class PingScheduler:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the timer runs."""
         return self._timer is not None
 
     def add(self, target: PingTarget) -> None:
-        """Ping a connection from now on."""
         self._last_slot = (self._last_slot + 1) % SLOT_COUNT
         target.ping_slot = self._last_slot
         self._slots[target.ping_slot].add(target)
@@ -72,7 +53,6 @@ class PingScheduler:
             self._timer = self.loop.call_later(self._slot_interval_s, self._ping_current_slot)
 
     def discard(self, target: PingTarget) -> None:
-        """Ping a connection no more. It may be called again."""
         slot = self._slots[target.ping_slot]
         if target in slot:
             slot.discard(target)

@@ -18,14 +18,7 @@ MAX_IN_FLIGHT = 100  # records of one socket that are not acknowledged yet
 
 
 class SocketProducer:
-    """Writes the records of one socket.
-
-    Created and owned by a `Session`, with the first record. It has one writer for each cluster that
-    the client writes to.
-
-    Attributes:
-        in_flight: How many records were accepted and are not acknowledged or refused yet.
-    """
+    """Writes the records of one socket, with a writer for each cluster."""
 
     __slots__ = ("_handshake_scope", "_routes", "_writers", "in_flight")
 
@@ -36,15 +29,7 @@ class SocketProducer:
         self.in_flight = 0
 
     def accept(self, message: ProduceMessage, *, is_closing: bool) -> None:
-        """Count a record that `write_record` must be called for.
-
-        Args:
-            is_closing: Whether the session is about to close the socket.
-
-        Raises:
-            RequestError: 503, if the connection is about to be closed.
-            BadMessageError: Too many records are in flight.
-        """
+        """Count a record for `write_record`, or raise if none may be written now."""
         if self._routes.hubs.draining or is_closing:
             detail = "this connection is about to be closed; repeat it over a new one"
             raise RequestError(503, "Draining", detail)
@@ -56,21 +41,7 @@ class SocketProducer:
     async def write_record(
         self, message: ProduceMessage, path: str | None, token: str | None, attempts: Attempts
     ) -> dict[str, Any]:
-        """Write a record that was accepted.
-
-        Args:
-            path: The path and query of the route; None to find the route by the topic.
-            token: The bearer token of the socket.
-            attempts: The attempts of the socket, which this one is added to.
-
-        Returns:
-            The members of the `produced` message.
-
-        Raises:
-            RequestError: The record is refused.
-            KafkaError: Kafka does not answer.
-            HTTPException: 404, if no route has the path.
-        """
+        """Write a record that was accepted, and return the members of the `produced` message."""
         try:
             await attempts.count_attempt()
             connection = self._handshake_scope.build_connection()

@@ -107,11 +107,7 @@ class WebSocketProtocol(asyncio.Protocol):
     ) -> None:
         """Take a connection over, and answer its request to upgrade.
 
-        Args:
-            http_scope: The scope of the request, which uvicorn fills in only partly for an upgrade.
-            trailing_data: What came behind the head.
-            open_connection: The connection, where it is counted.
-            client_memory: Where the bytes count that it holds; None if they do not.
+        uvicorn fills in `http_scope` only partly for an upgrade.
         """
         self.transport = transport
         self._open_connection = open_connection
@@ -192,7 +188,7 @@ class WebSocketProtocol(asyncio.Protocol):
     # The protocol of the transport, until the application accepts.
 
     def data_received(self, data: bytes) -> None:
-        """Buffer what the client sends before the accept. Called by the transport."""
+        """Buffer data that the client sends before the accept."""
         if self._is_closed:
             return
         self._reader.feed(data)
@@ -204,11 +200,10 @@ class WebSocketProtocol(asyncio.Protocol):
             self.transport.pause_reading()
 
     def release_memory(self) -> None:
-        """Disconnect a client that sends much before it is accepted. See `Holder`."""
+        """Disconnect a client that sends much before it is accepted."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Disconnect the application. Called by the transport."""
         self._is_closed = True
         self._client_memory.release(HeldPart.RECEIVED, self)
         self._server_state.connections.discard(self)
@@ -233,7 +228,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self.on_closed(ABNORMAL_CLOSURE, "")
 
     def _send_refusal(self, response: Response) -> None:
-        """Respond by HTTP, and discard what comes until the client closes its side.
+        """Respond by HTTP, and discard input until the client closes its side.
 
         As in `GatewayProtocol`, closing at once could lose the response.
         """
@@ -250,7 +245,6 @@ class WebSocketProtocol(asyncio.Protocol):
     # The ASGI callables.
 
     async def receive(self) -> dict[str, Any]:
-        """Return the next event, once there is one."""
         while not self._events:
             self._receive_waiter = self._loop.create_future()
             await self._receive_waiter
@@ -262,9 +256,7 @@ class WebSocketProtocol(asyncio.Protocol):
     async def send(self, message: Mapping[str, Any]) -> None:
         """Take a message of the application, once the client has taken those before it.
 
-        Raises:
-            ClientDisconnected: The client is gone, or the connection was taken over.
-            RuntimeError: The message is not allowed in this state.
+        A `ClientDisconnected` says that the client is gone, or the connection was taken over.
         """
         message_type = message["type"].removeprefix("websocket.")
         await self._writable.wait()
@@ -310,7 +302,6 @@ class WebSocketProtocol(asyncio.Protocol):
         self._loop.call_soon(self._listen)
 
     def _listen(self) -> None:
-        """Become the listener of the connection, unless the application took it over."""
         if self._connection is not None and not self._is_taken_over:
             self._is_listening = True
             self._connection.set_listener(self)
@@ -370,16 +361,13 @@ class WebSocketProtocol(asyncio.Protocol):
         return len(self._events) >= self.MAX_QUEUED_EVENTS
 
     def on_message(self, message: str | bytes) -> None:
-        """Queue a message for the application."""
         part = "text" if isinstance(message, str) else "bytes"
         self._queue_event({"type": "websocket.receive", part: message})
 
     def on_drained(self) -> None:
-        """Let the application send again."""
         self._writable.set()
 
     def on_closed(self, code: int, reason: str) -> None:
-        """Queue the disconnect for the application."""
         self._writable.set()  # a `send` that waits goes on, and raises ClientDisconnected
         self._queue_event({"type": "websocket.disconnect", "code": code, "reason": reason})
 

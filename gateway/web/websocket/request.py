@@ -22,9 +22,6 @@ def build_target(message: SubscribeMessage) -> tuple[str, QueryPairs]:
     """Return the path and query of a subscription.
 
     Members of the message override the query of its path.
-
-    Raises:
-        RequestError: 400, if the query is too long or the filter nested too deep.
     """
     path, query = parse_target(message.path)
     members = {
@@ -43,13 +40,10 @@ def merge_query(query: Iterable[tuple[str, str]], overrides: Mapping[str, str]) 
 
 
 def build_selection_query(selection: Selection) -> dict[str, str]:
-    """Return what a message selects, as query parameters.
+    """Return the selection of a message as query parameters.
 
     A member that the message does not have is left out. One that is null or empty becomes an empty
     parameter, which selects everything.
-
-    Raises:
-        RequestError: 400, if the filter is nested too deep.
     """
     query: dict[str, str] = {}
     # Not by orjson, which cannot write integers of more than 64 bits.
@@ -68,17 +62,12 @@ def _dump_filter(filter: FilterJson) -> str:
 
 
 def parse_target(path: str) -> tuple[str, QueryPairs]:
-    """Return the path, percent-encoded as it came, and the query of a request target.
-
-    Raises:
-        RequestError: 400, if the query has too many parameters.
-    """
+    """Return the path, percent-encoded as it came, and the query of a request target."""
     check_query(path.encode())
     path, _, query = path.partition("?")
     return path, parse_qsl(query, keep_blank_values=True)
 
 
 def build_request(path: str, query: QueryPairs) -> HTTPConnection:
-    """Return a request with this path and query, and without headers."""
     encoded = urlencode(query).encode()
     return HTTPConnection({"type": "http", "path": path, "query_string": encoded, "headers": []})

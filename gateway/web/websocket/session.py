@@ -66,9 +66,6 @@ class Session(MessageProcessor):
     An idle session holds 0.25 KB, and as much for each stream besides its client. With everything
     below it, a socket of `/ws` takes 3.5 KB, and one of a route's path with its stream 4.9 KB (PSS
     of 5,000).
-
-    Attributes:
-        handshake_scope: The handshake, which guards look at again for every stream.
     """
 
     __slots__ = (
@@ -92,12 +89,7 @@ class Session(MessageProcessor):
         token: str | None,
         slot: ConnectionSlot,
     ) -> None:
-        """Prepare a session, which is started when its socket is accepted.
-
-        Args:
-            token: The bearer token of the handshake, until a `token` message replaces it.
-            slot: The slot of the connection in the limits, to be given back at its end.
-        """
+        """Prepare a session, which gives the slot back at its end."""
         super().__init__(routes.hubs.client_memory)
         self.routes = routes
         self.handshake_scope = handshake_scope
@@ -114,12 +106,7 @@ class Session(MessageProcessor):
         self._slot = slot
 
     def start(self, socket: Socket, match: Match | None, query: QueryPairs) -> None:
-        """Begin a session on an accepted socket.
-
-        Args:
-            match: The route of the socket's path, whose stream `open_path_stream` opens; None on
-                `/ws`.
-        """
+        """Begin on an accepted socket; `match` is the route of its path, None on `/ws`."""
         self.socket = socket
         hubs = self.routes.hubs
         hubs.drain_callbacks.add(self._on_drain)
@@ -151,13 +138,11 @@ class Session(MessageProcessor):
             self.socket.close(code, reason)
 
     def on_drained(self) -> None:
-        """Let the streams write again. See `MessageListener`."""
         for stream in list(self._streams.values()):
             stream.on_drained()
         super().on_drained()
 
     def on_closed(self, code: int, reason: str) -> None:
-        """Release the streams and the slot. See `MessageListener`."""
         super().on_closed(code, reason)
         hubs = self.routes.hubs
         hubs.drain_callbacks.discard(self._on_drain)
@@ -171,7 +156,6 @@ class Session(MessageProcessor):
     # The messages of the client.
 
     def handle_message(self, message: ClientMessage) -> CoroutineFactory | None:
-        """Do what a message asks for. See `MessageProcessor`."""
         match message:
             case SubscribeMessage():
                 return partial(self._subscribe, message)
@@ -264,7 +248,7 @@ class Session(MessageProcessor):
         self.send_message("renewed")
 
     async def _admit_streams(self, jwt: str) -> list[tuple[WebSocketStream, StreamChange]]:
-        """Return what each stream is to become with a new token, without changing any."""
+        """Return the change of each stream to a new token, without changing any."""
         renewed: list[tuple[WebSocketStream, StreamChange]] = []
         for stream in list(self._streams.values()):
             # A stream with a pending change is asked for on both routes.
@@ -312,13 +296,12 @@ class Session(MessageProcessor):
     # The owner of the streams.
 
     def send_challenge(self, guard: str, expires_at: float) -> None:
-        """Ask the client for a new token, once for each expiry. See `StreamOwner`."""
+        """Ask the client for a new token, once for each expiry."""
         if expires_at != self._challenged_expiry:
             self._challenged_expiry = expires_at
             self.send_message("challenge", guard=guard, expires=expires_at)
 
     def reopen(self, stream: WebSocketStream, handover: Handover) -> None:
-        """Open the next client of a stream. See `StreamOwner`."""
         self.start_task(self._open_stream(stream, handover=handover))
 
     async def _open_stream(
@@ -342,14 +325,12 @@ class Session(MessageProcessor):
             self._end_stream(stream, INTERNAL_ERROR)
 
     def on_stream_ended(self, stream: WebSocketStream) -> None:
-        """Release a stream. See `StreamOwner`."""
         self._end_stream(stream, SERVICE_RESTART if self.routes.hubs.draining else NORMAL_CLOSURE)
 
     def _end_stream(self, stream: WebSocketStream, code: int) -> None:
         """Release a stream, and close the socket if nothing is left to do on it.
 
-        Args:
-            code: The close code for the socket of a route's path.
+        `code` is the close code for the socket of a route's path.
         """
         stream.close()
         self._streams.pop(stream.label, None)
@@ -360,7 +341,7 @@ class Session(MessageProcessor):
 
     @property
     def streams(self) -> Mapping[str | None, WebSocketStream]:
-        """Return the streams by label, in the order in which `on_drained` calls them."""
+        """The streams by label, in the order in which `on_drained` calls them."""
         return self._streams
 
     def on_stream_full(self, stream: WebSocketStream) -> None:

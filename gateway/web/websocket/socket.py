@@ -24,8 +24,7 @@ class MessageListener(Protocol):
     def is_busy(self) -> bool:
         """Whether no message may be delivered until `Socket.resume_reading` is called."""
 
-    def on_message(self, message: str | bytes) -> None:
-        """Take a message of the client."""
+    def on_message(self, message: str | bytes) -> None: ...
 
     def on_drained(self) -> None:
         """Go on writing: the socket is no longer full."""
@@ -38,8 +37,7 @@ class Socket(Protocol):
     """An open WebSocket, as a session writes to it."""
 
     @property
-    def transport(self) -> asyncio.Transport | None:
-        """The connection; None where another server owns it."""
+    def transport(self) -> asyncio.Transport | None: ...
 
     @property
     def deflate(self) -> bool:
@@ -69,22 +67,14 @@ class Socket(Protocol):
 class AsgiSocket:
     """A `Socket` on another ASGI server.
 
-    Created by `endpoint`, which runs it until the socket is closed. It is full from a write until
-    the server has taken what was written. Frames are decoded to texts again, as the server frames
-    messages itself.
+    `endpoint` runs it until the socket is closed. It is full from a write until the server has
+    taken all of it. Frames are decoded to texts again, as the server frames messages itself.
     """
 
     deflate = False
     transport = None
 
     def __init__(self, listener: MessageListener, receive: Receive, send: Send) -> None:
-        """Prepare a socket that was accepted.
-
-        Args:
-            listener: The receiver of its events while it runs.
-            receive: The ASGI callable.
-            send: The ASGI callable.
-        """
         self.full = self.closed = False
         self._receive, self._send = receive, send
         self._output: list[bytes] = []
@@ -116,18 +106,15 @@ class AsgiSocket:
             await self._listener_ready.wait()
 
     def resume_reading(self) -> None:
-        """Deliver messages again. See `Socket`."""
         self._listener_ready.set()
 
     def write(self, data: bytes) -> None:
-        """Queue finished frames. See `Socket`."""
         if not self.closed:
             self._output.append(data)
             self.full = True
             self._output_ready.set()
 
     def close(self, code: int, reason: str = "") -> None:
-        """Close the socket after all that was written. See `Socket`."""
         if self.closed:
             return
         self.closed, self._close_code, self._close_reason = True, code, reason

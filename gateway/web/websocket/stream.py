@@ -32,24 +32,16 @@ class StreamOwner(Protocol):
     """The session of a stream, as far as the stream knows it."""
 
     @property
-    def routes(self) -> Routes:
-        """The routes of the gateway."""
+    def routes(self) -> Routes: ...
 
     @property
-    def handshake_scope(self) -> HandshakeScope:
-        """The handshake of the socket."""
+    def handshake_scope(self) -> HandshakeScope: ...
 
     @property
-    def socket(self) -> Socket:
-        """The socket, which all streams of the session share."""
+    def socket(self) -> Socket: ...
 
     def send_challenge(self, guard: str, expires_at: float) -> None:
-        """Ask the client for a new token.
-
-        Args:
-            guard: The guard whose grants expire.
-            expires_at: When they expire, in seconds since 1970.
-        """
+        """Ask the client for a new token before `expires_at`, in seconds since 1970."""
 
     def reopen(self, stream: WebSocketStream, handover: Handover) -> None:
         """Open the next client of a stream that shows something else from here on."""
@@ -62,14 +54,10 @@ class StreamOwner(Protocol):
 
 
 class WebSocketStream(OpenStream):
-    """One stream of a socket, and the outlet of its clients.
+    """One stream of a socket, and the outlet of its clients. Owned by a `Session`.
 
-    Created and owned by a `Session`. Its `query` includes what the client's messages have selected.
-
-    Attributes:
-        label: The id that the client has given it on `/ws`; None on the socket of a route's path.
-        close_reason: Why it ended; empty before that.
-        write: Writes finished frames to the socket.
+    Its `query` includes the selections of the client's messages. `label` is the id that the client
+    has given it on `/ws`.
     """
 
     routes: Routes
@@ -91,13 +79,7 @@ class WebSocketStream(OpenStream):
         match: Match,
         query: QueryPairs,
     ) -> None:
-        """Register a stream, which is opened later.
-
-        Args:
-            label: The id on `/ws`; None for the stream of the socket's path.
-            match: The route, to which the client was admitted.
-            query: What the stream is to show.
-        """
+        """Register a stream, which is opened later."""
         super().__init__(owner.routes, match, query, owner.handshake_scope.address)
         self.label = label
         # The label as a JSON member, which every message of the stream gets.
@@ -119,15 +101,7 @@ class WebSocketStream(OpenStream):
     ) -> None:
         """Open the stream's first or next client, and begin to write to the socket.
 
-        Args:
-            request: The handshake, if it asks for the same as `query`. To build a request takes
-                9 us.
-            handover: What the client before this one has left, to go on from there.
-
-        Raises:
-            RequestError: The stream is refused.
-            TokenError: The resume token cannot be used.
-            KafkaError: Kafka does not answer.
+        `request` is the handshake, if it asks for the same as `query`: to build one takes 9 us.
         """
         deflate = self._owner.socket.deflate
         wire = WebSocketWire(self.label is not None, deflate, is_grouped(self.query))
@@ -166,18 +140,11 @@ class WebSocketStream(OpenStream):
             self._pending_credit += records
 
     async def build_change(self, selection: Selection, granted: Granted) -> StreamChange:
-        """Return a change to what a message selects, without applying it.
+        """Return a change to the selection of a message, without applying it.
 
         A path in the message replaces the path and query of the stream, except for `until` and
-        `grouped`. Without a path, what the message does not mention stays as the last change has
-        set it.
-
-        Args:
-            granted: What the client is granted on the new route.
-
-        Raises:
-            RequestError: The selection is refused.
-            HTTPException: 404, if no route has the path.
+        `grouped`. Without a path, parameters that the message does not mention stay as the last
+        change has set them.
         """
         path, query = self.match.path, self.query
         if self._pending_change is not None:
@@ -212,7 +179,6 @@ class WebSocketStream(OpenStream):
 
     @property
     def transport(self) -> asyncio.Transport | None:
-        """The connection; None where another server owns it."""
         return self._owner.socket.transport
 
     # The outlet of its clients.
@@ -231,7 +197,6 @@ class WebSocketStream(OpenStream):
             self._owner.on_stream_full(self)
 
     def on_drained(self) -> None:
-        """Let the client write again."""
         if self._client is not None and self._client.push is not None:
             self._client.push.on_drained()
 
@@ -254,5 +219,4 @@ class WebSocketStream(OpenStream):
         self._owner.reopen(self, self._take_handover())
 
 
-def _discard_data(data: bytes) -> None:
-    """Drop what is written to a closed stream."""
+def _discard_data(data: bytes) -> None: ...
