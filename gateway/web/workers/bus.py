@@ -39,11 +39,9 @@ class SupervisorUnavailable(GatewayError):
 
 
 class WorkerResponses(NamedTuple):
-    """The responses to a request.
+    """The responses to a request, by the number of the worker.
 
-    Attributes:
-        by_worker: The responses, by the worker's number.
-        missing: The workers that did not answer in time, or failed.
+    `missing` are the workers that did not answer in time, or failed.
     """
 
     by_worker: Mapping[int, Any]
@@ -52,13 +50,9 @@ class WorkerResponses(NamedTuple):
 
 @dataclass(slots=True)
 class _PendingRequest:
-    """A request that waits for responses of other workers.
+    """A request to other workers; `recipients` are None until the relay reports them.
 
-    Attributes:
-        future: Resolved when no more responses can come.
-        only_worker: The one worker that is waited for; None for all.
-        recipients: The workers that got the request; None until the relay reports them.
-        responses: What a handler returned, in a list; an empty list if the handler failed.
+    A response is in a list, which is empty if the handler failed.
     """
 
     future: asyncio.Future[None]
@@ -67,7 +61,6 @@ class _PendingRequest:
     responses: dict[int, list[Any]] = field(default_factory=dict)
 
     def resolve_if_complete(self, connected_workers: set[int]) -> None:
-        """Resolve the future if all recipients answered or are gone."""
         is_waiting = (
             self.recipients is None or (self.recipients & connected_workers) - self.responses.keys()
         )
@@ -78,23 +71,14 @@ class _PendingRequest:
 class Bus:
     """One worker's side of the bus.
 
-    Created by `worker.main`, or by `create_app` if there is one process. `run` keeps it connected.
-    Between calls, `_linked_event` is set exactly while `_link` is not None.
-
-    Attributes:
-        worker: The number of this worker, from 1.
-        join_callbacks: Called whenever this worker connects, for the first time or again.
+    `run` keeps it connected, and calls `join_callbacks` at each connection. Between calls,
+    `_linked_event` is set exactly while `_link` is not None.
     """
 
     def __init__(
         self, socket_path: Path | None = None, worker: int = 1, worker_count: int = 1
     ) -> None:
-        """Create the bus, without connecting.
-
-        Args:
-            socket_path: The relay's socket; None if there is no other worker.
-            worker: The number of this worker, from 1.
-        """
+        """Create the bus, without connecting. There is no other worker without a `socket_path`."""
         self.worker = worker
         self.worker_count = worker_count
         self.join_callbacks: list[Callable[[], None]] = []
@@ -110,7 +94,6 @@ class Bus:
 
     @property
     def is_linked(self) -> bool:
-        """Return whether this worker is connected to the supervisor."""
         return self._linked_event.is_set()
 
     def add_handler(self, topic: str, handler: BusHandler) -> None:
@@ -137,12 +120,10 @@ class Bus:
         timeout_s: float = 1.0,
         only_worker: int | None = None,
     ) -> WorkerResponses:
-        """Return what all workers answer, including this one. It never raises.
+        """Return the answers of all workers, including this one. It never raises.
 
-        Args:
-            data: What the handlers get, as JSON.
-            timeout_s: Seconds to wait for responses.
-            only_worker: Wait for the response of this worker alone.
+        `data` is passed to the handlers as JSON. With `only_worker`, only the response of this
+        worker is waited for.
         """
         responses: dict[int, list[Any]] = {}
         if only_worker in (None, self.worker):
@@ -156,7 +137,6 @@ class Bus:
     async def _request_others(
         self, link: Link, topic: str, data: Any, timeout_s: float, only_worker: int | None
     ) -> dict[int, list[Any]]:
-        """Return what other workers answer in time, by the number of the worker."""
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         request = self._pending_requests[number] = _PendingRequest(future, only_worker)
@@ -171,16 +151,7 @@ class Bus:
         return request.responses
 
     async def call_supervisor(self, topic: str, data: Any = None, *, timeout_s: float = 1.0) -> Any:
-        """Return what the supervisor answers.
-
-        Args:
-            topic: The topic of a handler of the relay.
-            data: What the handler gets, as JSON.
-            timeout_s: Seconds to wait for the answer.
-
-        Raises:
-            SupervisorUnavailable: There is no answer; the supervisor may have handled the call.
-        """
+        """Return the supervisor's answer, or raise: it may have handled the call all the same."""
         if self._link is None:
             raise SupervisorUnavailable("the supervisor is away")
         number = next(self._numbers)
@@ -211,12 +182,10 @@ class Bus:
         return True
 
     def abort_link(self) -> None:
-        """Close the connection; `run` connects again."""
         if self._link is not None:
             self._link.abort()
 
     async def run(self) -> None:
-        """Keep this worker connected until cancelled."""
         if self._socket_path is None:
             return
         try:
@@ -232,7 +201,6 @@ class Bus:
             self.abort_link()
 
     async def _connect(self, socket_path: Path) -> bool:
-        """Connect to the relay; return whether that worked."""
         self._lost_event.clear()
         link = Link(self._on_message, self._on_link_lost)
         try:
@@ -286,7 +254,6 @@ class Bus:
                     request.resolve_if_complete(self._connected_workers)
 
     def _on_response(self, worker: int, number: int, response: list[Any]) -> None:
-        """Resolve the request or the call that a response belongs to."""
         # Requests and calls share one sequence of numbers: only one of them has this number.
         request, future = self._pending_requests.get(number), self._pending_calls.get(number)
         if request is not None:

@@ -1,11 +1,11 @@
-"""Keep what workers have counted, so that the sums of a scrape never fall.
+"""Keep the counters of workers, so that the sums of a scrape never fall.
 
 A scrape adds up the workers that answer. If one is late, or crashed and counts from 0 again, the
 sums of counters would be lower than before. Prometheus takes that for a restart of the whole
-gateway, and the value after it for what happened since.
+gateway, and the value after it for an increase since then.
 
 An answer says which process it is of and when its samples were collected, because scrapes overtake
-each other: of each worker the latest answer counts, and what its former processes have counted is
+each other: of each worker the latest answer counts, and the counters of its former processes are
 added once. Sums are built worker by worker in the order of their numbers, since the sum of the same
 floats in another order can be lower in its last digit.
 
@@ -28,13 +28,9 @@ WorkerTotals: TypeAlias = Iterable[tuple[int, Mapping[str, Iterable[Any]]]]
 
 
 class ProcessSamples(NamedTuple):
-    """What one process of a worker answers to a scrape. As JSON it is an array.
+    """The answer of one process of a worker to a scrape. As JSON it is an array.
 
-    Attributes:
-        started_at: When the process was started, in seconds of `time.monotonic`, which is one
-            clock for all processes of a host.
-        collected_at: When the samples were collected, in seconds of the same clock.
-        samples: Its samples, as `MetricSamples.to_json` returns them.
+    Times are of `time.monotonic`, which is one clock for all processes of a host.
     """
 
     started_at: float
@@ -50,15 +46,11 @@ class CounterHistory:
     """
 
     def __init__(self) -> None:
-        """Know of no worker yet."""
         self._last: dict[int, ProcessSamples] = {}
         self._ended: dict[int, MetricSamples] = {}
 
     def update(self, report: CounterReport) -> WorkerTotals:
-        """Remember the counters of a scrape, and return what takes their place in its sums.
-
-        Args:
-            report: What the scrape has, by `build_report`.
+        """Remember the counters of a scrape, and return the totals that replace them in its sums.
 
         Returns:
             The totals of the workers whose answer is not all that they have counted: it is missing,
@@ -78,7 +70,6 @@ class CounterHistory:
         return [(worker, self._add_up(worker)) for worker in self._last if worker not in complete]
 
     def _add_up(self, worker: int) -> dict[str, list[Any]]:
-        """Return the counters of all processes of a worker."""
         total = MetricSamples()
         if worker in self._ended:
             total.merge(self._ended[worker].to_json())
@@ -87,11 +78,7 @@ class CounterHistory:
 
 
 def build_report(answers: Mapping[int, Sequence[Any]]) -> list[Any]:
-    """Return what a scrape has of which processes, as JSON of a `CounterReport`.
-
-    Args:
-        answers: The `ProcessSamples` of the workers, by their numbers; as JSON, arrays.
-    """
+    """Return the counters of `ProcessSamples` by worker as JSON of a `CounterReport`."""
     return [
         [worker, started_at, collected_at, select_counters(samples)]
         for worker, (started_at, collected_at, samples) in answers.items()
@@ -101,13 +88,7 @@ def build_report(answers: Mapping[int, Sequence[Any]]) -> list[Any]:
 def merge_answers(
     answers: Mapping[int, Sequence[Any]], totals: WorkerTotals, samples: MetricSamples
 ) -> Iterator[None]:
-    """Add what the workers have, one worker after the other; yield after each, as it takes long.
-
-    Args:
-        answers: The `ProcessSamples` of the workers, by their numbers; as JSON, arrays.
-        totals: What `CounterHistory.update` returned for the report of these answers.
-        samples: Where all is added.
-    """
+    """Add the samples of one worker after the other; yield after each, as it takes long."""
     totals_by_worker = dict(totals)
     for worker in sorted(answers.keys() | totals_by_worker.keys()):
         total = totals_by_worker.get(worker)

@@ -29,26 +29,19 @@ _VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 class InheritedSockets(NamedTuple):
-    """The listening sockets that this process was started with.
-
-    Attributes:
-        clients: Where clients connect; empty if the gateway binds its port itself.
-        admin: Where operators connect; None if the gateway binds that port itself.
-    """
+    """The listening sockets of a service manager; the gateway binds those that are missing."""
 
     clients: Sequence[socket.socket] = ()
     admin: socket.socket | None = None
 
     def describe(self, url: str) -> str:
-        """Return the line that says where clients connect."""
         return f"listening on {url}{', passed by the service manager' if self.clients else ''}"
 
     def apply_to(self, settings: Settings) -> Settings:
         """Return the settings with the addresses of the sockets in place of those of the file.
 
-        Raises:
-            ConfigError: The settings are refused for these addresses, such as a guard for
-                development where other machines can connect.
+        A `ConfigError` refuses, for example, a guard for development where other machines can
+        connect.
         """
         changes: dict[str, object] = {}
         if self.clients:
@@ -70,12 +63,7 @@ def take_inherited_sockets(
 ) -> InheritedSockets:
     """Return the sockets that were passed to this process, and forget that they were.
 
-    Args:
-        environ: The environment; default that of this process. Its variables are removed, so that
-            workers do not take the sockets once more.
-
-    Raises:
-        GatewayError: A socket cannot be used, or there are too many.
+    The variables are removed from `environ`, so that workers do not take the sockets once more.
     """
     environ = os.environ if environ is None else environ
     pid, count, names = (environ.get(name, "") for name in _VARIABLES)
@@ -104,12 +92,7 @@ def take_inherited_sockets(
 
 
 def copy_socket(clients: Sequence[socket.socket], worker: int) -> socket.socket:
-    """Return the socket of one of several workers, which can be closed on its own.
-
-    Args:
-        clients: One socket, or as many as there are workers.
-        worker: The number of the worker, from 1.
-    """
+    """Return the socket of one of several workers, which can be closed on its own."""
     return clients[(worker - 1) % len(clients)].dup()
 
 
@@ -138,11 +121,6 @@ def _check_sockets(
 
 
 def _open_socket(fd: int) -> socket.socket:
-    """Return the socket of a file descriptor.
-
-    Raises:
-        GatewayError: It is no listening TCP socket.
-    """
     try:
         os.set_inheritable(fd, False)
         sock = socket.socket(fileno=fd)

@@ -20,14 +20,10 @@ MAX_UNREAD_BYTES = 32 * 1024 * 1024  # lists of 10,000 clients have a few MB
 
 
 class Link(asyncio.Protocol):
-    """One end of a connection.
+    """One end of a connection. `Bus` and `Relay` own the links.
 
     A peer that leaves too much unread is disconnected, so that nobody waits for it: it connects
-    again, and both sides send again what the other must know. `Bus` and `Relay` own the links.
-
-    Attributes:
-        on_message: Called with every message.
-        on_lost: Called once, when the connection is over.
+    again, and both sides send again what the other must know.
     """
 
     def __init__(
@@ -45,15 +41,10 @@ class Link(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Return whether messages can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, *message: Any) -> None:
-        """Send a message without waiting; it is dropped if the connection is over.
-
-        Raises:
-            TypeError: The message cannot be encoded as JSON.
-        """
+        """Send a message without waiting; it is dropped if the connection is over."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -63,18 +54,15 @@ class Link(asyncio.Protocol):
             transport.abort()
 
     def abort(self) -> None:
-        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Handle the complete lines, and keep the start of the next one."""
         complete, newline, rest = data.rpartition(b"\n")
         if newline:
             lines = bytes(self._partial_line + complete).split(b"\n")
@@ -96,7 +84,6 @@ class Link(asyncio.Protocol):
             self.on_message(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report the end of the connection."""
         self._transport = None
         self.on_lost()
 

@@ -18,29 +18,16 @@ class LogLevels:
     """The log levels of all processes on a bus. Created by `create_app`."""
 
     def __init__(self, bus: Bus) -> None:
-        """Create the levels, which are those of this process at first.
-
-        Args:
-            bus: The connection to the other processes.
-        """
         self._bus = bus
         bus.add_handler(BUS_TOPIC, self._handle_levels)
 
     @property
     def current_levels(self) -> Mapping[str, str]:
-        """Return the level of each logger of this process; `""` stands for all others."""
+        """The level of each logger of this process; `""` stands for all others."""
         return logs.get_levels()
 
     def set_levels(self, level: str, levels: Mapping[str, str]) -> None:
-        """Set the levels of this process and of all other workers.
-
-        Args:
-            level: The level of all loggers that `levels` does not name.
-            levels: The levels of single loggers, by name.
-
-        Raises:
-            ValueError: One of them is no level, or nothing logs under a name; nothing has changed.
-        """
+        """Set the levels of all workers; a wrong one is a `ValueError` and changes nothing."""
         for name in levels:
             if not logs.is_logger(name):
                 # Log lines show the names of loggers, which have this prefix.

@@ -1,9 +1,9 @@
 """Log the outages of Kafka once for all workers of a host.
 
-Each worker has its own connections to Kafka, so all of them notice an outage. They send what they
-would log to the supervisor, which logs the first report of each outage, and its end when no worker
-has it any more. What only a worker has that leaves, whether it crashed or its connection was lost,
-ends as well, in other words: whether it lasts is not known. If it does, it is reported anew.
+Each worker has its own connections to Kafka, so all of them notice an outage. They send their
+reports to the supervisor, which logs the first report of each outage, and its end when no worker
+has it any more. An outage that only a worker had that leaves, whether it crashed or its connection
+was lost, ends with other words: it is not known whether it lasts. If it does, it is reported anew.
 """
 
 from __future__ import annotations
@@ -48,12 +48,7 @@ def forward_outages(clusters: Mapping[str, Cluster], bus: Bus) -> None:
 
 
 def serve_outages(relay: Relay, now: Callable[[], float] = time.monotonic) -> None:
-    """Let a supervisor log the outages of its workers.
-
-    Args:
-        relay: The supervisor's side of the bus.
-        now: The current time in seconds of any monotonic clock.
-    """
+    """Let a supervisor log the outages of its workers."""
     outage_log = _OutageLog(now)
     relay.add_handler(BUS_TOPIC, outage_log.handle_report)
     relay.leave_callbacks.append(outage_log.on_worker_left)
@@ -62,8 +57,8 @@ def serve_outages(relay: Relay, now: Callable[[], float] = time.monotonic) -> No
 class _OutageLog:
     """The outages of all workers.
 
-    An outage has an element here while a connected worker reports it. A worker that is gone would
-    keep it for ever: it cannot report that it is over, and its next process knows nothing of it.
+    An outage is here while a connected worker reports it. A worker that is gone would keep it for
+    ever: it cannot report that it is over, and its next process knows nothing of it.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -73,7 +68,6 @@ class _OutageLog:
         self._reached_clusters: set[str] = set()
 
     def handle_report(self, worker: int, data: Any) -> None:
-        """Log what a worker reports, unless another one has reported it."""
         cluster, *fields = data
         report = OutageReport(*fields)
         outages = self._outages.get(cluster)

@@ -33,21 +33,12 @@ CallHandler: TypeAlias = Callable[[int, Any], Any]
 class Relay:
     """The server of the bus, which listens on a Unix socket between `start` and `close`.
 
-    Owned by the supervisor. Between calls, `links` has one link per connected worker, and a link
-    of which no `hello` came yet is in `_unidentified_links`.
-
-    Attributes:
-        join_callbacks: Called with the number of a worker that connected.
-        leave_callbacks: Called with the number of a worker whose connection is over.
+    Owned by the supervisor. Between calls, `links` has one link per connected worker, and a link of
+    which no `hello` came yet is in `_unidentified_links`.
     """
 
     def __init__(self, socket_path: Path, *, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
-        """Create the relay.
-
-        Args:
-            socket_path: Where it listens. A path has about 100 characters at most.
-            max_unread_bytes: A worker that leaves more unread is disconnected.
-        """
+        """Create the relay; a socket path has about 100 characters at most."""
         self._max_unread_bytes = max_unread_bytes
         self.join_callbacks: list[Callable[[int], None]] = []
         self.leave_callbacks: list[Callable[[int], None]] = []
@@ -58,29 +49,21 @@ class Relay:
         self._server: asyncio.Server
 
     async def start(self) -> None:
-        """Listen for workers."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._create_link, self._socket_path)
 
     async def close(self) -> None:
-        """Close all connections."""
         self._server.close()
         for link in [*self.links.values(), *self._unidentified_links]:
             link.abort()
         await self._server.wait_closed()
 
     def add_handler(self, topic: str, handler: CallHandler) -> None:
-        """Set the handler of calls on a topic.
-
-        Args:
-            handler: Called with the number of the worker and the data; its result, as JSON, is the
-                answer.
-        """
+        """Set the handler of calls on a topic, which gets the worker and the data."""
         self._handlers[topic] = handler
 
     @property
     def workers(self) -> list[int]:
-        """Return the numbers of the connected workers, sorted."""
         return sorted(self.links)
 
     def _create_link(self) -> Link:
@@ -120,12 +103,10 @@ class Relay:
         self._announce_workers()
 
     def _announce_workers(self) -> None:
-        """Send all workers the numbers of those that are connected."""
         for link in list(self.links.values()):
             link.send("here", self.workers)
 
     def _on_message(self, worker: int, link: Link, message: list[Any]) -> None:
-        """Forward a message of a worker, or answer its call."""
         kind, *rest = message
         match kind:
             case "say":

@@ -19,23 +19,12 @@ LISTEN_BACKLOG = 2048  # connections that wait to be accepted
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket on a port that no other process can share by accident.
-
-    Raises:
-        GatewayError: The address cannot be bound.
-    """
+    """Return a listening socket on a port that no other process can share by accident."""
     return _start_listening(_bind_exclusive(host, port))
 
 
 def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
-    """Return this many listening sockets on one port, which no other gateway shares.
-
-    Args:
-        port: The port; 0 for any free one.
-
-    Raises:
-        GatewayError: The address cannot be bound, or this system cannot share ports.
-    """
+    """Return this many listening sockets on one port, which no other gateway shares."""
     if not hasattr(socket, "SO_REUSEPORT"):
         raise GatewayError(
             "this system has no SO_REUSEPORT, by which workers share a port; set listen.workers: 1"
@@ -53,11 +42,7 @@ def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def bind_additional(host: str, port: int) -> socket.socket:
-    """Return one more listening socket on a shared port.
-
-    Raises:
-        GatewayError: The address cannot be bound.
-    """
+    """Return one more listening socket on a shared port."""
     sock = _create_socket(host, port)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return _start_listening(_bind_socket(sock, host, port))
@@ -66,11 +51,8 @@ def bind_additional(host: str, port: int) -> socket.socket:
 def refuse_exposed_sidecar(settings: Settings, listening_socket: socket.socket) -> None:
     """Refuse to serve an unguarded sidecar to other machines.
 
-    It checks the address that was bound, because a name such as localhost may mean any address.
-
-    Raises:
-        GatewayError: The address is one that other machines reach. The configuration is refused
-            in the same way if it names such an address.
+    The address that was bound is checked, because a name such as localhost may mean any address.
+    The configuration is refused in the same way if it names such an address.
     """
     host = listening_socket.getsockname()[0]
     if settings.sidecar is not None and settings.sidecar.is_open and not is_loopback(host):
@@ -79,7 +61,6 @@ def refuse_exposed_sidecar(settings: Settings, listening_socket: socket.socket) 
 
 
 def format_url(listening_socket: socket.socket, *, tls: bool) -> str:
-    """Return the URL of a listening socket."""
     host, port = listening_socket.getsockname()[:2]
     url_host = f"[{host}]" if ":" in host else host
     return f"{'https' if tls else 'http'}://{url_host}:{port}"

@@ -64,16 +64,9 @@ LENGTH_BYTES = 4  # bytes that hold the length of a message to a worker
 
 
 class WorkerSpec(NamedTuple):
-    """What a worker is started with.
+    """The arguments of a worker; an `admin_fd` of -1 stands for none.
 
-    Attributes:
-        debug: The loggers that log in detail.
-        listening_fd: The file descriptor of its listening socket.
-        admin_fd: The file descriptor of the operators' socket; -1 for none.
-        bus_path: The relay's socket.
-        blocklist: What operators forbade until now.
-        reload_number: The number of the last `SettingsMessage` that was sent to other workers.
-        co_hosted_app_factory: Passed to `create_app`.
+    `reload_number` is that of the last `SettingsMessage` that was sent to other workers.
     """
 
     settings: Settings
@@ -87,13 +80,7 @@ class WorkerSpec(NamedTuple):
 
 
 class SettingsMessage(NamedTuple):
-    """A changed configuration, as it is sent to a worker that runs.
-
-    Attributes:
-        settings: The configuration as it was loaded.
-        number: Counts these messages, from 1.
-        is_dry_run: Whether the worker only finds out what it would change.
-    """
+    """A changed configuration for a worker that runs, which a dry run only previews."""
 
     settings: Settings
     number: int
@@ -113,20 +100,7 @@ def supervise(
     co_hosted_app_factory: CoHostedAppFactory | None = None,
     inherited: InheritedSockets = NO_SOCKETS,
 ) -> int:
-    """Run `listen.workers` processes until SIGTERM or SIGINT.
-
-    Args:
-        debug: The loggers that log in detail.
-        load_settings: Returns the configuration as it is now, for SIGHUP.
-        co_hosted_app_factory: Passed to `create_app` in each worker.
-        inherited: The sockets that this process was started with.
-
-    Returns:
-        The exit status: 0 if all workers ended without an error.
-
-    Raises:
-        GatewayError: The address cannot be bound.
-    """
+    """Run `listen.workers` processes until SIGTERM or SIGINT; return the exit status."""
     listen = settings.listen
     if inherited.clients:
         shared = [copy_socket(inherited.clients, n + 1) for n in range(listen.workers)]
@@ -149,12 +123,10 @@ def supervise(
 
 @dataclass(frozen=True, slots=True)
 class ListeningSockets:
-    """The sockets of a host, which its `Supervisor` closes when the workers are to end.
+    """The sockets of a host: one per worker, and one of operators that all share.
 
-    Attributes:
-        by_worker: One per worker, all of one port.
-        admin: The operators' socket, which all workers share; None for none.
-        inherited: What `by_worker` are copies of, if another process bound the port.
+    Its `Supervisor` closes them when the workers are to end. `inherited` has the originals of
+    `by_worker`, if another process bound the port.
     """
 
     by_worker: Sequence[socket.socket]
@@ -162,15 +134,7 @@ class ListeningSockets:
     inherited: Sequence[socket.socket] = ()
 
     def reopen(self, worker: int, host: str, port: int) -> socket.socket:
-        """Return a new socket for a worker whose own was closed.
-
-        Args:
-            worker: The number of the worker, from 1.
-            port: The port that the others share.
-
-        Raises:
-            GatewayError: The address cannot be bound.
-        """
+        """Return a new socket on the shared port for a worker whose own was closed."""
         if self.inherited:
             return copy_socket(self.inherited, worker)
         return bind_additional(host, port)
@@ -180,12 +144,7 @@ class ListeningSockets:
 class WorkerProcess:
     """A worker and its process.
 
-    Attributes:
-        number: The number of the worker, from 1.
-        listening_socket: Held for the worker; None while the other workers take its clients.
-        process: The last process; None before the first one.
-        restarts: How often a process was started after a crash.
-        was_killed: Whether the process did not end by itself and was killed.
+    `listening_socket` is None while the other workers take its clients.
     """
 
     number: int
@@ -197,11 +156,9 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it has a process that has not ended."""
         return self.process is not None and self.process.returncode is None
 
     def send_signal(self, signum: int) -> None:
-        """Send a signal to the process, unless it has ended."""
         if self.process is not None and self.process.returncode is None:
             # `Process.send_signal` polls first. If the process has just ended, that takes its exit
             # status away from asyncio, which then reports 255 (gh-87744, in Python 3.11).
@@ -229,15 +186,6 @@ class Supervisor:
         load_settings: SettingsLoader | None = None,
         co_hosted_app_factory: CoHostedAppFactory | None = None,
     ) -> None:
-        """Create the supervisor.
-
-        Args:
-            debug: The loggers that log in detail.
-            sockets: The sockets that clients and operators connect to.
-            bus_path: Where the relay listens.
-            load_settings: Returns the configuration as it is now, for reloads.
-            co_hosted_app_factory: Passed to `create_app` in each worker.
-        """
         self._settings = settings
         self._co_hosted_app_factory = co_hosted_app_factory
         self._sockets = sockets
@@ -257,11 +205,9 @@ class Supervisor:
 
     @property
     def workers(self) -> Sequence[WorkerProcess]:
-        """Return the workers, by their numbers."""
         return self._workers
 
     async def run(self) -> int:
-        """Run the workers until SIGTERM or SIGINT; return the exit status."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._stop_workers, signum)
@@ -289,7 +235,6 @@ class Supervisor:
         return self._exit_status
 
     def _on_joined(self, worker: int) -> None:
-        """Remember that a worker has started."""
         self._has_served = True
 
     def _stop_workers(self, signum: int) -> None:
@@ -310,11 +255,7 @@ class Supervisor:
             self._apply_settings(load_settings())
 
     def _handle_reload(self, worker: int, data: Any) -> list[str] | int:
-        """Reload for an operator, or preview that.
-
-        Returns:
-            The number of the message that the workers got, or the problems of the configuration.
-        """
+        """Reload or preview for an operator; return the message's number, or the problems."""
         try:
             if self._load_settings is None:
                 return ["this gateway was not started from a file; start it with `gateway run`"]
@@ -331,7 +272,7 @@ class Supervisor:
         return self._reload_number
 
     def _handle_metrics_query(self, worker: int, data: Any) -> Any:
-        """Return what only the supervisor counts, and the totals that a worker's scrape lacks."""
+        """Return the supervisor's own counters, and the totals that a worker's scrape lacks."""
         samples = MetricSamples()
         self._reload_counts.collect_metrics(samples)
         for each in self._workers:
@@ -339,7 +280,6 @@ class Supervisor:
         return samples.to_json(), () if data is None else self._counter_history.update(data)
 
     def _handle_file_settings(self, worker: int, data: Any) -> configuration.FileSettings:
-        """Return what the file says now, for the console."""
         return configuration.read_file_settings(self._load_settings, self._settings)
 
     def _apply_settings(self, loaded: Settings) -> None:
@@ -357,7 +297,6 @@ class Supervisor:
                 process.stdin.write(message)
 
     def _kill_workers(self) -> None:
-        """Kill the workers that still run."""
         for worker in self._workers:
             if worker.is_running:
                 log.error("worker %d does not end; killed", worker.number)
@@ -365,7 +304,6 @@ class Supervisor:
                 worker.send_signal(signal.SIGKILL)
 
     async def _run_worker(self, worker: WorkerProcess) -> None:
-        """Keep a worker running until the gateway ends."""
         loop = asyncio.get_running_loop()
         while not self._stop_event.is_set():
             started_at = loop.time()
@@ -385,10 +323,9 @@ class Supervisor:
             await self._back_off(worker, status, loop.time() - started_at)
 
     async def _run_process(self, worker: WorkerProcess) -> int:
-        """Start a worker's process, and wait for its end.
+        """Start a worker's process, and return its exit status.
 
-        Returns:
-            Its exit status; if a signal ended it, the negative number of the signal.
+        If a signal ended it, that is the negative number of the signal.
         """
         if worker.listening_socket is None:
             worker.listening_socket = self._sockets.reopen(worker.number, self._host, self._port)

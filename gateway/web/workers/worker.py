@@ -28,15 +28,7 @@ from .supervisor import LENGTH_BYTES, SettingsMessage, WorkerSpec
 
 
 def main(number: int, spec: WorkerSpec) -> None:
-    """Serve until the process gets a signal, or its supervisor ends.
-
-    Args:
-        number: The number of this worker, from 1.
-        spec: What the supervisor sent.
-
-    Raises:
-        GatewayError: As `create_app` and `run_server` raise it.
-    """
+    """Serve until the process gets a signal, or its supervisor ends."""
     configure_logging(spec.settings.telemetry.logs, spec.debug, number)
     listening = socket.socket(fileno=spec.listening_fd)
     admin = socket.socket(fileno=spec.admin_fd) if spec.admin_fd >= 0 else None
@@ -49,12 +41,7 @@ def main(number: int, spec: WorkerSpec) -> None:
 
 
 async def follow_supervisor(app: Application, pipe: IO[str]) -> None:
-    """Apply the settings that come through a pipe, and drain when its other end is closed.
-
-    Args:
-        app: The application of this worker.
-        pipe: The standard input, of which nothing is buffered yet.
-    """
+    """Apply the settings that come through a pipe, and drain when its other end is closed."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
@@ -80,9 +67,8 @@ def _get_settings(message: SettingsMessage) -> Settings:
 def read_message(pipe: int) -> Any:
     """Read the first message of a pipe, and not a byte of the next one.
 
-    Args:
-        pipe: A file descriptor. It is read without a buffer, because `follow_supervisor` reads what
-            comes next.
+    The descriptor is read without a buffer, because `follow_supervisor` reads the following
+    messages.
     """
     size = int.from_bytes(_read_exactly(pipe, LENGTH_BYTES))
     return pickle.loads(_read_exactly(pipe, size))
