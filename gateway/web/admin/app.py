@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -296,6 +297,6 @@ def parse_dry_run(request: Request) -> bool:
 def _parse_limit(text: str | None) -> int:
     if text is None:
         return DEFAULT_LIMIT
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_LIMIT):
+    if not (re.fullmatch("[1-9][0-9]{0,8}", text) and int(text) <= MAX_LIMIT):
         raise RequestError(400, "Bad request", f"?limit= is 1 to {MAX_LIMIT}")
     return int(text)

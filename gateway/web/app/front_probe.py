@@ -18,12 +18,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from gateway.errors import Busy, RequestError
 from gateway.web.http.encoding import GZIP_HEADERS, get_accept_encoding, prefers_gzip
 from gateway.web.http.problems import build_problem
-from gateway.web.streams.sse import MEDIA_TYPE, STREAM_HEADERS
+from gateway.web.streams.sse import STREAM_HEADERS, SseResponse
 from gateway.wire import sse
 
 PATH = "/health/front"
@@ -53,7 +53,7 @@ class FrontProbe:
         except BaseException:
             self._release()
             raise
-        if not isinstance(response, StreamingResponse):
+        if not isinstance(response, SseResponse):
             self._release()
         return response
 
@@ -72,24 +72,25 @@ async def _build_response(request: Request, on_end: Callable[[], None]) -> Respo
     is_compressed = prefers_gzip(get_accept_encoding(request))
     report = _describe_request(request) | {"coding": "gzip" if is_compressed else "identity"}
 
+    draining = asyncio.Event()
+    callbacks = request.app.state.hubs.drain_callbacks
+    callbacks.add(draining.set)
+
     async def iter_events() -> AsyncIterator[bytes]:
-        draining = asyncio.Event()
-        callbacks = request.app.state.hubs.drain_callbacks
-        callbacks.add(draining.set)
         encode = _create_encoder(is_compressed)
+        yield encode(sse.encode_event("received", json.dumps(report).encode()))
         try:
-            yield encode(sse.encode_event("received", json.dumps(report).encode()))
-            try:
-                await asyncio.wait_for(draining.wait(), silence_s)
-            except TimeoutError:
-                yield encode(sse.encode_event("silence-over", b"{}"))
-        finally:
-            callbacks.discard(draining.set)
-            release_slot()
-            on_end()
+            await asyncio.wait_for(draining.wait(), silence_s)
+        except TimeoutError:
+            yield encode(sse.encode_event("silence-over", b"{}"))
+
+    def on_close() -> None:
+        callbacks.discard(draining.set)
+        release_slot()
+        on_end()
 
     headers = STREAM_HEADERS | (GZIP_HEADERS if is_compressed else {})
-    return StreamingResponse(iter_events(), headers=headers, media_type=MEDIA_TYPE)
+    return SseResponse(iter_events(), on_close, headers)
 
 
 def _parse_silence(text: str) -> float:

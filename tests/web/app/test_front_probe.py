@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import httpx
@@ -64,6 +64,25 @@ async def test_the_first_event_arrives_during_the_silence_and_the_drain_ends_it(
         assert parse_report(text)
         app.gateway.hubs.drain()
         assert "".join([piece async for piece in pieces]) == ""
+
+
+async def test_a_client_that_is_gone_before_its_first_byte_leaves_its_place():
+    """Its response never began, so that its end released nothing: after 20, all checks got 503."""
+
+    async def send(message: Any) -> None:
+        raise OSError("gone")
+
+    config = build_config(AWAY, listen={"limits": {"perAddress": 1}})
+    async with running_in_process_gateway(config) as (_, app):
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "method": "GET",
+            "http_version": "1.1", "scheme": "http", "path": PATH, "raw_path": PATH.encode(),
+            "root_path": "", "query_string": b"", "headers": [], "client": ("127.0.0.1", 9),
+            "server": ("127.0.0.1", 80),
+        }  # fmt: skip
+        with suppress(Exception):
+            await app(scope, asyncio.Event().wait, send)
+        assert app.state.limits.connection_count == 0
 
 
 async def test_it_counts_towards_the_limits_as_a_stream_does():
