@@ -23,12 +23,6 @@ class Thresholds(NamedTuple):
     max_late_share: float = 0.2
 
     def is_exceeded(self, seconds: float, batch_seconds: float) -> bool:
-        """Return whether a cost is high enough to be a cause.
-
-        Args:
-            seconds: The cost, in seconds per batch.
-            batch_seconds: The length of a batch in seconds.
-        """
         return seconds >= self.min_seconds and seconds >= self.min_share * batch_seconds
 
 
@@ -49,9 +43,4 @@ class BatchCause(DiagnosedCause):
 
 
 def share_of_batch(seconds: float, batch_seconds: float) -> float:
-    """Return a time as a share of a batch, from 0 to 1.
-
-    Args:
-        batch_seconds: The length of a batch in seconds.
-    """
     return min(1.0, seconds / batch_seconds) if batch_seconds > 0 else 0.0

@@ -43,15 +43,13 @@ _TASK_CAUSES = ("skew", "partitions-too-few", "sink-slow", "python", "gc")
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the doctor found in a run of a query.
+    """The findings of the doctor in a run of a query.
 
     Attributes:
-        batches: How many batches with input were judged.
-        seconds: The length of a typical batch in seconds.
-        rows: The rows of a typical batch.
-        causes: The causes, with the greatest cost first.
+        batches: The number of batches with input that were judged.
+        seconds: The length of a typical batch.
         parts: The seconds of each phase of a typical batch, by Spark's name.
-        unseen: The causes that these records cannot show, each with what is missing.
+        unseen: The causes that these records cannot show, each with the reason.
     """
 
     job: str
@@ -64,11 +62,6 @@ class Diagnosis:
 
 
 def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
-    """Return the causes of a run.
-
-    Args:
-        thresholds: The least effect that makes something a cause, by default that of `Thresholds`.
-    """
     thresholds = thresholds or Thresholds()
     causes: list[BatchCause] = []
     if len(run.batches_with_input) >= MIN_BATCHES:
@@ -93,7 +86,7 @@ def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
 
 
 def _median_phases(run: QueryRun) -> dict[str, float]:
-    """Return the median seconds of each phase of a batch. Work on state is part of `addBatch`."""
+    """Return the median seconds of each phase; the work on state is part of `addBatch`."""
     names = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
 
     def get_phase_reader(name: str) -> Callable[[BatchProgress], float]:
@@ -103,11 +96,7 @@ def _median_phases(run: QueryRun) -> dict[str, float]:
 
 
 def _explain_unseen(run: QueryRun, found_names: Collection[str]) -> dict[str, str]:
-    """Return why causes could not be judged, by their names.
-
-    Args:
-        found_names: The causes that were found, which are left out.
-    """
+    """Return why causes could not be judged, by their names, leaving out those that were found."""
     if len(run.batches_with_input) < MIN_BATCHES:
         count = len(run.batches_with_input)
         reason = f"needs {MIN_BATCHES} batches with input after the first two, has {count}"

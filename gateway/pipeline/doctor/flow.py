@@ -64,9 +64,9 @@ def find_source_backlog(run: QueryRun, thresholds: Thresholds) -> Iterator[Batch
 def find_slow_sink(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
     """Find an output that takes long.
 
-    The writers of exactly-once output record their waits. For other sinks, the cost is what the
-    driver does while no Spark job runs, or the time in which tasks of the last stage neither
-    compute nor use state, whichever is greater.
+    The writers of exactly-once output record their waits. For other sinks, the cost is the time in
+    which no Spark job runs, or in which tasks of the last stage neither compute nor use state,
+    whichever is greater.
     """
     writer_waits = [
         batch.sink_seconds for batch in run.batches_with_input if batch.sink_seconds is not None
@@ -142,7 +142,6 @@ def find_stuck_watermark(run: QueryRun, thresholds: Thresholds) -> Iterator[Batc
 
 
 def find_late_rows(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
-    """Find rows that are dropped because they are older than the watermark."""
     rows = sum(batch.rows for batch in run.batches)
     dropped = sum(each.dropped_rows for batch in run.batches for each in batch.operators)
     share = dropped / rows if rows else 0.0
@@ -186,10 +185,10 @@ def find_late_rows(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause
 
 
 def find_invalid_records(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
-    """Find records that the job could not decode, in all batches of the run.
+    """Find records that the job could not decode.
 
-    One such record counts, because it is missing from the results. It needs no typical batch to
-    compare with, so that it is also reported of a job that has run one batch.
+    A single record is reported, even of a job that has run one batch, because it is missing from
+    the results.
     """
     batches = [*run.warm_up, *run.batches]
     affected = [batch for batch in batches if batch.invalid_records]
@@ -218,18 +217,15 @@ def find_invalid_records(run: QueryRun, thresholds: Thresholds) -> Iterator[Batc
 
 
 def _count_offsets_behind(batch: BatchProgress) -> int | None:
-    """Return how many offsets a batch left in all inputs, or None if no input reports it."""
     known = [each.offsets_behind for each in batch.sources if each.offsets_behind is not None]
     return sum(known) if known else None
 
 
 def _offset_fetch_seconds(batch: BatchProgress) -> float:
-    """Return how long a batch waited for the latest offsets from the brokers."""
     return batch.phases.get("latestOffset", 0.0) + batch.phases.get("getBatch", 0.0)
 
 
 def _idle_seconds(run: QueryRun) -> float:
-    """Return the median time between two batches, in seconds."""
     pauses = [
         following.started_at - batch.started_at - batch.seconds
         for batch, following in zip(run.batches, run.batches[1:], strict=False)
@@ -247,7 +243,6 @@ def _count_writer_rounds(run: QueryRun) -> int:
 
 
 def _driver_seconds(batch: BatchProgress, work: TaskMetrics) -> float:
-    """Return how long no Spark job ran while the batch was processed."""
     if not work.job_seconds:
         return 0.0
     return max(0.0, batch.phases.get("addBatch", 0.0) - work.job_seconds)
@@ -272,12 +267,10 @@ def _sink_wait_seconds(run: QueryRun, batch: BatchProgress, work: TaskMetrics) -
 
 
 def _span_seconds(batches: list[BatchProgress]) -> float:
-    """Return the seconds from the start of the first batch to the end of the last one."""
     return batches[-1].started_at + batches[-1].seconds - batches[0].started_at if batches else 0.0
 
 
 def _list_idle_inputs(run: QueryRun) -> list[str]:
-    """Return the names of inputs without a record, if the job has several inputs."""
     # By their place in the record, because two inputs may have the same name.
     by_index: dict[int, list[SourceProgress]] = {}
     for batch in run.batches_with_input:

@@ -20,7 +20,6 @@ With 60 tasks on two busy cores, each cost 8 to 15 ms outside of its own time, a
 
 
 def max_useful_partitions(run: QueryRun) -> int:
-    """Return how many partitions of the state the cores can make use of."""
     return MAX_TASKS_PER_CORE * run.parallelism
 
 
@@ -67,7 +66,6 @@ def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[
     """
 
     def overhead_seconds(batch: BatchProgress) -> float:
-        """Return what the superfluous partitions cost a batch."""
         total = 0.0
         for each in batch.operators:
             if each.partitions <= max_useful_partitions(run) or _max_rows(
@@ -141,7 +139,6 @@ def find_too_few_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[B
 
 
 def _unused_core_seconds(run: QueryRun, batch: BatchProgress) -> float:
-    """Return how much shorter a batch would be if all cores worked on the state."""
     if run.cores is None:
         return 0.0
     return sum(
@@ -155,7 +152,6 @@ def _unused_core_seconds(run: QueryRun, batch: BatchProgress) -> float:
 def _find_worst_stage(
     run: QueryRun, stage_seconds: Callable[[StageMetrics], float]
 ) -> tuple[StageMetrics | None, float]:
-    """Return the stage that costs most in a typical batch, and the median cost."""
     worst_stages = []
     for batch in run.batches_with_tasks:
         if batch.tasks is None or not batch.tasks.stages:

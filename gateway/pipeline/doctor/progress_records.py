@@ -30,12 +30,7 @@ def load_records(path: Path) -> list[dict[str, Any]]:
 
 
 def group_by_query(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the records of each query, by its name, or by its id if it has no name.
-
-    Args:
-        records: The records of several queries. The result has the queries in the order of their
-            first record.
-    """
+    """Return the records of each query, by its name, or by its id if it has no name."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for each in records:
         groups.setdefault(str(each.get("name") or each.get("id") or "query"), []).append(each)
@@ -43,7 +38,7 @@ def group_by_query(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str
 
 
 def _parse_objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON text: one object, a list of objects, or one object per line.
+    """Yield the objects of a JSON text: one object, a list, or one per line.
 
     A last line that is cut off is ignored.
 

@@ -37,12 +37,8 @@ class StateOperatorProgress:
     """The progress of an operator with state. Times are summed over its tasks.
 
     Attributes:
-        name: Spark's name of the operator.
         rows: The rows of the whole state.
-        updated_rows: The rows that the batch changed.
-        dropped_rows: The rows that were dropped as older than the watermark.
         removal_seconds: The time to remove rows that the watermark has passed.
-        commit_seconds: The time to commit the stores.
         stores: The state stores; a join has several for each partition.
         custom_metrics: Spark's `customMetrics`; times are in ms.
     """
@@ -60,7 +56,7 @@ class StateOperatorProgress:
     custom_metrics: Mapping[str, float]
 
     def sum_seconds(self, *names: str) -> float:
-        """Return the sum of custom metrics in ms, in seconds. See `get_metric`."""
+        """Return the sum of custom metrics that are in ms."""
         return sum(max(0.0, self.custom_metrics.get(name, 0)) for name in names) / 1000
 
     def get_metric(self, name: str) -> float:
@@ -73,7 +69,6 @@ class SourceProgress:
     """The progress of an input.
 
     Attributes:
-        rows: The rows that the batch read.
         offsets_behind: The offsets that the batch left in the topics, or None if the source does
             not report the latest offsets.
     """
@@ -91,10 +86,7 @@ class StageMetrics:
 
     Attributes:
         seconds: The elapsed time of the stage.
-        total: The time of all tasks together.
-        least: The time of the fastest task.
-        gc: The time of all tasks in garbage collections.
-        rows: The rows that all tasks read.
+        total: The time of all tasks together, as are `cpu` and `gc`.
         most_rows: The rows of the task that read most.
         shuffles: Whether it reads the output of other stages, instead of a topic.
         last: Whether no other stage reads its output.
@@ -114,7 +106,6 @@ class StageMetrics:
 
     @property
     def mean_other_seconds(self) -> float:
-        """The mean time of all tasks but the slowest."""
         return (self.total - self.slowest) / (self.tasks - 1) if self.tasks > 1 else 0.0
 
 
@@ -139,11 +130,7 @@ class BatchProgress:
     """The progress of a batch. Points in time are in seconds since 1970.
 
     Attributes:
-        started_at: When the batch began.
         phases: The seconds of each phase, by Spark's names in `durationMs`.
-        newest_event_time: The greatest event time of the batch, if events have times.
-        watermark: The watermark, or None before there is one.
-        tasks: The times of its tasks, or None if they are not known.
         sink_seconds: How long the writers of exactly-once output waited for Kafka.
         notes: The seconds of the job's own parts, by their names.
         invalid_counts: The records that could not be decoded, by the name of the job's input.
@@ -166,19 +153,17 @@ class BatchProgress:
 
     @property
     def invalid_records(self) -> int:
-        """The records of all inputs that could not be decoded."""
         return sum(self.invalid_counts.values())
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """The batches of one run of a query, without those of its warm-up.
+    """The batches of one run of a query, the oldest first.
 
     Attributes:
-        job: The name of the query, which is that of its job.
-        batches: The batches, the oldest first.
         cores: The cores of all executors, or None if they are not known.
-        warm_up: The batches that `batches` leaves out. They are slow, but what they read counts.
+        warm_up: The first batches, which `batches` leaves out. They are slow, but their records
+            count.
     """
 
     job: str
@@ -202,7 +187,7 @@ class QueryRun:
 
     @property
     def parallelism(self) -> int:
-        """The number of cores, or if it is not known, how many at least worked on state."""
+        """The number of cores or, if it is not known, of those that at least worked on state."""
         if self.cores:
             return self.cores
         busy_cores = [
@@ -217,11 +202,6 @@ class QueryRun:
         return max(1, round(median(busy_cores) + 0.49)) if busy_cores else 1  # rounded up
 
     def count_parallel_tasks(self, partitions: int) -> int:
-        """Return how many tasks of an operator run at a time.
-
-        Args:
-            partitions: The number of the operator's partitions.
-        """
         return max(1, min(self.parallelism, partitions))
 
     def get_median(self, get_value: Callable[[BatchProgress], float]) -> float:
@@ -229,7 +209,6 @@ class QueryRun:
         return _compute_median(get_value, self.batches_with_input)
 
     def get_task_median(self, get_value: Callable[[BatchProgress, TaskMetrics], float]) -> float:
-        """Return the median of a value over `batches_with_tasks`, or 0 if there are none."""
         return _compute_median(
             lambda batch: get_value(batch, batch.tasks) if batch.tasks else 0.0,
             self.batches_with_tasks,
@@ -237,16 +216,15 @@ class QueryRun:
 
     @property
     def batch_seconds(self) -> float:
-        """The median length of a batch with input, in seconds."""
         return self.get_median(lambda batch: batch.seconds)
 
 
 def build_run(records: Iterable[Mapping[str, Any]], cores: int | None = None) -> QueryRun:
-    """Return the latest run that records are of, without the batches of its warm-up.
+    """Return the latest run among the records of a query, without the batches of its warm-up.
 
     Args:
-        records: The records of one query, the oldest first.
-        cores: The cores of all executors, which is used if the records do not contain it.
+        records: The records, the oldest first.
+        cores: The cores of all executors, used if the records do not contain it.
 
     Raises:
         KeyError: A record lacks a field.
@@ -291,9 +269,6 @@ def _is_first_batch(record: Mapping[str, Any]) -> bool:
 def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
     """Return the progress of a batch.
 
-    Args:
-        record: Spark's progress, with `tasks` and `notes` if they are known.
-
     Raises:
         KeyError: The record lacks a field.
         ValueError: A field cannot be parsed.
@@ -319,7 +294,6 @@ def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
 
 
 def _parse_invalid_counts(observed: Mapping[str, Any]) -> dict[str, int]:
-    """Return the invalid records of each input that has some, from Spark's `observedMetrics`."""
     counts = {name: int(each.get("invalid") or 0) for name, each in observed.items()}
     return {name: count for name, count in counts.items() if count}
 
@@ -342,7 +316,6 @@ def _parse_operator(data: Mapping[str, Any]) -> StateOperatorProgress:
 
 
 def _parse_source(data: Mapping[str, Any]) -> SourceProgress:
-    """Return the progress of an input, with its lag if it is a Kafka source."""
     end, latest = _parse_offsets(data.get("endOffset")), _parse_offsets(data.get("latestOffset"))
     behind = None
     if end and latest:
@@ -355,7 +328,7 @@ def _parse_source(data: Mapping[str, Any]) -> SourceProgress:
 def _parse_offsets(data: Any) -> dict[tuple[str, str], int]:
     """Return the offset of each topic and partition, or nothing for another kind of source.
 
-    Spark writes them as `{topic: {partition: offset}}`, either as JSON or as text that is JSON.
+    Spark writes `{topic: {partition: offset}}`, as JSON or as text that is JSON.
     """
     if isinstance(data, str):
         try:
@@ -382,10 +355,10 @@ def _parse_tasks(data: Mapping[str, Any]) -> TaskMetrics:
 
 
 def _parse_time(text: Any) -> float | None:
-    """Return the seconds since 1970 of a time, or None for 1970, which means no watermark yet.
+    """Return the seconds since 1970, or None for 1970, which means no watermark yet.
 
-    Spark writes times of any year, such as +55840-11-08T22:13:20.000Z, but Python only knows the
-    years 1 to 9999. The time is therefore parsed in the same year of another 400-year cycle.
+    Spark writes times of any year, such as +55840-11-08T22:13:20.000Z; Python knows the years 1 to
+    9999. The time is therefore parsed in the same year of another 400-year cycle.
 
     Raises:
         ValueError: The text is not a time.

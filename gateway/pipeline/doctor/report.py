@@ -23,7 +23,6 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def render_text(diagnosis: Diagnosis) -> str:
-    """Return a diagnosis as lines of text."""
     return "\n".join(_iter_lines(diagnosis))
 
 

@@ -18,14 +18,12 @@ def find_slow_python(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCau
     """
 
     def task_python_seconds(batch: BatchProgress, work: TaskMetrics) -> float:
-        """Return the seconds of a batch in Python, without the writers' waits for Kafka."""
         tasks = max((each.tasks for each in work.stages), default=1)
         return max(
             0.0, work.python_seconds - _writer_wait_seconds(batch, work)
         ) / run.count_parallel_tasks(tasks)
 
     def operator_python_seconds(batch: BatchProgress) -> float:
-        """Return an estimate of the seconds of a batch in Python, from the times of operators."""
         return sum(
             max(
                 0.0,
@@ -79,21 +77,16 @@ def _writer_wait_seconds(batch: BatchProgress, work: TaskMetrics) -> float:
 
 
 def runs_in_python(operator: StateOperatorProgress) -> bool:
-    """Return whether an operator calls Python for each key, by its name in Spark."""
     return any(each in operator.name.lower() for each in ("python", "pyspark", "pandas"))
 
 
 def find_slow_gc(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
-    """Find tasks that wait for garbage collections of the JVM."""
-
     def gc_seconds(_: BatchProgress, work: TaskMetrics) -> float:
-        """Return the part of a batch that garbage collections took."""
         return sum(
             each.seconds * min(1.0, each.gc / each.total) for each in work.stages if each.total
         )
 
     def gc_share(_: BatchProgress, work: TaskMetrics) -> float:
-        """Return the share of the tasks' time that garbage collections took."""
         total = sum(each.total for each in work.stages)
         return sum(each.gc for each in work.stages) / total if total else 0.0
 

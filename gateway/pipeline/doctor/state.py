@@ -19,7 +19,6 @@ def find_slow_lookups(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCa
     """Find lookups that take long: the state is not in memory, or is read too often."""
 
     def lookup_seconds(batch: BatchProgress) -> float:
-        """Return the part of a batch that lookups took."""
         return sum(
             each.sum_seconds("rocksdbGetLatency") / run.count_parallel_tasks(each.partitions)
             for each in batch.operators
@@ -58,7 +57,7 @@ def find_slow_compaction(run: QueryRun, thresholds: Thresholds) -> Iterator[Batc
     """Find compactions of RocksDB for which writes or commits wait, or which take the cores."""
 
     def compaction_seconds(batch: BatchProgress) -> float:
-        """Return what compactions cost a batch: waits for them, or their own time if greater."""
+        """Return the waits for compactions, or their own time if that is greater."""
         waits = background = 0.0
         for each in batch.operators:
             waits += _stall_seconds(each) / run.count_parallel_tasks(each.partitions)
@@ -104,7 +103,6 @@ def find_slow_commits(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCa
     """
 
     def store_commit_seconds(batch: BatchProgress) -> float:
-        """Return the part of a batch in which stores commit, without compactions."""
         return sum(
             max(0.0, each.commit_seconds - each.sum_seconds("rocksdbCommitCompactLatency"))
             / run.count_parallel_tasks(each.partitions)
@@ -113,7 +111,6 @@ def find_slow_commits(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCa
         )
 
     def log_commit_seconds(batch: BatchProgress) -> float:
-        """Return the part of a batch in which Spark writes its logs of offsets and commits."""
         return batch.phases.get("walCommit", 0.0) + batch.phases.get("commitOffsets", 0.0)
 
     state, log = run.get_median(store_commit_seconds), run.get_median(log_commit_seconds)
@@ -150,10 +147,8 @@ def _stall_seconds(operator: StateOperatorProgress) -> float:
 
 
 def _sum_metric(batch: BatchProgress, name: str) -> float:
-    """Return the sum of a metric over all operators of a batch."""
     return sum(each.get_metric(name) for each in batch.operators)
 
 
 def _sum_metric_seconds(batch: BatchProgress, *names: str) -> float:
-    """Return the sum of metrics in ms over all operators of a batch, in seconds."""
     return sum(each.sum_seconds(*names) for each in batch.operators)
