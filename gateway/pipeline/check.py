@@ -1,8 +1,7 @@
 """Find the problems of jobs before Spark starts, without Java and pyspark.
 
 `find_static_problems` reads the configuration only; `check_externals` also asks Kafka and the
-schema registries. Problems are reported like those of the configuration: the place in the file,
-what is wrong, and what to do.
+schema registries. Problems are reported like those of the configuration: place, problem, remedy.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class JobProblem(NamedTuple):
     """A problem of a job.
 
     Attributes:
-        loc: The path to it in the file, such as ("pipelines", "jobs", 0, "from", "time").
-        message: What is wrong, and what to do.
+        loc: Its path in the file, such as ("pipelines", "jobs", 0, "from", "time").
+        message: The problem, and what to do.
     """
 
     loc: Loc
@@ -49,8 +48,8 @@ class ExternalCheck(NamedTuple):
     """The result of `check_externals`.
 
     Attributes:
-        problems: What does not fit what Kafka and the registries have.
-        skipped_checks: Which checks were skipped because a server does not answer, and its error.
+        skipped_checks: The checks that were skipped because a server does not answer, with its
+            error.
     """
 
     problems: list[JobProblem]
@@ -60,32 +59,19 @@ class ExternalCheck(NamedTuple):
 def raise_for_problems(
     file: str | os.PathLike[str], settings: Settings, jobs: Sequence[Job] | None = None
 ) -> None:
-    """Raise an error if there are static problems.
-
-    Args:
-        file: The configuration file, for the places of the problems.
-        jobs: The jobs to check; None for all.
-
-    Raises:
-        ConfigError: There are problems. It has all of them, with their places.
-    """
+    """Raise a ConfigError with all static problems and their places, if there are any."""
     problems = find_static_problems(settings, jobs)
     if problems:
         raise ConfigError(format_problems(file, problems))
 
 
 def format_problems(file: str | os.PathLike[str], problems: Iterable[JobProblem]) -> list[str]:
-    """Return one line for each problem, which begins with its place in the file."""
     locate = create_locator(file)
     return [locate(loc, message) for loc, message in problems]
 
 
 def find_static_problems(settings: Settings, jobs: Sequence[Job] | None = None) -> list[JobProblem]:
-    """Return the problems that the configuration alone shows.
-
-    Args:
-        jobs: The jobs to check; None for all.
-    """
+    """Return the problems that the configuration alone shows; `jobs` is None for all."""
     located = list(_iter_located_jobs(settings, jobs))
     return [
         *_check_conf(settings, [job for _, job in located]),
@@ -98,10 +84,7 @@ def find_static_problems(settings: Settings, jobs: Sequence[Job] | None = None) 
 
 
 def check_externals(settings: Settings, jobs: Sequence[Job] | None = None) -> ExternalCheck:
-    """Compare jobs with the topics that Kafka has, and with the schemas of the registries.
-
-    The static problems are not among the result.
-    """
+    """Compare jobs with Kafka's topics and the registries' schemas, without the static checks."""
     result = ExternalCheck([], [])
     outputs = (get_output(job) for _, job in _iter_located_jobs(settings, None))
     # The outputs of all jobs, because the jobs that are checked may read them before they exist.
@@ -150,11 +133,7 @@ def _check_conf(settings: Settings, jobs: Sequence[Job]) -> Iterator[JobProblem]
 
 
 def _check_job(job: Job, schema_columns: Columns) -> Iterator[JobProblem]:
-    """Yield the problems of a job, with paths that begin at the job.
-
-    Args:
-        schema_columns: The columns of the inputs whose schema was fetched.
-    """
+    """Yield the problems of a job, with paths that begin at the job."""
     columns: dict[str, dict[str, str]] = {}
     for name, input in get_inputs(job).items():
         loc = _input_loc(job, name)
@@ -215,10 +194,7 @@ def _check_time(input: Input, columns: Mapping[str, str]) -> Iterator[JobProblem
 def _load_schema_columns(
     settings: Settings, job: Job, loc: Loc, check_result: ExternalCheck
 ) -> dict[str, dict[str, str]]:
-    """Return the columns of the inputs that have a schema instead of `fields`.
-
-    Errors are added to `check_result`.
-    """
+    """Return the columns of inputs with a schema instead of `fields`; add errors to the result."""
     columns: dict[str, dict[str, str]] = {}
     for name, input in get_inputs(job).items():
         value = input.value
@@ -249,7 +225,6 @@ def _check_topic(
     Args:
         topics_by_cluster: The topics of the clusters that were asked, None for a cluster that did
             not answer. The input's cluster is added, so that each is asked once.
-        check_result: Where problems are added.
     """
     name = input.kafka or ""
     if name not in topics_by_cluster:
@@ -278,7 +253,7 @@ def _input_loc(job: Job, name: str) -> Loc:
 def _parse_problem(text: str) -> JobProblem:
     """Return a problem that a job's module reported as text.
 
-    The text begins with the path of an option and a colon if the problem is about an option.
+    Text about an option begins with the path of the option and a colon.
     """
     prefix = _OPTION_PREFIX.match(text)
     return (

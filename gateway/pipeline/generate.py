@@ -1,9 +1,7 @@
 """Generate the events of a shop for demos and tests: clicks, orders and payments.
 
 A few users cause most events, events arrive out of order, some late, and some orders are never
-paid. The same seed gives the same events, so the results of a job can be compared with an oracle.
-
-This module does no I/O: callers pass the time, and send the events.
+paid. The same seed gives the same events, so that results can be compared with an oracle.
 """
 
 from __future__ import annotations
@@ -22,19 +20,14 @@ PLANS = ("free", "plus", "gold")
 
 @dataclass(frozen=True)
 class ShopTraffic:
-    """How many events a shop has, and how they are distributed.
+    """The amount and the distribution of a shop's events; rates are per second.
 
     Attributes:
-        clicks: Clicks per second.
-        orders: Orders per second.
         skew: The exponent of Zipf's law, by which events are distributed over users and merchants;
             0 distributes them evenly.
         disorder: The mean time from an event to its sending, in seconds.
         late: The share of events that are sent `late_by_s` later still, from 0 to 1.
-        late_by_s: The additional delay of these events, in seconds.
         paid: The share of orders that are paid, from 0 to 1.
-        mean_payment_delay_s: The mean time from an order to its payment, in seconds.
-        seed: The seed of all random numbers.
     """
 
     clicks: float = 40.0
@@ -56,8 +49,7 @@ class ShopEvent(NamedTuple):
     Attributes:
         sent_at: When it is sent, in seconds since 1970.
         topic: `clicks`, `orders` or `payments`.
-        value: The record's value. It has `at`, the time of the event, and `sent`, both in
-            milliseconds since 1970.
+        value: It has `at`, the time of the event, and `sent`, both in milliseconds since 1970.
     """
 
     sent_at: float
@@ -74,12 +66,6 @@ class ShopGenerator:
     """
 
     def __init__(self, traffic: ShopTraffic, start: float) -> None:
-        """Begin without events.
-
-        Args:
-            traffic: How many events there are.
-            start: When the shop opens, in seconds since 1970.
-        """
         self._traffic = traffic
         self._random = random.Random(traffic.seed)
         self._user_weights = _build_zipf_weights(traffic.users, traffic.skew)
@@ -93,14 +79,11 @@ class ShopGenerator:
         }
 
     def take_events(self, now: float) -> list[ShopEvent]:
-        """Return the events that are sent until now and were not returned before.
+        """Return the events that are due to be sent and were not returned before, in their order.
 
         Args:
             now: The current time in seconds since 1970; infinity for all remaining events, after
                 `close`.
-
-        Returns:
-            The events, in the order in which they are sent.
         """
         while (at := min(self._next_at.values())) <= now and at < float("inf"):
             kind = min(self._next_at, key=self._next_at.__getitem__)
@@ -157,15 +140,11 @@ class ShopGenerator:
 
 
 def generate_events(traffic: ShopTraffic, start: float, seconds: float) -> Iterator[ShopEvent]:
-    """Generate all events of a shop, including those that are sent after it has closed.
+    """Generate all events of a shop in the order of sending, including those sent after it closed.
 
     Args:
-        traffic: How many events there are.
         start: When the shop opens, in seconds since 1970.
         seconds: How long it is open; whole seconds count.
-
-    Yields:
-        The events, in the order in which they are sent.
     """
     shop = ShopGenerator(traffic, start)
     for second in range(int(seconds)):
@@ -175,7 +154,6 @@ def generate_events(traffic: ShopTraffic, start: float, seconds: float) -> Itera
 
 
 def generate_users(traffic: ShopTraffic) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the table of users: the key and the row of each."""
     rng = random.Random(traffic.seed)
     for number in range(traffic.users):
         name = f"user-{number}"

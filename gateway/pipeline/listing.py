@@ -17,10 +17,9 @@ class JobRow(NamedTuple):
     """A row of `gateway pipeline list`: a job, and its settings as text.
 
     Attributes:
-        from_: The topics that it reads.
         to: The topic that it writes, or the prefix of the keys that it loads.
-        state: The version of its checkpoint and the last batch; the directory of the checkpoints
-            if that is not local, because it is not read.
+        state: The version of its checkpoint and the last batch; the directory of the checkpoints if
+            that is not local, because it is not read.
     """
 
     name: str
@@ -33,12 +32,10 @@ class JobRow(NamedTuple):
 
 
 def list_jobs(pipelines: Pipelines) -> list[JobRow]:
-    """Return one row for each job, in the order of the file."""
     return [_build_row(pipelines, job) for job in pipelines.jobs]
 
 
 def format_table(rows: Sequence[JobRow]) -> str:
-    """Return the rows as a table of text with a header, and with columns as wide as needed."""
     header = [name.rstrip("_").upper() for name in JobRow._fields]
     lines = [header, *rows]
     widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
@@ -65,13 +62,11 @@ def _build_row(pipelines: Pipelines, job: Job) -> JobRow:
 
 
 def get_job_type(job: Job) -> str:
-    """Return the `type` of a job."""
     # Each settings class is named after its type.
     return type(job).__name__.lower()
 
 
 def get_target(job: Job) -> tuple[str, str]:
-    """Return where a job writes, and with which guarantee."""
     if isinstance(job, Load):
         return f"{job.into.url} {job.into.prefix}*", "at-least-once"
     to = get_output(job)

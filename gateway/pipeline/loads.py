@@ -51,13 +51,7 @@ class KeyLoad(NamedTuple):
 def build_advice(
     job: Job, side: str, partitions: Sequence[PartitionLoad], key_loads: Sequence[KeyLoad]
 ) -> Iterable[str]:
-    """Yield what to change in a job; nothing if the load is even.
-
-    Args:
-        side: The name of the input.
-        partitions: The loads of all partitions of the input's topic.
-        key_loads: The loads of its most frequent keys.
-    """
+    """Yield the advised changes of a job; none if the load is even."""
     salt = job.salt if isinstance(job, Join) else None
     share = salt.share if salt is not None else DEFAULT_HOT_SHARE_PERCENT
     hot = [load for load in key_loads if load.share >= share]
@@ -118,6 +112,5 @@ def _advise_on_keys(job: Job, side: str) -> Iterable[str]:
 
 
 def _find_shared_fields(job: Join) -> set[str]:
-    """Return the columns that both sides have, apart from their event times."""
     left, right = (set(side.value.fields) for side in (job.left, job.right))
     return (left & right) - {job.left.time, job.right.time}

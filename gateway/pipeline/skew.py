@@ -1,9 +1,9 @@
 """Measure how evenly a job's input is distributed over partitions, and over the keys of its state.
 
-The newest records of each input are the sample. One task reads a hot partition, and the other
-tasks wait for it. One task joins or aggregates a hot key, however many partitions the topic and
-the state have. The keys of the sample are counted exactly: 10% of 10,000 records mean 9.4 to 10.6%
-of all records (95% confidence), if these are distributed like the newest.
+The newest records of each input are the sample. One task reads a hot partition, and one task joins
+or aggregates a hot key, however many partitions topic and state have; the other tasks wait for it.
+The keys of the sample are counted exactly: 10% of 10,000 records mean 9.4 to 10.6% of all records
+(95% confidence), if these are distributed like the newest.
 
 The command `skew` calls `measure_skew`. The runner calls `find_join_hot_keys` before the first
 batch of a join.
@@ -50,7 +50,6 @@ class SkewReport:
 
     Attributes:
         columns: The columns by which Spark shuffles its rows.
-        sampled: The number of records in the sample.
         keys: The loads of the most frequent keys.
         advice: What to change in the job, the most important first.
     """
@@ -64,7 +63,6 @@ class SkewReport:
     advice: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as values that JSON can represent."""
         return {
             "side": self.side,
             "topic": self.topic,
@@ -77,12 +75,9 @@ class SkewReport:
 
 
 def find_hot_keys(sample: DataFrame, columns: Sequence[str], share: float) -> list[str]:
-    """Return the sorted texts of the keys that are hot.
+    """Return the sorted texts of the hot keys: those with at least `share` percent of the records.
 
     A key with fewer than ten records in the sample is not hot, because its share says too little.
-
-    Args:
-        share: The percentage of the records with a key from which on a key is hot.
     """
     loads = measure_key_loads(sample, columns, 100)  # at most 100 keys have 1% or more
     return sorted(
@@ -93,15 +88,9 @@ def find_hot_keys(sample: DataFrame, columns: Sequence[str], share: float) -> li
 def measure_key_loads(
     sample: DataFrame, columns: Sequence[str], max_keys: int = _MAX_REPORT_ROWS
 ) -> list[KeyLoad]:
-    """Return the loads of the most frequent keys.
+    """Return the loads of the most frequent keys, sorted by frequency, then by text.
 
     Records without a key are heartbeats and are not counted.
-
-    Args:
-        max_keys: How many keys are returned at most.
-
-    Returns:
-        The loads, the most frequent key first, equally frequent keys in the order of their texts.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -113,14 +102,7 @@ def measure_key_loads(
 
 
 def measure_partition_loads(sample: DataFrame, ranges: OffsetRanges) -> list[PartitionLoad]:
-    """Return the load of each partition, including those without records in the sample.
-
-    Args:
-        ranges: The offsets of each partition's log.
-
-    Returns:
-        The loads in the order of the partitions.
-    """
+    """Return the load of each partition, including those without records in the sample."""
     from pyspark.sql import functions as F
 
     spans = F.max("_timestamp").cast("double") - F.min("_timestamp").cast("double")
@@ -135,12 +117,6 @@ def measure_partition_loads(sample: DataFrame, ranges: OffsetRanges) -> list[Par
 
 
 def build_report(job: Job, side: str, sample: DataFrame, ranges: OffsetRanges) -> SkewReport:
-    """Return the report of one input.
-
-    Args:
-        sample: Its newest records.
-        ranges: The offsets of each partition's log.
-    """
     columns = get_grouping_columns(job)[side]
     partitions = measure_partition_loads(sample, ranges)
     key_loads = measure_key_loads(sample, columns)
@@ -173,16 +149,13 @@ def get_grouping_columns(job: Job) -> Mapping[str, tuple[str, ...]]:
 def select_newest(
     ranges: OffsetRanges, per_partition: int
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """Return the offsets of the newest records of each log, the same share of every log.
+    """Return the offsets of the newest records of each log that has records.
 
-    So a key has the same share of the sample as of the topic.
+    The share of every log is the same, so that a key has the same share of the sample as of the
+    topic.
 
     Args:
-        ranges: The offsets of each partition's log.
-        per_partition: How many records are selected per partition on average.
-
-    Returns:
-        The offsets of the partitions that have records.
+        per_partition: The number of selected records per partition, on average.
     """
     records = {tp: end - start for tp, (start, end) in ranges.items() if end > start}
     share = min(1.0, per_partition * len(ranges) / max(1, sum(records.values())))
@@ -202,11 +175,7 @@ def measure_skew(
     """Return a report of each input of a job.
 
     Args:
-        catalogs: The schema registries by name.
         per_partition: The size of a sample, as the average number of records per partition.
-
-    Raises:
-        PipelineError: A topic does not exist or has no records, or Kafka does not answer.
     """
     reports = []
     for side, input in get_inputs(job).items():
@@ -234,19 +203,10 @@ def measure_skew(
 def find_join_hot_keys(
     spark: SparkSession, job: Join, clusters: Mapping[str, Kafka], catalogs: Catalogs
 ) -> list[str]:
-    """Return the keys that are hot on the left side of a join now, if its `salt.keys` is `auto`.
+    """Return the keys that are hot on the left side of a join, if its `salt.keys` is `auto`.
 
     The caller must store them with the checkpoint, because state of other hot keys would lose
     pairs: `jobs.join` explains why.
-
-    Args:
-        catalogs: The schema registries by name.
-
-    Returns:
-        The texts of the keys; nothing if `salt.keys` is not `auto` or the topic has no records.
-
-    Raises:
-        PipelineError: The topic does not exist, or Kafka does not answer.
     """
     if job.salt is None or job.salt.keys != "auto":
         return []
@@ -265,7 +225,6 @@ def find_join_hot_keys(
 
 
 def render_report(report: SkewReport) -> str:
-    """Return the report as text for the terminal."""
     lines = [f"{report.side}: {report.topic}, the newest {report.sampled:,} records", ""]
     busiest = sorted(report.partitions, key=lambda load: (load.rate or 0, load.records))[::-1]
     lines.append("  PARTITION     RECORDS   RECORDS/S")
@@ -288,17 +247,10 @@ def read_sample(
     ranges: OffsetRanges,
     read: Callable[[DataFrame], T],
 ) -> T:
-    """Return what a function computes from the records of a sample.
+    """Return what a function computes from the records of a sample, with the input's columns.
 
     If Spark cannot read a record of a partition (`gateway.pipeline.unreadable` explains why), the
     function is called again with the records before it or after it, whichever are more.
-
-    Args:
-        catalogs: The schema registries by name.
-        read: Computes the result from a table with the input's columns.
-
-    Raises:
-        Exception: Whatever `read` raises for other reasons.
     """
     attempts = 0
     while True:
@@ -318,11 +270,7 @@ def read_sample(
 
 
 def exclude_offset(ranges: OffsetRanges, tp: TopicPartition, offset: int | None) -> OffsetRanges:
-    """Return ranges that do not contain an offset.
-
-    Returns:
-        The ranges. That of the partition is the longer part before or after the offset.
-    """
+    """Replace a partition's range by its longer part before or after an offset."""
     start, end = ranges[tp]
     parts = [] if offset is None else [(start, offset), (offset + 1, end)]
     longest = max(parts, key=lambda part: part[1] - part[0], default=(start, start))
@@ -332,14 +280,7 @@ def exclude_offset(ranges: OffsetRanges, tp: TopicPartition, offset: int | None)
 def fetch_log_ranges(
     kafka: Kafka, topic: str, timeout_s: float = 30.0
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """Return the start and the end offset of each partition's log.
-
-    Args:
-        timeout_s: How long each request may take, in seconds.
-
-    Raises:
-        PipelineError: The topic does not exist, or Kafka does not answer.
-    """
+    """Return the start and the end offset of each partition's log."""
     from confluent_kafka import KafkaException
     from confluent_kafka import admin as kafka_admin
 

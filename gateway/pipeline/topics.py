@@ -37,7 +37,6 @@ NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 def is_other_topic(old_id: str, new_id: str) -> bool:
-    """Return whether two ids are of different topics, as far as they are known."""
     return old_id != new_id and NO_TOPIC_ID not in (old_id, new_id)
 
 
@@ -50,14 +49,7 @@ DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 
 
 def list_topics(kafka: Kafka, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, int]:
-    """Return the topics of a cluster and how many partitions each has.
-
-    Args:
-        timeout_s: How long the request may take, in seconds.
-
-    Raises:
-        PipelineError: Kafka does not answer, or refuses.
-    """
+    """Return the number of partitions of each topic of a cluster."""
     from confluent_kafka import KafkaException
 
     try:
@@ -72,15 +64,7 @@ def list_topics(kafka: Kafka, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str,
 
 
 def ensure_topic(kafka: Kafka, name: str, partitions: int | None, known: Collection[str]) -> None:
-    """Create a topic, unless it is among the known ones.
-
-    Args:
-        partitions: The number of partitions; None for the cluster's default.
-        known: The names of topics that exist, as of `list_topics`.
-
-    Raises:
-        PipelineError: The topic cannot be created.
-    """
+    """Create a topic, unless `known`, the names of existing topics, has it."""
     if name not in known:
         create_topic(build_client_config(kafka), name, partitions)
 
@@ -94,7 +78,6 @@ def create_topic(options: Mapping[str, Any], name: str, partitions: int | None =
 
     Raises:
         PipelineUnavailable: It cannot be created now, for example because a broker restarts.
-        PipelineError: It cannot be created.
     """
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # the types lack it
@@ -113,27 +96,18 @@ def create_topic(options: Mapping[str, Any], name: str, partitions: int | None =
 def describe_topic(options: Mapping[str, Any], name: str) -> TopicDescription:
     """Return the description of a topic.
 
-    Args:
-        options: librdkafka's properties of the cluster.
-
     Raises:
         TopicMissing: It does not exist.
         PipelineUnavailable: Kafka does not answer now.
-        PipelineError: Kafka refuses.
     """
     admin = create_admin_client(options)  # a variable, as in `create_topic`
     return await_topic(request_topic(admin, name), name)
 
 
 def request_topic(admin: Any, name: str) -> Future[Any]:
-    """Send a request for the description of a topic, without waiting for the answer.
+    """Send a request for the description of a topic; `await_topic` waits for the answer.
 
-    Args:
-        admin: A client as of `create_admin_client`. The caller must keep a reference to it until
-            the answer has arrived.
-
-    Returns:
-        The answer, for `await_topic`.
+    The caller must keep a reference to `admin` until the answer has arrived.
     """
     from confluent_kafka import TopicCollection
 
@@ -148,7 +122,6 @@ def await_topic(answer: Future[Any], name: str) -> TopicDescription:
     Raises:
         TopicMissing: The topic does not exist.
         PipelineUnavailable: Kafka does not answer now.
-        PipelineError: Kafka refuses.
     """
     from confluent_kafka import KafkaError, KafkaException
 
@@ -164,9 +137,6 @@ def await_topic(answer: Future[Any], name: str) -> TopicDescription:
 def fetch_max_message_bytes(options: Mapping[str, Any], name: str) -> int:
     """Return a topic's `max.message.bytes`, or Kafka's default if the user may not read it.
 
-    Args:
-        options: librdkafka's properties of the cluster.
-
     Raises:
         PipelineUnavailable: Kafka does not answer now.
     """
@@ -175,9 +145,6 @@ def fetch_max_message_bytes(options: Mapping[str, Any], name: str) -> int:
 
 def fetch_config(options: Mapping[str, Any], name: str, key: str) -> str | None:
     """Return a setting of a topic, or None if the user may not read it.
-
-    Args:
-        options: librdkafka's properties of the cluster.
 
     Raises:
         PipelineUnavailable: Kafka does not answer now.
@@ -198,11 +165,7 @@ def fetch_config(options: Mapping[str, Any], name: str, key: str) -> str | None:
 
 
 def create_admin_client(options: Mapping[str, Any]) -> Any:
-    """Return an AdminClient of librdkafka that logs by Python's logging.
-
-    Args:
-        options: librdkafka's properties of the cluster.
-    """
+    """Return an AdminClient of librdkafka that logs by Python's logging."""
     from confluent_kafka.admin import AdminClient
 
     merged: dict[str, Any] = {**options, "logger": logging.getLogger(f"{__name__}.librdkafka")}

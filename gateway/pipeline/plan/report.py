@@ -11,7 +11,6 @@ _SIZE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 
 
 def render_text(plan: SizingPlan) -> str:
-    """Return a plan as a table, followed by its notes and by what is not possible."""
     return "\n".join(_iter_lines(plan))
 
 

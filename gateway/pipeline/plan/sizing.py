@@ -21,23 +21,20 @@ MAX_PARTITION_STATE_BYTES = 2e9  # because a single task loads and snapshots a p
 
 @dataclass(frozen=True, slots=True)
 class JobRequirements:
-    """What a job must do, and what there is to run it on.
+    """The work of a job, and the machines to run it on.
 
     Sizes are in bytes, times in seconds, rates per second, and shares from 0 to 1.
 
     Attributes:
-        state: The size of the whole state.
         keys: How many keys have state, or, for `enrich`, how many are in use.
         sla: The time from an event to its output, as the 99th percentile.
         output: The rate of rows written. The default is the rate of events for a job without state,
             and a tenth of it for a job with state.
-        exactly_once: Whether the output is written exactly once.
-        executors: How many executors there are, or None to compute it.
+        executors: Their number, or None to compute it.
         memory: The memory of an executor for state, or None to compute it.
         active: The share of the state that is in use.
         hot: The share of events that have the most frequent key.
         bandwidth: The rate in bytes from an executor to the store of the checkpoint.
-        snapshot_interval_s: The time between two snapshots of a partition's state.
         gap: The pause that ends a session.
         watermark: How late an event of a session may be.
         max_length: The longest time of a session, or 0 for no limit.
@@ -67,14 +64,12 @@ class JobRequirements:
 
     @property
     def output_rows(self) -> float:
-        """The rate of rows written, in rows per second."""
         if self.output is not None:
             return self.output
         return self.events / 10 if self.kind in STATEFUL_KINDS else self.events
 
     @property
     def is_stateful(self) -> bool:
-        """Return whether jobs of this kind keep state."""
         return self.kind in STATEFUL_KINDS
 
 
@@ -82,10 +77,10 @@ class PlanLine(NamedTuple):
     """One figure of a plan.
 
     Attributes:
-        name: What the figure is of. Programs find it by this name.
+        name: Programs find the figure by this name.
         unit: `bytes`, `bytes/s`, `s`, `%`, `/s`, another unit, or empty for a number.
-        why: What the figure is computed from, and whether that is `measured`, `linear` (computed in
-            proportion to a measurement) or `assumed`.
+        why: Its sources, and whether it is `measured`, `linear` (computed in proportion to a
+            measurement) or `assumed`.
     """
 
     name: str
@@ -99,10 +94,8 @@ class SizingPlan:
     """The size of a job, as `build_plan` computes it.
 
     Attributes:
-        requirements: What the job must do.
         lines: The figures, in the order in which they are shown.
-        refused: What is not possible with this design, each with what to do instead.
-        notes: What else to consider.
+        refused: The demands that this design cannot meet, each with what to do instead.
     """
 
     requirements: JobRequirements
@@ -111,16 +104,14 @@ class SizingPlan:
     notes: list[str] = field(default_factory=list)
 
     def add_line(self, name: str, value: float, unit: str, why: str) -> None:
-        """Append a figure; the arguments are those of `PlanLine`."""
         self.lines.append(PlanLine(name, value, unit, why))
 
     def __getitem__(self, name: str) -> float:
-        """Return the value of the line with this name."""
         return next(line.value for line in self.lines if line.name == name)
 
 
 def build_plan(requirements: JobRequirements) -> SizingPlan:
-    """Return what a job needs. What is not possible is listed in `refused` and raises nothing."""
+    """Compute the needs of a job. Impossible demands are listed in `refused`, and raise nothing."""
     plan = SizingPlan(requirements)
     _add_cores(plan)  # first: the other functions read the line `executors`
     if requirements.is_stateful and requirements.state:
