@@ -20,13 +20,9 @@ _lock = Lock()
 
 
 def raise_alert(job: str, alert: str, message: str) -> None:
-    """Make an alert active, or replace its message.
+    """Make an alert active, or replace its message, which says what to do.
 
     It is logged as a warning when it begins, and again when the message changes.
-
-    Args:
-        alert: The name of the alert, such as `late` or `state-damaged`.
-        message: What is wrong, and what to do.
     """
     with _lock:
         previous_message = _active.get((job, alert))
@@ -37,7 +33,6 @@ def raise_alert(job: str, alert: str, message: str) -> None:
 
 
 def clear_alert(job: str, alert: str) -> None:
-    """End an alert, if it is active."""
     with _lock:
         message = _active.pop((job, alert), None)
     if message is not None:
@@ -45,18 +40,16 @@ def clear_alert(job: str, alert: str) -> None:
 
 
 def get_active_alerts() -> Mapping[tuple[str, str], str]:
-    """Return the message of each active alert by the names of job and alert."""
+    """Return the messages by the names of job and alert."""
     with _lock:
         return dict(_active)
 
 
 def list_job_alerts(job: str) -> dict[str, str]:
-    """Return the message of each active alert of a job by the alert's name."""
     with _lock:
         return {alert: message for (name, alert), message in _active.items() if name == job}
 
 
 def collect_metrics(samples: MetricSamples) -> None:
-    """Add the active alerts to the samples of a scrape."""
     for job, alert in get_active_alerts():
         samples.add(catalog.PIPELINE_ALERTS, 1, job, alert)

@@ -19,15 +19,6 @@ _lock = Lock()
 
 
 def increment_counter(metric: Metric, amount: float, *labels: str) -> None:
-    """Add an amount to a counter.
-
-    Args:
-        amount: What is added.
-        *labels: The values of the metric's labels, in the order of the catalog.
-
-    Raises:
-        ValueError: The metric is not a counter.
-    """
     if metric.kind is not MetricKind.COUNTER:
         raise ValueError(f"{metric.name} is a {metric.kind}, not a counter; use set_gauge")
     with _lock:
@@ -35,17 +26,11 @@ def increment_counter(metric: Metric, amount: float, *labels: str) -> None:
 
 
 def set_gauge(metric: Metric, value: float, *labels: str) -> None:
-    """Set the value of a gauge.
-
-    Args:
-        *labels: The values of the metric's labels, in the order of the catalog.
-    """
     with _lock:
         _gauges[metric, labels] = value
 
 
 def collect_metrics(samples: MetricSamples) -> None:
-    """Add all counters and gauges to the samples of a scrape."""
     with _lock:
         items = [*_counts.items(), *_gauges.items()]
     for (metric, labels), value in items:

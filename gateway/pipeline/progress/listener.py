@@ -4,9 +4,8 @@
         reporter.watch_session(session)  # each session that starts queries
 
 The name of a query is that of its job. Spark calls all listeners of a session in one thread, so
-`QueryListener` only puts events into a queue. The thread of `ProgressReporter` reads the times of
-tasks, counts, writes and sends. A slow disk or Kafka therefore delays no query; if the queue is
-full, events are counted and dropped.
+`QueryListener` only puts events into a queue, and the thread of `ProgressReporter` handles them. A
+slow disk or Kafka therefore delays no query; if the queue is full, events are counted and dropped.
 """
 
 from __future__ import annotations
@@ -57,11 +56,9 @@ class QueryListener:
     """
 
     def __init__(self, reporter: ProgressReporter) -> None:
-        """Pass events on to a reporter."""
         self._reporter = reporter
 
     def onQueryStarted(self, event: Any) -> None:
-        """Enqueue the start of a query."""
         data = json.loads(event.json())
         query, run, name = data["id"], data["runId"], data["name"]
         self._reporter.enqueue(
@@ -69,7 +66,6 @@ class QueryListener:
         )
 
     def onQueryProgress(self, event: Any) -> None:
-        """Enqueue the progress of a batch."""
         record = json.loads(event.json())["progress"]
         self._reporter.enqueue(
             lambda: self._reporter.on_query_progress(record), record["name"] or ""
@@ -107,7 +103,6 @@ class ProgressReporter:
     Spark's threads. The state of each job is changed by the reporter's thread only.
 
     Attributes:
-        metrics: The metrics of the queries.
         port: The port of the metrics server, None if there is none.
     """
 
@@ -145,17 +140,12 @@ class ProgressReporter:
         self._thread.start()
 
     def watch_session(self, spark: Any) -> None:
-        """Report the queries that a session will start. Each session has its own listeners.
-
-        Args:
-            spark: The session. All sessions must share one Spark context.
-        """
+        """Report the queries of a session. All sessions must share one Spark context."""
         if self._task_reader is None:
             self._task_reader = TaskMetricsReader(spark)
         spark.streams.addListener(QueryListener(self))
 
     def collect_metrics(self) -> MetricSamples:
-        """Return the current metrics of all jobs of this process. May be called in any thread."""
         samples = MetricSamples()
         add_zero_series(self._jobs.values(), samples)
         self.metrics.collect_metrics(samples)
@@ -179,7 +169,7 @@ class ProgressReporter:
 
         Args:
             timeout_s: How long to wait for the events, and again for records that Kafka has not
-                acknowledged, in seconds.
+                acknowledged.
         """
         self._events.put(None)
         self._thread.join(timeout_s)
@@ -192,7 +182,6 @@ class ProgressReporter:
         Args:
             query: The id of the query, which its restarts keep.
             run: The id of this start of the query.
-            name: The name of the query, which is that of its job.
         """
         job = self._job_names[query] = name or query
         self.metrics.record_start(job)
@@ -200,10 +189,9 @@ class ProgressReporter:
             log.info("query of job %s begins", job)
 
     def on_query_progress(self, record: dict[str, Any]) -> None:
-        """Report a batch everywhere. A trigger without a batch is ignored.
+        """Report a batch everywhere, and add `tasks`, `notes` and `alerts` to its record.
 
-        Args:
-            record: Spark's progress. This method adds `tasks`, `notes` and `alerts` to it.
+        A trigger without a batch is ignored.
         """
         query, job = record["id"], record.get("name") or record["id"]
         if "addBatch" not in record.get("durationMs", {}):
@@ -224,13 +212,7 @@ class ProgressReporter:
     def on_query_terminated(
         self, query: str, run: str, error: str | None, error_class: str | None
     ) -> None:
-        """Count and log the end of a query.
-
-        Args:
-            run: The id of this start of the query.
-            error: The message of the exception that ended the query, None if it was stopped.
-            error_class: Spark's name for the kind of exception, if it has one.
-        """
+        """Count and log the end of a query. Without an error, it was stopped."""
         job = self._job_names.get(query, query)
         self.metrics.record_end(job, (error_class or "unknown") if error else None)
         with log_context(job=job, query=query, run=run):
@@ -240,7 +222,7 @@ class ProgressReporter:
                 log.info("query of job %s is stopped", job)
 
     def _should_read_tasks(self, job: str, record: Mapping[str, Any]) -> bool:
-        """Return whether to read the tasks of a batch, and if so begin a new interval.
+        """Return whether to read the tasks of a batch, which begins a new interval.
 
         The tasks of one batch with input are read in each interval.
         """
@@ -254,7 +236,6 @@ class ProgressReporter:
         return True
 
     def _update_late_alert(self, job: str, batch: BatchProgress) -> None:
-        """Raise or clear the alert of late rows, by the latest batches of a job."""
         recent = self._recent_batches.setdefault(job, [])
         recent.append(batch)
         del recent[:-_LATE_WINDOW_BATCHES]
@@ -281,7 +262,6 @@ class ProgressReporter:
                 log.warning("invalid records of the input '%s': %d, %s", name, count, fate)
 
     def _get_progress_file(self, job: str) -> progress_file.ProgressFile:
-        """Return the open file of a job, which is created with the first batch."""
         if job not in self._progress_files:
             self._progress_files[job] = progress_file.ProgressFile(
                 progress_file.get_progress_path(self._section.checkpoints, job)
@@ -289,7 +269,6 @@ class ProgressReporter:
         return self._progress_files[job]
 
     def _handle_events(self) -> None:
-        """Handle events until the queue gives None. This is the reporter's thread."""
         while (event := self._events.get()) is not None:
             try:
                 event()
@@ -305,12 +284,7 @@ def report_progress(
     task_interval_s: float = TASK_INTERVAL_S,
     task_reader: TaskMetricsReader | None = None,
 ) -> Iterator[ProgressReporter]:
-    """Report the progress of jobs while the context is entered.
-
-    Args:
-        client_config: The settings of librdkafka for the cluster of `progress.topic`.
-        task_interval_s: The time between two reads of the tasks of a job, in seconds.
-        task_reader: Reads them; by default one of the first session that is watched.
+    """Report the progress of jobs while the context is entered; see `ProgressReporter`.
 
     Raises:
         PipelineError: The port `progress.listen` cannot be used.
@@ -328,10 +302,9 @@ def report_progress(
 
 
 def format_batch(batch: BatchProgress) -> str:
-    """Return a batch as text.
+    """Return a batch as text, in which the last three parts are left out if they are 0.
 
-    Example: `1,200 rows in 0.41 s, 3,400 of state, 12 late, 1 invalid, 500 behind`. The last three
-    parts are left out if they are 0.
+    Example: `1,200 rows in 0.41 s, 3,400 of state, 12 late, 1 invalid, 500 behind`.
     """
     parts = [f"{batch.rows:,} rows in {batch.seconds:.2f} s"]
     if batch.operators:

@@ -26,11 +26,6 @@ class ProgressMetrics:
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """Begin without jobs.
-
-        Args:
-            clock: Returns the seconds since 1970, to compute the age of watermarks.
-        """
         self._clock = clock
         self._lock = Lock()
         self._starts: Counter[str] = Counter()
@@ -44,7 +39,6 @@ class ProgressMetrics:
         self._phase_seconds: dict[tuple[str, str], Histogram] = {}
 
     def record_start(self, job: str) -> None:
-        """Record that the query of a job has started."""
         with self._lock:
             self._starts[job] += 1
             self._running[job] = True
@@ -69,9 +63,6 @@ class ProgressMetrics:
     def record_batch(self, job: str, progress: Mapping[str, Any]) -> BatchProgress:
         """Record a finished batch, and return its parsed progress.
 
-        Args:
-            progress: Spark's progress, see `gateway.pipeline.doctor.query_run`.
-
         Raises:
             KeyError: The progress lacks a field.
             ValueError: A field of the progress cannot be parsed.
@@ -89,7 +80,6 @@ class ProgressMetrics:
         return batch
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the metrics of all jobs to the samples of a scrape."""
         with self._lock:
             self._collect_counters(samples)
             for (job, phase), histogram in self._phase_seconds.items():

@@ -19,18 +19,12 @@ class MetricsServer:
     """An HTTP server in threads that answers `GET /metrics` while its context is entered.
 
     `report_progress` creates it if `progress.listen` is set.
-
-    Attributes:
-        port: The port, also if a free one was asked for.
     """
 
     def __init__(self, host: str, port: int, collect_metrics: Callable[[], MetricSamples]) -> None:
-        """Bind the port; requests are answered once the context is entered.
+        """Bind the port, or a free one if it is 0; requests are answered in the context.
 
-        Args:
-            host: The address to listen on.
-            port: The port, or 0 for a free one.
-            collect_metrics: Returns the metrics. It is called in the thread of each request.
+        `collect_metrics` is called in the thread of each request.
 
         Raises:
             PipelineError: The address cannot be listened on.
@@ -44,12 +38,10 @@ class MetricsServer:
         self.port: int = self._server.server_address[1]
 
     def __enter__(self) -> Self:
-        """Begin to answer requests."""
         threading.Thread(target=self._server.serve_forever, name="scrape", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the port."""
         self._server.shutdown()
         self._server.server_close()
 

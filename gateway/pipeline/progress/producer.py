@@ -24,7 +24,6 @@ class ProgressProducer:
         """Create the client; it connects in the background.
 
         Args:
-            client_config: The settings of librdkafka for the cluster.
             on_lost: Called with the name of the job for each record that Kafka did not accept.
         """
         self.topic = topic
@@ -40,11 +39,6 @@ class ProgressProducer:
         )
 
     def send_record(self, job: str, record: Mapping[str, Any]) -> None:
-        """Send the progress of a batch.
-
-        Args:
-            record: Spark's progress with `tasks`, `notes` and `alerts`.
-        """
         value = json.dumps({"job": job, **record}, default=str, separators=(",", ":"))
         try:
             self._producer.produce(self.topic, value, job, on_delivery=self._on_delivery)
@@ -53,11 +47,6 @@ class ProgressProducer:
         self._producer.poll(0)  # calls `_on_delivery` for earlier records
 
     def close(self, timeout_s: float) -> None:
-        """Wait until Kafka has acknowledged all records.
-
-        Args:
-            timeout_s: How long to wait at most, in seconds.
-        """
         self._producer.flush(timeout_s)
 
     def _on_delivery(self, error: Any, message: Any) -> None:

@@ -2,9 +2,9 @@
 
 The doctor reads the file while the job runs, and afterwards. A line is the progress of one batch as
 JSON, with `tasks` and `notes` (see `gateway.pipeline.doctor.query_run`), and `alerts`, the messages
-of the active ones by their names. Lines are appended. When the file has twice `MAX_BATCHES` lines,
-it is replaced by a file with the latest ones, by one rename. A reader therefore sees whole lines
-only, except for a last line that is being written.
+of the active ones by their names. When the file has twice `MAX_BATCHES` lines, it is replaced by a
+file with the latest ones, by one rename. A reader therefore sees whole lines only, except for a
+last line that is being written.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ def get_progress_path(checkpoints: str, job: str) -> Path:
 
     If the checkpoints are not on a local disk, the file is in the user's state directory on the
     machine of the driver (XDG Base Directory Specification).
-
-    Args:
-        checkpoints: The directory of all checkpoints, as a path or a URL.
     """
     directory = local_path(checkpoints)
     if directory is None:
@@ -55,7 +52,6 @@ class ProgressFile:
         self._rewrite()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append the progress of a batch."""
         line = json.dumps(record, default=str)
         self._lines.append(line)
         self._line_count += 1
@@ -66,7 +62,6 @@ class ProgressFile:
             file.write(line + "\n")
 
     def _rewrite(self) -> None:
-        """Replace the file by one with the latest lines only."""
         temporary = self.path.with_suffix(f".{os.getpid()}")
         temporary.write_text("".join(f"{line}\n" for line in self._lines), encoding="utf-8")
         temporary.replace(self.path)
@@ -74,7 +69,6 @@ class ProgressFile:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file, the oldest first, or an empty list if there is no file."""
     return [json.loads(line) for line in _read_whole_lines(path)]
 
 
@@ -97,8 +91,7 @@ def add_note(query: str, batch: int, **seconds: float) -> None:
 
     Args:
         query: The id or the name of the query.
-        **seconds: The elapsed time of each part, in seconds. `sink` is how long writers waited for
-            Kafka.
+        **seconds: The elapsed time of each part. `sink` is how long writers waited for Kafka.
     """
     with _lock:
         notes = _notes.setdefault((query, batch), {})
@@ -109,7 +102,6 @@ def add_note(query: str, batch: int, **seconds: float) -> None:
 
 
 def pop_notes(query: str, name: str | None, batch: int) -> dict[str, float]:
-    """Return the times of a batch, and forget them."""
     with _lock:
         notes = _notes.pop((query, batch), {})
         return notes | _notes.pop((name or "", batch), {})

@@ -34,7 +34,6 @@ class TaskMetricsReader:
     """
 
     def __init__(self, spark: Any) -> None:
-        """Find the stores of a session's context."""
         context = spark.sparkContext
         self._tracker = context._jsc.statusTracker()
         self._status_store = context._jsc.sc().statusStore()
@@ -48,7 +47,6 @@ class TaskMetricsReader:
 
     @property
     def cores(self) -> int:
-        """The number of cores of all executors."""
         return int(self._context.defaultParallelism)
 
     def read_batch(self, run_id: str, batch: int) -> dict[str, Any] | None:
@@ -76,8 +74,7 @@ class TaskMetricsReader:
     def _find_jobs(self, run_id: str, batch: int) -> list[dict[str, Any]]:
         """Return the jobs of a batch, which Spark names in the description of a job.
 
-        The search goes backwards from the latest job, because Spark keeps a thousand, and only a
-        few belong to this batch.
+        The search goes backwards from the latest job, because Spark keeps a thousand.
         """
         jobs = []
         for job_id in sorted(
@@ -101,7 +98,6 @@ class TaskMetricsReader:
             time.sleep(0.05)
 
     def _read_stage(self, stage_id: int) -> dict[str, Any] | None:
-        """Return the times of a stage, or None if it did not run."""
         stage = self._call_store(self._status_store.lastStageAttempt, stage_id)
         # Spark skips a stage whose shuffle output an earlier job has written.
         if stage is None or stage["status"] != "COMPLETE" or not stage["numTasks"]:
@@ -112,10 +108,9 @@ class TaskMetricsReader:
         return summarize_stage(stage, summary or {})
 
     def _sum_python_seconds(self, job_ids: set[int]) -> float:
-        """Return the seconds that Python workers took for jobs, over all tasks.
+        """Return the seconds of Python workers over all tasks, from metrics of SQL executions.
 
-        They are metrics of the SQL executions to which the jobs belong. The search goes backwards
-        from the latest execution.
+        The search goes backwards from the latest execution.
         """
         total = 0.0
         count = self._sql_store.executionsCount()
@@ -132,7 +127,6 @@ class TaskMetricsReader:
         return total
 
     def _read_python_seconds(self, execution: Any) -> float:
-        """Return the seconds that Python workers took for a SQL execution, over all tasks."""
         ids = {
             each["accumulatorId"]
             for each in self._to_python(execution.metrics())
@@ -154,7 +148,6 @@ class TaskMetricsReader:
         return result
 
     def _call_store_option(self, method: Any, *args: Any) -> dict[str, Any] | None:
-        """Return the result of a method whose type in Scala is `Option`."""
         option = method(*args)
         result: dict[str, Any] | None = (
             self._to_python(option.get()) if option.isDefined() else None
@@ -170,7 +163,6 @@ def summarize_stage(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> dic
     """Return the times of a stage in seconds, with the names of `query_run.StageMetrics`.
 
     Args:
-        stage: Spark's data of the stage.
         summary: The quantiles of Spark's metrics over the tasks: minimum, median, maximum.
     """
     # Spark's times are in ms, except for the CPU's in ns.
@@ -213,7 +205,6 @@ def is_busy() -> bool:
 
 
 def _parse_batch_id(job: Mapping[str, Any]) -> int | None:
-    """Return the batch that the description of a job names, if any."""
     match = re.search(r"^batch = (\d+)$", job.get("description", ""), re.MULTILINE)
     return int(match[1]) if match else None
 
@@ -223,7 +214,7 @@ def _get_span(job: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the length of the union of time spans, in seconds."""
+    """Return the length of the union of time spans."""
     total, covered_until = 0.0, 0.0
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, covered_until))

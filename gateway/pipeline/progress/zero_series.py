@@ -17,7 +17,6 @@ QUERY_FAILED = "STREAM_FAILED"  # Spark's name for most failures of a query
 
 
 def add_zero_series(jobs: Iterable[Job], samples: MetricSamples) -> None:
-    """Add 0 to each series of the jobs of a process."""
     for job in jobs:
         name = [job.name]
         for metric in (
