@@ -1,12 +1,12 @@
 """Join a small table as a whole, and read it again at intervals.
 
-Spark reads the table, and the driver keeps it as Arrow data. A plan that reads files or blocks of
-an executor would fail when they are gone; this plan contains the data itself. If a read fails, the
-last table stays in use, and an alert is raised. The table is only replaced between two batches.
+The driver keeps the table as Arrow data. A plan that reads files or blocks of an executor would
+fail when they are gone; this plan contains the data itself. If a read fails, the last table stays
+in use, and an alert is raised. The table is only replaced between two batches.
 
-The first read is waited for and must succeed, because otherwise events would be written without
-their row, and never corrected. Later reads happen in the background. Only if the table has become
-older than `refresh`, because batches are rare, its read is waited for.
+The first read must succeed, because otherwise events would be written without their row, and never
+corrected. Later reads happen in the background. Only if the table has become older than `refresh`,
+because batches are rare, its read is waited for.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class RefreshedValue(Generic[T]):
             read: Reads the value. It may take any time. Once it has succeeded, its errors only
                 raise an alert.
             refresh_interval_s: How old a value may be, in seconds, as long as reads succeed.
-            clock: Returns the seconds of any monotonic clock.
         """
         self._read = read
         self._refresh_interval_s = refresh_interval_s
@@ -108,7 +107,6 @@ class RefreshedValue(Generic[T]):
         return value
 
     def _read_again(self) -> None:
-        """Read the value in the background thread."""
         began = self._clock()
         try:
             value = self._read()
@@ -145,7 +143,6 @@ def create_refreshed_table(
     """Return a table that is read again at intervals: its columns and `KEY_COLUMN`.
 
     Args:
-        kafka_options: Spark's options for the cluster.
         client_config: librdkafka's properties of the cluster. Without them, a topic with a record
             that Spark cannot read cannot be used.
     """
@@ -165,11 +162,7 @@ def create_refreshed_table(
 def load_table(
     table: Broadcast, spark: SparkSession, kafka_options: Mapping[str, str]
 ) -> DataFrame:
-    """Return a table as it is now, with one row per key.
-
-    Args:
-        kafka_options: Spark's options for the cluster.
-    """
+    """Return a table as it is now, with one row per key."""
     if table.topic is not None:
         options = {
             "subscribe": table.topic,

@@ -1,9 +1,9 @@
 """Cache the values that a task has looked up in a table: the most recently used, none too old.
 
 The age of a value counts from when it was *requested*: it was correct at some moment after that. A
-value older than `staleness` is never used, but fetched again. For a key without a value, that fact
-is cached for `negative` seconds. Nothing is evicted while a batch is answered (`evict_excess` does
-it at the end). Otherwise, if a batch has more keys than `size`, some rows would be lost.
+value older than `staleness` is never used, but fetched again. Nothing is evicted while a batch is
+answered (`evict_excess` does it at the end). Otherwise, if a batch has more keys than `size`, some
+rows would be lost.
 
 This module does no I/O: callers pass the time, in seconds of any monotonic clock.
 """
@@ -21,16 +21,11 @@ _TimedValue: TypeAlias = tuple[bytes | None, float]
 
 @dataclass(slots=True)
 class LookupStats:
-    """Counters of lookups, summed over batches.
+    """Counters of lookups, summed over batches. Keys are the distinct keys of each batch.
 
     Attributes:
         rows: Rows with a key.
-        keys: Distinct keys of each batch.
         hits: Keys that the cache answered, including keys that are known to have no value.
-        stale_keys: Keys that were in the cache for too long.
-        answered_keys: Keys that the table answered.
-        missing_keys: Keys that the table does not have.
-        fallback_keys: Keys for which the fallback had a value.
         failures: Requests that the table did not answer.
     """
 
@@ -63,7 +58,6 @@ class LookupCache:
     Each `LookupTable` owns one. Between batches it has at most `size` keys.
 
     Attributes:
-        size: How many keys are kept between batches, 0 for none.
         staleness: How long a value may be used after it was requested, in seconds.
         negative: How long a key without a value is cached, in seconds; at most `staleness` counts.
     """
@@ -78,10 +72,9 @@ class LookupCache:
     def find_keys_to_fetch(
         self, keys: Sequence[str], now: float, requested_since: float
     ) -> list[str]:
-        """Return the keys that must be fetched before a batch can be answered.
+        """Return those of some distinct keys that must be fetched before a batch can be answered.
 
         Args:
-            keys: Distinct keys.
             requested_since: When the latest round of requests for this batch began. A value that
                 was requested since then is as new as possible, and is used even if the answer took
                 longer than `staleness`.
@@ -103,13 +96,7 @@ class LookupCache:
     def store_values(
         self, keys: Sequence[str], values: Sequence[bytes | None], requested_at: float
     ) -> None:
-        """Store the table's answer to a request.
-
-        Args:
-            keys: The keys that were requested.
-            values: Their values, None for keys that the table does not have.
-            requested_at: When the request began.
-        """
+        """Store the table's answer to a request, in which None is a key without a row."""
         self._entries.update(zip(keys, zip(values, repeat(requested_at)), strict=True))
 
     def get_values(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -126,7 +113,6 @@ class LookupCache:
         return values
 
     def evict_excess(self) -> None:
-        """Remove the least recently used keys beyond `size`, after a batch was answered."""
         for key in list(islice(self._entries, max(0, len(self._entries) - self.size))):
             del self._entries[key]
 
@@ -145,10 +131,6 @@ class BatchRequest:
     The second round fetches values that became too old during the first. If some became too old
     even during the second, the third round fetches all keys at once. Otherwise, if `staleness` is
     shorter than a round takes, the values would never all be fresh.
-
-    Attributes:
-        keys: The distinct keys of the batch.
-        keys_to_fetch: The keys that the next round must fetch.
     """
 
     cache: LookupCache
@@ -164,7 +146,6 @@ class BatchRequest:
         self.cache.stats.hits += len(self.keys) - len(self.keys_to_fetch)
 
     def start_round(self, now: float) -> None:
-        """Record that a round of requests begins."""
         self._round_started_at = now
 
     def finish_round(self, now: float) -> None:

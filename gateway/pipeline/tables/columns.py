@@ -20,7 +20,6 @@ def parse_json_column(rows: DataFrame, column: str, fields: Mapping[str, str]) -
     its range is null on its own.
 
     Args:
-        column: The name of the column with the JSON.
         fields: The names of the fields, with their types as in the settings.
     """
     from pyspark.sql import functions as F

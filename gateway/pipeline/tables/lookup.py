@@ -5,8 +5,8 @@ parses. The other columns stay in the JVM: an Arrow UDF took 7.9 us of CPU per e
 `mapInArrow` 9.6, including the parsing by the JVM (800,000 events, all different). Each key of a
 batch is looked up once.
 
-A Python worker keeps its connection and its cache as long as Spark keeps the worker, across batches
-and jobs. The counters of a task are added to those of the driver when the task ends (`stats`).
+A Python worker keeps its connection and its cache across batches and jobs. The counters of a task
+are added to those of the driver when the task ends (`stats`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class LookupConfig:
     """The settings of a table for Spark's workers, without pydantic.
 
     Attributes:
-        server: Where the table is.
         cache: How many keys a worker caches.
         staleness: How old a value may be, in seconds.
         negative: How long a key without a value is cached, in seconds.
@@ -53,7 +52,6 @@ class LookupConfig:
 
     @classmethod
     def from_settings(cls, settings: config.Redis) -> LookupConfig:
-        """Return the settings of a table as a worker needs them."""
         return cls(
             RedisConfig.from_settings(settings),
             settings.cache,
@@ -78,11 +76,6 @@ class LookupTable:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Prepare the table; Redis is only contacted when the first key is looked up.
-
-        Args:
-            create_redis: Creates the connection to Redis.
-            clock: Returns the seconds of `time.monotonic`.
-            sleep: Waits for a number of seconds.
 
         Raises:
             PipelineError: The fallback cannot be imported, or the URL is wrong.
@@ -137,7 +130,6 @@ class LookupTable:
 
         Raises:
             RedisUnavailable: Redis does not answer. Some values may have been stored.
-            PipelineError: Redis refuses.
         """
         stats = self._cache.stats
         for chunk, values, requested_at in self._redis.fetch_values(keys):
@@ -158,11 +150,6 @@ class LookupTable:
 
 
 def import_fallback(name: str) -> Fallback:
-    """Return the function that a name of the form `module:function` stands for.
-
-    Raises:
-        PipelineError: It cannot be imported.
-    """
     module, _, function = name.partition(":")
     try:
         fallback: Fallback = getattr(importlib.import_module(module), function)
@@ -179,9 +166,7 @@ _stats_by_job: dict[str, Any] = {}  # in the driver: accumulators of `LookupStat
 def create_lookup_function(
     config: LookupConfig, job: str, spark: SparkSession
 ) -> Callable[..., Any]:
-    """Return a function of Spark that looks up keys.
-
-    It takes a column of keys, and returns a column of JSON as bytes, null for keys without a row.
+    """Return a function of Spark from a column of keys to one of JSON as bytes, null without a row.
 
     Args:
         job: The name of the job, under which `stats` counts.
@@ -209,10 +194,7 @@ def look_up_keys(
 ) -> pa.Array:
     """Return the JSON of each key in the order of the keys, in a worker.
 
-    Args:
-        config: The settings of the table, of which this process keeps one.
-        keys: The keys, with repetitions and nulls.
-        add_stats: Adds counters to those of the driver.
+    Keys may repeat and may be null. The process keeps one table for each `config`.
     """
     import pyarrow as pa
 

@@ -17,8 +17,8 @@ MAX_RETRY_DELAY_S = 2.0
 class OutageBackoff:
     """The delays between requests to one server, and the log lines about its outages.
 
-    Each `LookupTable` and each loader of a table has one. An outage is logged when the
-    second request in a row has failed, and when the server answers again.
+    Each `LookupTable` and each loader of a table has one. An outage is logged when the second
+    request in a row has failed, and when the server answers again.
     """
 
     def __init__(
@@ -28,13 +28,6 @@ class OutageBackoff:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Begin without an outage.
-
-        Args:
-            display_name: The name of the server in log lines.
-            clock: Returns the seconds of any monotonic clock.
-            sleep: Waits for a number of seconds.
-        """
         self._display_name, self._clock, self._sleep = display_name, clock, sleep
         self._backoff = Backoff(max_delay=MAX_RETRY_DELAY_S, random=random.random)
         self._started_at = 0.0
@@ -48,12 +41,7 @@ class OutageBackoff:
         return self._backoff.attempts >= 2
 
     def wait_for_retry(self, error: Exception, consequence: str) -> None:
-        """Wait before a request is repeated.
-
-        Args:
-            error: Why the request failed.
-            consequence: What happens meanwhile, for the log.
-        """
+        """Wait before a request is repeated. The log gets the consequence of an outage."""
         if self._backoff.attempts == 0:
             self._started_at = self._clock()
         delay = self._backoff.next_delay(Cause.CONNECTION)
@@ -62,7 +50,6 @@ class OutageBackoff:
         self._sleep(delay)
 
     def reset(self) -> None:
-        """Record that the server has answered."""
         if self.is_outage:
             log.warning(
                 "%s answers again, after %.1f s",

@@ -1,8 +1,8 @@
 """Read and write a table in Redis, which has the JSON of each key under a prefix.
 
 If Redis does not answer now (the connection was refused or lost, a request timed out, the server is
-loading or fails over), `RedisUnavailable` is raised. If another try would not help (a wrong
-password, an unknown certificate, a redirection of a cluster), a PipelineError is raised.
+loading or fails over), all functions raise `RedisUnavailable`. If another try would not help (a
+wrong password, an unknown certificate, a redirection of a cluster), they raise a PipelineError.
 """
 
 from __future__ import annotations
@@ -45,13 +45,7 @@ class RedisUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RedisConfig:
-    """The location of a table, as Spark's workers need it, without pydantic.
-
-    Attributes:
-        prefix: The prefix of all keys of the table.
-        keys_per_command: How many keys one command has at most.
-        password: The password, if the server requires one.
-    """
+    """The location of a table, as Spark's workers need it, without pydantic."""
 
     url: str
     prefix: str
@@ -60,14 +54,12 @@ class RedisConfig:
 
     @classmethod
     def from_settings(cls, settings: config.Redis) -> RedisConfig:
-        """Return the location of a table as a worker needs it."""
         password = settings.password
         secret = None if password is None else password.get_secret_value()
         return cls(settings.url, settings.prefix, settings.batch, secret)
 
     @property
     def display_url(self) -> str:
-        """Return the URL without user name, password and query."""
         parts = urlsplit(self.url)
         port = "" if parts.port is None else f":{parts.port}"
         return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
@@ -92,12 +84,10 @@ def decode_texts(keys: pa.Array) -> list[str]:
 
 
 def encode_text(text: str) -> bytes:
-    """Return the original bytes of a text that `decode_texts` has returned."""
     return text.encode(errors="surrogateescape")
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text that `decode_texts` has returned was UTF-8."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
@@ -109,14 +99,6 @@ class RedisTable:
     """
 
     def __init__(self, server: RedisConfig) -> None:
-        """Prepare the client; no connection is opened yet.
-
-        Args:
-            server: The location of the table.
-
-        Raises:
-            PipelineError: The URL is wrong.
-        """
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
@@ -137,16 +119,9 @@ class RedisTable:
     def fetch_values(self, keys: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Any], float]]:
         """Yield the values of keys in chunks.
 
-        Args:
-            keys: The keys, without the prefix.
-
         Yields:
             A chunk of the keys, their values (None for keys without a row), and when they were
             requested, in seconds of `time.monotonic`.
-
-        Raises:
-            RedisUnavailable: Redis does not answer now.
-            PipelineError: Redis refuses.
         """
         prefix = self._server.prefix
         for chunk in _iter_batches(keys, self._server.keys_per_command):
@@ -156,17 +131,13 @@ class RedisTable:
             yield chunk, values, requested_at
 
     def store_rows(self, rows: Iterable[tuple[str, bytes | None]]) -> int:
-        """Write rows to the table.
+        """Write rows to the table. If Redis does not answer, some rows may have been written.
 
         Args:
             rows: Keys and values; None deletes a key. The last row of a key counts.
 
         Returns:
             How many keys were written or deleted. A key in several commands counts several times.
-
-        Raises:
-            RedisUnavailable: Redis does not answer now. Some rows may have been written.
-            PipelineError: Redis refuses.
         """
         prefix, count = self._server.prefix, 0
         for chunk in _iter_batches(rows, self._server.keys_per_command):
@@ -185,39 +156,22 @@ class RedisTable:
         return count
 
     def store_positions(self, positions: Mapping[str, int], at_ms: int) -> None:
-        """Store how far the table was loaded (see `RedisConfig.loaded_key`).
-
-        Args:
-            positions: The next offset of each `topic:partition`.
-            at_ms: The current time in ms since 1970.
-
-        Raises:
-            RedisUnavailable: Redis does not answer now.
-            PipelineError: Redis refuses.
-        """
+        """Store the next offset of each `topic:partition` (see `RedisConfig.loaded_key`)."""
         with _ErrorTranslator(self._server):
             fields: dict[Any, Any] = {**positions, "at": at_ms}
             self._client.hset(self._server.loaded_key, mapping=fields)
 
     def fetch_positions(self) -> dict[str, int]:
-        """Return what `store_positions` has stored, including `at`; empty if it never has.
-
-        Raises:
-            RedisUnavailable: Redis does not answer now.
-            PipelineError: Redis refuses.
-        """
+        """Return what `store_positions` has stored, including `at`; empty if it never has."""
         with _ErrorTranslator(self._server):
             fields: Any = self._client.hgetall(self._server.loaded_key)
         return {key.decode(): int(value) for key, value in fields.items()}
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
 
 class _ErrorTranslator:
-    """A context manager that translates the errors of Redis's client to those of this module."""
-
     def __init__(self, server: RedisConfig) -> None:
         self._server = server
 
