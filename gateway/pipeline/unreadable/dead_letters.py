@@ -1,8 +1,8 @@
 """Write the dead letters of records that Spark cannot read, each exactly once.
 
-The ledger says up to which offset of a partition dead letters were written. That entry is written
-in one transaction with the dead letters, so a crash before the checkpoint is edited neither loses
-nor repeats any.
+The ledger has the offset of each partition up to which dead letters were written. That entry is
+written in one transaction with the dead letters, so a crash before the checkpoint is edited neither
+loses nor repeats any.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class RecordOrigin:
     """The partition of an input that records are of.
 
     Attributes:
-        topic: The topic. Its id is part of the ledger's key, because the offsets of a recreated
-            topic begin at 0 again.
+        topic: Its id is part of the ledger's key, because the offsets of a recreated topic begin at
+            0 again.
     """
 
     input_name: str
@@ -51,7 +51,6 @@ class DeadLetterWriter:
     `_next_offsets` agrees with the ledger for every partition that was written.
 
     Attributes:
-        query_id: The id of the job's checkpoint.
         output: The output of the job, after which the ledger is named.
     """
 
@@ -62,15 +61,7 @@ class DeadLetterWriter:
     _next_offsets: dict[str, int] = field(default_factory=dict)  # by the ledger's key
 
     def write(self, origin: RecordOrigin, records: Sequence[UnreadableRecord]) -> None:
-        """Write the dead letters of records, except those that were written before.
-
-        Args:
-            records: The records, in the order of their offsets.
-
-        Raises:
-            PipelineError: Kafka does not answer, or refuses.
-            KafkaException: The ledger cannot be read.
-        """
+        """Write the dead letters of records, in order, except those that were written before."""
         topic = side_topic(origin.topic.name, "dlq")
         if topic not in self._producers:
             self._producers[topic] = self._open_producer(topic)
@@ -103,8 +94,8 @@ class DeadLetterWriter:
     def _open_producer(self, dead_letter_topic: str) -> tuple[LedgerProducer, int]:
         """Return a producer for a topic of dead letters, and the topic's largest batch in bytes.
 
-        The topic is created if it is missing. The producer is created before the ledger is read. It
-        fences every other process, so that none can write the same dead letters after the read.
+        The producer is created before the ledger is read. It fences every other process, so that
+        none can write the same dead letters after the read.
         """
         topics.ensure_topic(
             self.output_cluster, dead_letter_topic, None, topics.list_topics(self.output_cluster)
@@ -126,7 +117,6 @@ class DeadLetterWriter:
 def _build_dead_letter(
     origin: RecordOrigin, record: UnreadableRecord, dead_letter_topic: str, max_bytes: int
 ) -> tuple[bytes | None, bytes | None, large_rows.Headers]:
-    """Return the key, the value and the headers of a dead letter, as `build_side_records` does."""
     place = origin.topic.name, origin.partition, record.offset, record.timestamp_ms
     reason = f"its timestamp, {record.timestamp_ms} ms, is beyond what Spark reads"
     if record.has_unreadable_headers:

@@ -5,7 +5,7 @@ read before the first row is written. A batch starts where the batch before it e
 start means a change of the previous batch's offsets. The original offsets are kept in `recreated/`,
 because the ledger knows batches by their digest. The real end of the previous batch is stored in
 `unreadable/<batch>`, for side outputs and repairs, which read its records again. Every step may be
-repeated, for example after a crash.
+repeated, for example after a crash. No query may run on the checkpoint meanwhile.
 """
 
 from __future__ import annotations
@@ -50,9 +50,6 @@ class UnfinishedBatch:
 
     `find_unfinished_batch` creates it while the query does not run. The methods read the files at
     every call, so they see what earlier calls have changed.
-
-    Attributes:
-        sources: Which input each source of the query is.
     """
 
     files: Files
@@ -61,12 +58,10 @@ class UnfinishedBatch:
     number: int
 
     def find_ranges(self, topic: str, partition: int) -> list[PartitionRange]:
-        """Return the ranges of one partition, one for each source whose topic has the name."""
         ranges = self.list_ranges()
         return [each for each in ranges if (each.topic, each.partition) == (topic, partition)]
 
     def list_ranges(self) -> list[PartitionRange]:
-        """Return the ranges of all partitions that the batch reads, by source."""
         batch = self.checkpoint.read_batch(self.number)
         ranges = []
         for line, (name, end) in enumerate(zip(self.sources.lines, batch.end, strict=True)):
@@ -79,7 +74,6 @@ class UnfinishedBatch:
         return ranges
 
     def truncate(self, line: int, topic: str, partition: int, offset: int) -> None:
-        """Set the end of the batch in one partition to an offset."""
         name = f"offsets/{self.number}"
         _write_offset(self.files, name, line, topic, partition, offset)
         # The state that the failed batch has written was made of other records.
@@ -104,11 +98,7 @@ class UnfinishedBatch:
         discard_state(self.files, self.number)
 
     def _read_initial_offsets(self, line: int) -> Offsets:
-        """Return the start of a source of which no batch before this one had offsets.
-
-        Raises:
-            PipelineError: The checkpoint does not have it.
-        """
+        """Return the start of a source of which no batch before this one had offsets."""
         directory = self.sources.find_directory(line)
         starts = self.checkpoint.read_initial_offsets()
         if directory >= len(starts):
@@ -118,19 +108,12 @@ class UnfinishedBatch:
         return starts[directory]
 
     def _continues_previous(self, line: int) -> bool:
-        """Return whether the start of a source is where the batch before ended."""
         return self.number > 0 and bool(self.checkpoint.read_batch(self.number).start[line])
 
 
 def find_unfinished_batch(
     files: Files, checkpoint: Checkpoint, sources: Sources
 ) -> UnfinishedBatch | None:
-    """Return the first batch of a checkpoint that is begun and not finished, if there is one.
-
-    Args:
-        files: The files of the checkpoint. Its query must not run.
-        sources: Which input each source of the query is.
-    """
     committed, planned = checkpoint.read_last_committed(), checkpoint.read_last_planned()
     number = 0 if committed is None else committed + 1
     if planned is None or planned < number:
@@ -139,14 +122,7 @@ def find_unfinished_batch(
 
 
 def switch_ends(files: Files, number: int, *, to_real: bool) -> None:
-    """Set the offsets of a batch to its real ends, or to the starts of the next batch.
-
-    Nothing is changed if they are the same.
-
-    Args:
-        files: The files of the checkpoint. Its query must not run.
-        to_real: Whether to set the real ends.
-    """
+    """Set the offsets of a batch to its real ends, or to the starts of the next batch."""
     if (edit := _read_edit(files, number)) is None:
         return
     for line, topics in enumerate(edit["ends" if to_real else "starts"]):
@@ -159,9 +135,6 @@ def restore_starts(files: Files) -> None:
     """Set the offsets of every edited batch to the starts of the next batch.
 
     A process that was killed during a replay may have left the real ends in the files.
-
-    Args:
-        files: The files of the checkpoint. Its query must not run.
     """
     names = files.list_sizes()
     for name in names:
@@ -200,11 +173,7 @@ def is_rewound(files: Files, number: int) -> bool:
 def _store_real_end(
     files: Files, number: int, line: int, topic: str, partition: int, offset: int
 ) -> None:
-    """Store where a batch really ended, before its offsets are changed.
-
-    Args:
-        offset: The offset that the batch's end is about to be changed to.
-    """
+    """Store the real end of a batch, before it is changed to `offset`."""
     name = f"offsets/{number}"
     text = files.read(name)
     sizes = files.list_sizes()
@@ -232,7 +201,6 @@ def _store_real_end(
 
 
 def _read_edit(files: Files, number: int) -> dict[str, Any] | None:
-    """Return the stored real ends of a batch and the starts of the next one, by source."""
     try:
         edit: dict[str, Any] = json.loads(files.read(f"{UNREADABLE_DIRECTORY}/{number}"))
     except FileNotFoundError:
@@ -262,13 +230,7 @@ def _write_offset(
 
 
 def write_initial_offsets(files: Files, directory: int, offsets: Offsets) -> None:
-    """Change the offsets at which the first batch starts.
-
-    Args:
-        files: The files of the checkpoint. Its query must not run.
-        directory: The number of the source's directory, as of `Sources.find_directory`.
-        offsets: The offsets of all partitions of the source.
-    """
+    """Change the start offsets of the first batch, in the directory of `Sources.find_directory`."""
     name = f"sources/{directory}/0"
     text = files.read(name).decode()
     files.write(name, f"{text[: text.index('{')]}{format_offsets(offsets)}".encode())

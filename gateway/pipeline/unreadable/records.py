@@ -1,4 +1,7 @@
-"""Read records that Spark cannot read from Kafka: librdkafka reads any timestamp."""
+"""Read records that Spark cannot read from Kafka: librdkafka reads any timestamp.
+
+The functions raise KafkaException if Kafka does not answer, or refuses.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,7 @@ class UnreadableRecord(NamedTuple):
     """A record that Spark cannot read.
 
     Attributes:
-        timestamp_ms: Its timestamp in ms since 1970.
-        value: Its value; None for a tombstone.
-        headers: Its headers; empty if they cannot be read.
-        has_unreadable_headers: Whether it has headers that cannot be read; see `_read_headers`.
+        headers: Its headers; empty if they cannot be read, see `_read_headers`.
     """
 
     offset: int
@@ -37,13 +37,11 @@ class UnreadableRecord(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return how many bytes the record takes, approximately."""
         headers = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + headers
 
 
 def is_readable(timestamp_ms: int) -> bool:
-    """Return whether Spark can read a record with a timestamp, in ms since 1970."""
     return -MAX_TIMESTAMP_MS <= timestamp_ms <= MAX_TIMESTAMP_MS
 
 
@@ -57,20 +55,16 @@ def read_run(
 ) -> Iterator[list[UnreadableRecord]]:
     """Yield the records that Spark cannot read from an offset on, up to the first one it can read.
 
-    Only committed records are read. A producer with a wrong clock writes many such records in a
-    row, and may write them faster than they are read here.
+    Only committed records are read. Nothing is yielded if the record at `offset` can be read or is
+    gone. A producer with a wrong clock writes many such records in a row, and may write them faster
+    than they are read here.
 
     Args:
-        client_config: librdkafka's properties of the cluster.
-        offset: Where to begin. Nothing is yielded if the record there can be read or is gone.
         should_stop: Called after each record. If it returns True, the record and those before are
             yielded, and no more are read.
 
     Yields:
         Chunks of at most `MAX_CHUNK_RECORDS` records and about `MAX_CHUNK_BYTES`.
-
-    Raises:
-        KafkaException: Kafka does not answer, or refuses.
     """
     chunk: list[UnreadableRecord] = []
     size = 0
@@ -94,14 +88,9 @@ def read_run(
 def find_next_unreadable(
     client_config: Mapping[str, Any], topic: str, partition: int, start: int, end: int
 ) -> int | None:
-    """Return the offset of the next record that Spark cannot read, if one is near.
+    """Return the offset of the next record before `end` that Spark cannot read, if one is near.
 
-    Args:
-        client_config: librdkafka's properties of the cluster.
-        end: The offset to stop before. At most `MAX_LOOK_AHEAD_RECORDS` are read.
-
-    Raises:
-        KafkaException: Kafka does not answer, or refuses.
+    At most `MAX_LOOK_AHEAD_RECORDS` are read.
     """
     if start >= end:
         return None
@@ -119,14 +108,7 @@ def find_next_unreadable(
 
 
 def read_to_end(client_config: Mapping[str, Any], topic: str, partitions: int) -> Iterator[Any]:
-    """Yield the committed records of a topic as messages, up to where it ends at the call.
-
-    Args:
-        client_config: librdkafka's properties of the cluster.
-
-    Raises:
-        KafkaException: Kafka does not answer, or refuses.
-    """
+    """Yield the committed records of a topic as messages, up to where it ends at the call."""
     consumer = Consumer({**client_config, **_CONSUMER_CONFIG, "queued.max.messages.kbytes": 65536})
     try:
         tps = [
@@ -237,8 +219,8 @@ def _read_headers(message: Any) -> list[tuple[str, bytes | None]] | None:
     Kafka takes any bytes as the name of a header. confluent_kafka (2.16.1) decodes all names of a
     record or none. If a name is not UTF-8, its method returns a result and also sets
     UnicodeDecodeError, which is a bug. If Python checks for that, as in a call by `methodcaller`,
-    it raises SystemError. In a call that it has specialised (PEP 659) it does not check, and
-    whatever is called next raises the error. So the method must be called by `methodcaller`.
+    it raises SystemError. In a call that it has specialised (PEP 659) it does not check, and the
+    next call raises the error. So the method must be called by `methodcaller`.
     """
     try:
         return list(_get_headers(message) or [])

@@ -34,8 +34,7 @@ class InputSource:
     """An input of a job in which records may be skipped.
 
     Attributes:
-        topic: The topic as it is read.
-        dead_letters: Where skipped records are written; None if the input has no dead letters.
+        dead_letters: The writer of skipped records; None if the input has no dead letters.
     """
 
     input: Input
@@ -63,12 +62,10 @@ def skip_records(
     are skipped at the same time, so that they do not need a start of their own.
 
     Args:
-        sources: The inputs of the job by name.
         batch: The batch that failed, or None if the checkpoint has no unfinished batch.
         unreadable: The record that it failed at.
         stop_event: Once it is set, only the record at hand is skipped.
-        max_skip_s: How long records are skipped at most, in seconds. The remaining ones end the
-            query again.
+        max_skip_s: How long records are skipped at most. The remaining ones end the query again.
         check_topics: Raises PipelineUnavailable if a topic was recreated since. It is called after
             records were read and before they are written as dead letters.
 
@@ -125,8 +122,6 @@ class _Skipper:
     """One call of `skip_records`.
 
     Attributes:
-        sources: The inputs of the job by name.
-        should_stop: Returns whether no more records may be skipped.
         skipped: The skipped records by input, topic and partition. A table that a query reads twice
             has two ranges with the same key, so its records are reported only once.
     """
@@ -141,7 +136,6 @@ class _Skipper:
     def skip_failed_record(
         self, unreadable: UnreadableOffset, ranges: Iterable[PartitionRange]
     ) -> None:
-        """Skip the record that ended the query."""
         # Two clusters may have topics of the same name, and only one of them has the record. In
         # the ranges of the other one no unreadable record is found.
         positions = [
@@ -153,7 +147,6 @@ class _Skipper:
             log.info(text, self.job, unreadable.offset, unreadable.topic)
 
     def look_ahead(self) -> None:
-        """Skip unreadable records near the start of every range of the batch."""
         for offset_range in self.batch.list_ranges():
             source, start = self.sources[offset_range.input_name], offset_range.start
             if source.input.on_invalid == "fail":
@@ -169,7 +162,6 @@ class _Skipper:
                 start = position
 
     def log_skipped(self) -> None:
-        """Log one line for each partition of which records were reported."""
         for (_, topic, partition), skipped in self.skipped.items():
             if skipped.record_count:
                 log.warning(
@@ -188,9 +180,6 @@ class _Skipper:
 
         Returns:
             The new start or the new end of the range, or None if it has no such record.
-
-        Raises:
-            PipelineError: The input must not skip records, or Kafka refuses.
         """
         source = self.sources[offset_range.input_name]
         place = (offset_range.topic, offset_range.partition)

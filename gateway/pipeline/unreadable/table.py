@@ -31,8 +31,6 @@ T = TypeVar("T")
 
 
 class _SkippedRecord(NamedTuple):
-    """A record that a table leaves out, with its timestamp in ms since 1970."""
-
     partition: int
     offset: int
     timestamp_ms: int
@@ -44,9 +42,6 @@ class TopicReader:
 
     It reads by Spark until that fails at a record, and from then on by librdkafka, as long as the
     topic has such a record. A job creates one for its table and reads it at every refresh.
-
-    Attributes:
-        client_config: librdkafka's properties of its cluster.
     """
 
     job: str
@@ -58,16 +53,12 @@ class TopicReader:
     _next_offsets: dict[int, int] = field(default_factory=dict)
 
     def read(self, load: Callable[[pa.Table | None], T]) -> T:
-        """Load the table, and return what `load` returns.
+        """Load the table, and return the result of `load`.
 
         Args:
             load: Called with None, it reads the topic by Spark. If Spark cannot read the topic, it
                 is called with the latest record of each key and partition instead, as the columns
                 key, value, partition, offset, timestamp.
-
-        Raises:
-            PipelineError: Kafka does not answer, or refuses.
-            Exception: Whatever `load` raises for another reason.
         """
         if not self._has_unreadable:
             try:
@@ -79,7 +70,6 @@ class TopicReader:
         return load(self._read_latest())
 
     def _read_latest(self) -> pa.Table:
-        """Return the latest record of each key and partition, and report unreadable ones."""
         import pyarrow as pa
 
         topic = topics.describe_topic(self.client_config, self.topic)
@@ -112,7 +102,6 @@ class TopicReader:
         return pa.table(columns)
 
     def _report_skipped(self, skipped: list[_SkippedRecord]) -> None:
-        """Count and log the records that were not reported by an earlier read."""
         new = [
             record
             for record in skipped
