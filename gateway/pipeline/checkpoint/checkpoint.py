@@ -1,7 +1,7 @@
 """Read what Spark has written into one checkpoint: the query's id and the offsets of each batch.
 
-`offsets/N` says up to which offsets batch N reads, and is written before the batch runs.
-`commits/N` says that the batch is complete. A batch that has the first file without the second is
+`offsets/N` has the offsets up to which batch N reads, and is written before the batch runs.
+`commits/N` means that the batch is complete. A batch that has the first file without the second is
 run again with the same offsets. Both are files of Spark's HDFSMetadataLog: a line with a version,
 then a line of JSON with the watermark, then a line for each source. The first offsets of a source
 are in `sources/<n>/0`, after a zero byte. Local files are read directly, others by Hadoop in
@@ -36,11 +36,10 @@ UNREADABLE_DIRECTORY = "unreadable"
 
 
 class BatchOffsets(NamedTuple):
-    """The offsets that a batch reads, by source.
+    """The offsets that a batch reads, by source; see `Sources` for their order.
 
     Attributes:
-        start: The first offsets of each source; see `Sources` for their order.
-        end: The offsets after the last ones, by source.
+        end: The offsets after the last ones.
         watermark_ms: The watermark of the batch before, in ms of event time. Spark drops late
             events by this watermark, and ends windows by the batch's own one, since operators may
             follow each other. It begins at 0 (1970), and drops earlier events even in batch 0.
@@ -68,7 +67,6 @@ class Sources(NamedTuple):
     directories: tuple[str, ...]
 
     def select(self, batch: BatchOffsets, input_name: str) -> BatchOffsets:
-        """Return a batch with the offsets of one input only."""
         start, end = (
             self._select_parts(batch.start, input_name),
             self._select_parts(batch.end, input_name),
@@ -76,7 +74,6 @@ class Sources(NamedTuple):
         return batch._replace(start=start, end=end)
 
     def find_directory(self, line: int) -> int:
-        """Return the number of the directory `sources/<n>` that belongs to a line, from 0."""
         return self.directories.index(self.lines[line])
 
     def _select_parts(self, parts: Sequence[Offsets], input_name: str) -> tuple[Offsets, ...]:
@@ -92,12 +89,7 @@ class Checkpoint:
     """
 
     def __init__(self, location: str, spark: SparkSession | None = None) -> None:
-        """Set the location; nothing is read yet.
-
-        Args:
-            location: The path or the URL that Spark has, too.
-            spark: The session, required if the location is on another file system.
-        """
+        """Set the location; only another file system than the local one requires a session."""
         self._location = location.rstrip("/")
         self._local_path = versions.local_path(location)
         self._spark = spark
@@ -108,11 +100,11 @@ class Checkpoint:
         return str(json.loads(text)["id"]) if text else None
 
     def read_last_planned(self) -> int | None:
-        """Return the last batch that has offsets and may be running, or None if there is none."""
+        """Return the last batch that has offsets and may be running."""
         return max(self._list_numbers("offsets"), default=None)
 
     def read_last_committed(self) -> int | None:
-        """Return the last batch that is complete, or None if there is none."""
+        """Return the last batch that is complete."""
         return max(self._list_numbers("commits"), default=None)
 
     def read_batch(self, number: int) -> BatchOffsets:
@@ -137,17 +129,14 @@ class Checkpoint:
         """Return the start offsets of the batch after a given one, by the lines of the sources.
 
         They are not always the real ends of that batch: see `UNREADABLE_DIRECTORY`.
-
-        Raises:
-            PipelineError: Spark has removed the offsets of the given batch.
         """
         return tuple(parse_offsets(line) for line in self._read_lines(number)[1:])
 
     def compute_digest(self, number: int) -> str:
         """Return a digest of a batch's original offsets, or "" if the checkpoint has none.
 
-        The ledger stores it to recognize a batch that has the same number and other offsets. It is
-        made of 16 hexadecimal digits.
+        The ledger stores these 16 hexadecimal digits to recognize a batch that has the same number
+        and other offsets.
         """
         # An edited batch still has the digest under which the ledger knows it.
         text = self._read_text(f"{RECREATED_DIRECTORY}/{number}") or self._read_text(
@@ -214,7 +203,6 @@ def parse_offsets(line: str) -> Offsets:
 
 
 def format_offsets(offsets: Offsets) -> str:
-    """Return the line of a source, which `parse_offsets` reads."""
     topics: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         topics.setdefault(topic, {})[str(partition)] = offset
@@ -222,7 +210,6 @@ def format_offsets(offsets: Offsets) -> str:
 
 
 def flatten_offsets(topics: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Return offsets by topic and partition, given the nested objects of a source's JSON."""
     return {
         (topic, int(partition)): int(offset)
         for topic, partitions in topics.items()

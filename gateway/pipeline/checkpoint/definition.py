@@ -1,10 +1,9 @@
 """Describe the job that a checkpoint is of, and refuse the checkpoint to a job that differs.
 
-State is meaningless to a job with another definition. The definition is stored beside the
-checkpoint as `definition.json`. Settings that may change (triggers, sizes of batches, the output,
-what becomes of bad records) are not part of it, nor are columns that the job does not use. Spark
-itself checks some of this, late and with other messages; it does not notice a changed gap or
-window.
+State is meaningless to a job with another definition, which is stored as `definition.json`.
+Settings that may change (triggers, sizes of batches, the output, the treatment of bad records) are
+not part of it, nor are columns that the job does not use. Spark itself checks some of this, late
+and with other messages; it does not notice a changed gap or window.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ def describe_rows(
     """Return the settings that the rows of a job and their keys depend on, by name.
 
     Args:
-        key_columns: The columns of the output's key.
         types: The columns of each input and their types. The settings only have the types if they
             list the fields of a schema.
     """
@@ -82,12 +80,10 @@ def describe_rows(
 
 
 def has_state(definition: Mapping[str, Any]) -> bool:
-    """Return whether a definition is of a job that keeps state besides offsets."""
     return _PARTITIONS_KEY in definition
 
 
 def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return a line for each setting that differs."""
     names = [*stored, *(name for name in current if name not in stored)]
     return [
         f"{name}: {_format_value(stored.get(name))} before, {_format_value(current.get(name))} now"
@@ -103,7 +99,6 @@ def encode_definition(
 
     Args:
         hot_keys: The keys that a join spreads over several tasks, which must stay the same, too.
-        is_stateful: As of `build_definition`.
         query_id: The id of the checkpoint's query, or "" to leave it out.
     """
     settings = build_definition(job, is_stateful=is_stateful)
@@ -136,7 +131,6 @@ def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
 
 
 def replace_query_id(data: bytes, query_id: str) -> bytes:
-    """Return the content of a `definition.json` with another query id."""
     content = json.loads(data)
     return json.dumps(content | {"query": query_id}, indent=2, ensure_ascii=False).encode() + b"\n"
 
@@ -147,7 +141,6 @@ def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None
     Args:
         data: The content of `definition.json`. Older versions of the gateway stored no query id.
         query_id: The id in Spark's own file of the checkpoint.
-        location: The location of the checkpoint, for the error.
 
     Raises:
         CheckpointRefused: It is of another job, or its files were copied from two checkpoints.
@@ -172,9 +165,6 @@ def verify_definition(
     """Verify that a job is defined as its checkpoint is.
 
     Args:
-        job: The job as it is configured now.
-        stored: The settings of the checkpoint's definition.
-        location: The location of the checkpoint, for the error.
         is_stateful: As of `build_definition`; None if it is the same as for the checkpoint.
 
     Raises:
@@ -198,16 +188,12 @@ def verify_definition(
 
 
 def _dump_options(job: Job) -> dict[str, Any]:
-    """Return the options of a job, by which its rows are computed, without those of its inputs."""
+    """Return the options of a job by which its rows are computed, without those of its inputs."""
     return job.model_dump(mode="json", by_alias=True, exclude=_EXCLUDED_OPTIONS)
 
 
 def _describe_input(input: Input, used: Collection[str] | None) -> dict[str, Any]:
-    """Return the settings of an input that must not change, with the columns that the job uses.
-
-    Args:
-        used: As of `_find_used_columns`.
-    """
+    """Return the settings of an input that must not change, with the columns that the job uses."""
     source = _describe_source(input)
     names = input.value.json_names
     fields = {

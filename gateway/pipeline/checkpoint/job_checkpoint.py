@@ -19,7 +19,6 @@ class JobCheckpoint:
     """The version of a job's checkpoint that a query uses.
 
     Attributes:
-        location: The path or the URL that Spark gets.
         query_id: The query's id, which never changes within a version.
         hot_keys: The keys that a join spreads over several tasks.
         is_new: Whether this call of `prepare_checkpoint` created the version.
@@ -43,7 +42,6 @@ def prepare_checkpoint(
     """Return the version in use of a job's checkpoint, or create one.
 
     Args:
-        job: The job as it is configured now.
         spark: The session, required for other file systems.
         fresh: Whether to create a new version in any case.
         find_hot_keys: Returns the hot keys of a join. It is only called for a new version.
@@ -75,14 +73,9 @@ def update_definition(
     `prepare_checkpoint` cannot know that. If there is no batch yet, the definition is written again
     with all settings that state depends on.
 
-    Args:
-        job: The job as it is configured now.
-        spark: The session, required for other file systems.
-        is_stateful: Whether the query keeps state, by Spark's plan.
-
     Raises:
-        CheckpointRefused: The query keeps state, and there are batches of a query without state,
-            or of a query whose state an older version of the gateway did not know of.
+        CheckpointRefused: The query keeps state, and there are batches of a query without state, or
+            of a query whose state an older version of the gateway did not know of.
     """
     files = open_files(checkpoint.location, spark)
     stored, hot_keys = definition.parse_definition(files.read(definition.DEFINITION_FILE))
@@ -101,8 +94,8 @@ def _begin_version(
 ) -> JobCheckpoint:
     """Create a version of a checkpoint.
 
-    The query's id is chosen here, because the writer of its rows needs it before Spark would
-    create one.
+    The query's id is chosen here, because the writer of its rows needs it before Spark would create
+    one.
     """
     location = versions.version_path(root, job.name, version)
     files = open_files(location, spark)

@@ -3,9 +3,8 @@
 The first run, `--fresh` and `restore` create a version. Older versions stay until an operator
 removes them. To go back to an earlier definition, remove the versions since. With `guarantee:
 exactly-once` the earlier version is then refused if a later one has written rows (see
-`exactly_once.writer_plan`); `backup` and `restore` make it a new version, which writes once more
-what was written since. Besides Spark's own directories each version has a `definition.json`. Other
-file systems than the local one are listed by Hadoop in Spark's JVM.
+`exactly_once.writer_plan`); `backup` and `restore` make it a new version, which writes those rows
+once more. Other file systems than the local one are listed by Hadoop in Spark's JVM.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ def local_path(location: str) -> Path | None:
 
 
 def parse_version(name: str) -> int | None:
-    """Return the number of a version by the name of its directory, or None for other names."""
     match = _VERSION_PATTERN.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def list_local_versions(root: Path, job: str) -> list[int]:
-    """Return the numbers of a job's versions in a local directory, ascending."""
     directory = root / job
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     return sorted(number for name in names if (number := parse_version(name)) is not None)
@@ -44,12 +41,7 @@ def version_path(location: str, job: str, version: int) -> str:
 
 
 def list_versions(location: str, job: str, spark: Any = None) -> list[int]:
-    """Return the numbers of a job's versions, ascending.
-
-    Args:
-        location: The path or the URL of all checkpoints.
-        spark: The session, required for other file systems.
-    """
+    """Return the numbers of a job's versions, ascending; other file systems need a session."""
     root = local_path(location)
     if root is not None:
         return list_local_versions(root, job)
