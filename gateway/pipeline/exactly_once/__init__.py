@@ -2,11 +2,10 @@
 
 The jobs call `ExactlyOnceOutput` from Spark's `foreachBatch`. Start reading in `writer_plan`, which
 has the rules without I/O. `ledger` stores in Kafka which batches were written, `producers` keeps
-transactional producers in the Python workers, `task` is what a worker does with its rows, and
-`driver` is what the driver does. `large_rows` builds the dead letters of rows that their topic
-refuses.
+transactional producers in the Python workers, `task` is the work of a worker, and `driver` that of
+the driver. `large_rows` builds the dead letters of rows that their topic refuses.
 
-`side_outputs` writes what a job reports beside its rows: `gaps` the offsets that it did not read,
+`side_outputs` writes the reports of a job beside its rows: `gaps` the offsets that it did not read,
 `side_output` the late and the undecodable records. `recreated_topics` notices that an input topic
 was deleted and created again.
 """

@@ -71,7 +71,7 @@ _INDEX_MASK = (1 << 33) - 1
 
 
 def choose_writer(key: Column, writers: int) -> Column:
-    """Return the number of a row's writer, as Spark's `repartition(writers, key)` chooses it."""
+    """Return the writer's number of a row, as Spark's `repartition(writers, key)` chooses it."""
     from pyspark.sql import functions as F
 
     return F.pmod(F.hash(key), F.lit(writers))
@@ -111,17 +111,14 @@ class ExactlyOnceOutput:
         Args:
             query_id: The id of the checkpoint, or a name made of it. A new checkpoint counts its
                 epochs from 0 again, so it must have a name of its own in the ledger.
-            output: The topic, the number of writers, and the timeout of their transactions.
-            client_config: librdkafka's properties of the output's cluster.
-            checkpoint: The checkpoint of the query. It is refused if it was put back to another
-                state.
+            checkpoint: It is refused if it was put back to another state.
             ledger_output: The topic that the ledger is named after, by default the output's.
             job: A text that is unique among the jobs of the output: an earlier checkpoint of the
                 same job is refused. "" leaves this check out.
             read_topics: The topics that the rows are made of. Nothing is committed if one was
                 recreated since.
-            settings: `compute_key_digests` of the job. An epoch that was interrupted with others
-                is refused. None for rows whose keys depend on no setting.
+            settings: `compute_key_digests` of the job. An epoch that was interrupted with others is
+                refused. None for rows whose keys depend on no setting.
             max_driver_rows: The most rows of a batch that the driver writes itself; 0 leaves all
                 batches to the workers.
             stop_event: Once it is set, an attempt that Kafka interrupts is the last one.
@@ -161,10 +158,7 @@ class ExactlyOnceOutput:
         self._retry(lambda: self._get_plan(epoch), epoch)
 
     def __call__(self, rows: DataFrame, epoch: int) -> int:
-        """Write the rows of an epoch, except those that were committed before.
-
-        Returns:
-            How many rows were committed by this call. All rows are committed when it returns.
+        """Write the rows of an epoch, except those that were committed before; return their number.
 
         Raises:
             CheckpointRefused: The ledger has other batches than the checkpoint.
@@ -191,7 +185,7 @@ class ExactlyOnceOutput:
         """Raise the error that ends the query, or return if another attempt may succeed.
 
         An error of a worker comes from Spark as one of Py4J, with the worker's traceback in its
-        text. So the text says what went wrong, not the type.
+        text. So the text is evaluated, not the type.
         """
         text = f"{type(error).__name__}: {error}"
         if refused := parse_refusal(text):
@@ -319,12 +313,10 @@ class ExactlyOnceOutput:
 
     @property
     def _dead_letter_topic(self) -> str:
-        """Return the topic for rows that the output topic refuses."""
         return get_dead_letter_topic(self._output.topic)
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Return the ledger of the output, which is created at the first use."""
         output = self._output
         return open_ledger(
             self._ledger_output, output.writers, output.transaction_timeout, self._client_config

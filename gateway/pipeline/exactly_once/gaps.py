@@ -5,9 +5,10 @@ between are gone, and Spark (with failOnDataLoss=false) does not report that. So
 compared with the log starts before every batch, also before one that is repeated, whose whole range
 counts as unread. Records that are deleted while a batch reads are not noticed.
 
-A gap record is written in one transaction with a ledger entry that says up to where the gaps of its
-partition have been reported. So after a crash the next start reports the gap, and no gap is
-reported twice. Some records of a gap may have been processed by a batch that was interrupted.
+A gap record is written in one transaction with a ledger entry, which has the offset up to which the
+gaps of its partition have been reported. So after a crash the next start reports the gap, and no
+gap is reported twice. Some records of a gap may have been processed by a batch that was
+interrupted.
 
 Jobs that write no gap records, because that needs a call of Python in each batch, have their gaps
 logged when they start (`log_gaps`).
@@ -79,15 +80,7 @@ def find_gaps(
 
 
 def log_gaps(job: str, positions: PartitionOffsets, input_config: Mapping[str, Any]) -> None:
-    """Log and count the gaps between positions and the starts of the logs.
-
-    Args:
-        positions: The next offset to be read of each partition.
-        input_config: librdkafka's properties of the input's cluster.
-
-    Raises:
-        PipelineError: Kafka does not answer, or refuses.
-    """
+    """Log and count the gaps between the next offsets to be read and the starts of the logs."""
     config = {**input_config, "group.id": "gateway-gaps", "enable.auto.commit": False}
     consumer = Consumer(config)
     try:
@@ -124,13 +117,11 @@ class GapReporter:
         Args:
             query_id: The id of the checkpoint, by which the ledger has its keys.
             input_name: The name of the input in the job. It is part of the gap records and of the
-                ledger's keys, as two inputs of a job may read one topic, or topics of the same
-                name in two clusters.
+                ledger's keys, as two inputs of a job may read one topic, or topics of the same name
+                in two clusters.
             gap_topic: The topic of the gap records.
-            input_config: librdkafka's properties of the input's cluster.
-            timeout_s: The timeout of a transaction in seconds.
-            ensure_topic: Creates the topic of the gap records if it is missing. It is called
-                before gaps are reported.
+            timeout_s: The timeout of a transaction.
+            ensure_topic: Creates the topic of the gap records if it is missing.
         """
         self._job = job
         self._query_id = query_id
@@ -144,17 +135,7 @@ class GapReporter:
         )
 
     def report_gaps(self, positions: PartitionOffsets) -> list[InputGap]:
-        """Report the gaps between positions and the starts of the logs.
-
-        Args:
-            positions: The next offset to be read of each partition.
-
-        Returns:
-            The gaps that were reported by this call.
-
-        Raises:
-            PipelineError: Kafka does not answer, or refuses.
-        """
+        """Report the new gaps between the next offsets to be read and the log starts."""
         try:
             starts = fetch_log_starts(self._consumer, positions)
             # Usually there are none. Then no producer is created, and the ledger is not read.
@@ -184,9 +165,6 @@ class GapReporter:
 
         Returns:
             The gaps that were reported by this call.
-
-        Raises:
-            PipelineError: Kafka does not answer, or refuses.
         """
         try:
             ledger = self._ledger
@@ -209,7 +187,6 @@ class GapReporter:
         return unreported
 
     def close(self) -> None:
-        """Close the consumer."""
         self._consumer.close()
 
     def _ledger_key(self, topic: str, partition: int) -> str:
@@ -222,12 +199,7 @@ class GapReporter:
         return {keys[key]: value["to"] for key, value in self._ledger.read_values(keys).items()}
 
     def _write_gaps(self, producer: LedgerProducer, gaps: Iterable[InputGap], **extra: str) -> None:
-        """Write gap records and their ledger entries in one transaction.
-
-        Args:
-            producer: The producer of this reporter.
-            **extra: More fields of the ledger entries.
-        """
+        """Write gap records and their ledger entries, with some more fields, in one transaction."""
         producer.begin()
         for gap in gaps:
             record = gap.build_record(self._job) | {"input": self._input_name}

@@ -18,16 +18,11 @@ Headers = list[tuple[str, bytes | None]]
 
 
 def parse_headers(column: Iterable[Mapping[str, Any]] | None) -> Headers:
-    """Return the headers of a row, given the value of its column `headers`."""
     return [(header["key"], header["value"]) for header in column or ()]
 
 
 def estimate_row_size(row: Mapping[str, Any]) -> int:
-    """Return how many bytes a row takes as a batch of its own, without compression, at most.
-
-    Args:
-        row: The columns `key` and `value`, and `headers` if the row has any.
-    """
+    """Return the most bytes that a row takes as a batch of its own, without compression."""
     headers = _estimate_headers_size(parse_headers(row.get("headers")))
     return BATCH_OVERHEAD_BYTES + len(row["key"] or b"") + len(row["value"] or b"") + headers
 
@@ -37,9 +32,7 @@ def build_dead_letter(
 ) -> tuple[bytes | None, bytes | None, Headers]:
     """Return key, value and headers of a row's dead letter: the row's beginning and the reason.
 
-    Args:
-        row: The columns `key` and `value`, and `headers` if the row has any.
-        max_bytes: The largest batch that the topic takes, in bytes.
+    The row has the columns `key` and `value`, and may have `headers`.
     """
     # Key, value and headers are three quarters of the batch at most, the rest is for the reason.
     sample_bytes = min(MAX_SAMPLE_BYTES, max_bytes // 4)

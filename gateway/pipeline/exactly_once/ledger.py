@@ -1,10 +1,10 @@
-"""Read the ledger, a compacted topic that says which epoch each writer has committed.
+"""Read the ledger, a compacted topic with the epoch that each writer has committed last.
 
 The topic is `<output>.ledger`. All queries that write to an output share it. Its keys are `query`
 for the plan of a query, `query|p` for its writer p, and `job|name` for the query that writes the
-rows of a job. Its values are JSON. An entry is written in the transaction of the rows that it
-stands for. Partition 0 has the plans. The writers are spread over the other partitions, because an
-open transaction on a partition hides everything behind it from readers of committed records.
+rows of a job. Its values are JSON. An entry is written in the transaction of its rows. Partition 0
+has the plans. The writers are spread over the other partitions, because an open transaction on a
+partition hides everything behind it from readers of committed records.
 
 The ledger is read up to the end that the log has *after* the reader has fenced other producers, and
 only once the last stable offset has reached that end. A read up to the current last stable offset
@@ -63,7 +63,6 @@ REQUEST_TIMEOUT_S = 30.0
 
 
 def ledger_topic(output: str) -> str:
-    """Return the name of the ledger's topic for an output topic."""
     return f"{output}.ledger"
 
 
@@ -73,11 +72,7 @@ def writer_key(query_id: str, writer: int | str) -> str:
 
 
 def owner_key(job: str) -> str:
-    """Return the key under which the ledger names the query that writes the rows of a job.
-
-    Args:
-        job: A text that is unique among the jobs that write to the output.
-    """
+    """Return the key under which the ledger names the query that writes the rows of a job."""
     return f"job|{job}"
 
 
@@ -89,9 +84,8 @@ class Ledger:
     connection: every read opens its own consumers.
 
     Attributes:
-        client_config: librdkafka's properties of the cluster.
         partitions: The number of partitions: one for plans, the others for writers.
-        timeout_s: How long a read waits, in seconds, for open transactions of other producers.
+        timeout_s: How long a read waits for open transactions of other producers.
     """
 
     topic: str
@@ -100,7 +94,6 @@ class Ledger:
     timeout_s: float
 
     def writer_partition(self, writer: int) -> int:
-        """Return the partition of a writer's entries."""
         return 1 + writer % (self.partitions - 1)
 
     def read_plan(self, query_id: str) -> WriterPlan | None:
@@ -108,15 +101,7 @@ class Ledger:
         return _parse_plan(self._read_last({0: {query_id}}).get(query_id))
 
     def read_owner(self, job: str, query_id: str) -> tuple[str | None, WriterPlan | None]:
-        """Return the query that writes the rows of a job, and the plan of a given query.
-
-        Args:
-            job: The text that `owner_key` takes.
-            query_id: The query whose plan is returned.
-
-        Returns:
-            The owner and the plan; each is None if the ledger has none.
-        """
+        """Return the query that writes the rows of a job, and the plan of the given query."""
         key = owner_key(job)
         values = self._read_last({0: {key, query_id}})
         return values.get(key, {}).get("query"), _parse_plan(values.get(query_id))
@@ -124,7 +109,6 @@ class Ledger:
     def read_plan_and_entry(
         self, query_id: str, writer: int
     ) -> tuple[WriterPlan | None, LedgerEntry | None]:
-        """Return the plan of a query and the last entry of one of its writers."""
         key = writer_key(query_id, writer)
         values = self._read_last({0: {query_id}, self.writer_partition(writer): {key}})
         return _parse_plan(values.get(query_id)), _parse_entry(values.get(key))
@@ -147,8 +131,8 @@ class Ledger:
 class _LedgerReader:
     """One read of the ledger, as a context manager.
 
-    It has two consumers. The one that reads uncommitted records says where the log ends. The other
-    one says where the last stable offset is, and reads. Asking the admin client for the ends took
+    It has two consumers: one of uncommitted records for the end of the log, and one of committed
+    records for the last stable offset and the records. Asking the admin client for the ends took
     3.0 s in every second new client (librdkafka 2.16); the consumers take 10 to 60 ms.
     """
 
@@ -169,11 +153,8 @@ class _LedgerReader:
     def read_last(self, keys: Mapping[int, set[str]]) -> dict[str, Any]:
         """Return the last committed value of each key, without keys that have none.
 
-        The last records of a partition are read first. The whole partition is only read if they
-        do not have all keys.
-
-        Args:
-            keys: The keys by their partition.
+        The last records of a partition are read first. The whole partition is only read if they do
+        not have all keys.
         """
         ranges = {partition: self._await_stable_range(partition) for partition in keys}
         recent_ranges = {
@@ -190,7 +171,6 @@ class _LedgerReader:
         return {key: value for key, value in values.items() if value is not None}
 
     def read_by_prefix(self, partitions: Iterable[int], prefix: str) -> dict[str, Any]:
-        """Return the last committed value of each key that begins with a prefix."""
         ranges = {partition: self._await_stable_range(partition) for partition in partitions}
         values = self._read_records(ranges, lambda _, key: key.startswith(prefix))
         return {key: value for key, value in values.items() if value is not None}
@@ -218,12 +198,7 @@ class _LedgerReader:
     ) -> dict[str, Any]:
         """Return the last value of each key in ranges of offsets, committed records only.
 
-        Args:
-            ranges: Start and end offsets by partition.
-            is_wanted: Returns whether a key of a partition is looked for.
-
-        Returns:
-            Values by key; None for a key whose last record is a tombstone.
+        The value is None for a key whose last record is a tombstone.
         """
         values: dict[str, Any] = {}
         unread = {partition: end for partition, (start, end) in ranges.items() if start < end}
@@ -264,10 +239,8 @@ _CONSUMER_CONFIG = {
 def _poll_record(consumer: Any, deadline: float) -> Any:
     """Return the next record, or the end of a partition as a message with an error.
 
-    Args:
-        consumer: A consumer of committed records. The last stable offset is already behind all
-            wanted records, so the end of the partition means that they have been read.
-        deadline: When to give up, in seconds of `time.monotonic`.
+    The last stable offset is already behind all wanted records, so the end of the partition means
+    that they have been read.
 
     Raises:
         KafkaException: The error cannot be retried, or the deadline has passed.
@@ -302,9 +275,8 @@ _RETRIABLE_ERRORS = frozenset(
 def fetch_log_range(consumer: Any, partition: TopicPartition) -> tuple[int, int]:
     """Return where a log begins, and where it ends for a consumer.
 
-    Args:
-        consumer: For a consumer of committed records the end is the last stable offset, for one of
-            uncommitted records the high watermark.
+    The end is the last stable offset for a consumer of committed records, and the high watermark
+    for one of uncommitted records.
 
     Raises:
         KafkaException: No leader answers within 30 s, or Kafka refuses.
@@ -316,13 +288,9 @@ def fetch_log_range(consumer: Any, partition: TopicPartition) -> tuple[int, int]
 def fetch_log_starts(
     consumer: Any, partitions: Iterable[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    """Return where the logs of partitions begin.
+    """Return where the logs of partitions begin, asking by any consumer of the cluster.
 
     One request for fifty partitions takes 2 ms; fifty requests take 200 ms.
-
-    Args:
-        consumer: Any consumer of the cluster.
-        partitions: Topics and partitions.
 
     Raises:
         KafkaException: No leader answers within 30 s, or Kafka refuses.
@@ -360,12 +328,8 @@ def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]
 
     A ledger that does not exist is created for a checkpoint that has used no other one.
 
-    Args:
-        client_config: librdkafka's properties of its cluster.
-
     Raises:
         CheckpointRefused: The topic was deleted.
-        PipelineError: As of `open_ledger`.
     """
     place: dict[str, Any] = {"kafka": output.kafka, "topic": ledger_topic(output.topic)}
     try:
@@ -395,7 +359,6 @@ def _find_topic_id(client_config: Mapping[str, Any], topic: str) -> str | None:
 
 
 def build_deleted_error(topic: str) -> CheckpointRefused:
-    """Return the error of a ledger that has lost the entries of a checkpoint's batches."""
     return CheckpointRefused(
         f"topic {topic} was deleted, which said which rows of the last batch were written: start "
         f"again with --fresh, or remove {LEDGER_FILE} from the checkpoint to go on with it, and to "
@@ -409,10 +372,8 @@ def open_ledger(
     """Return the ledger of an output topic, and create its topic if it is missing.
 
     Args:
-        output: The name of the output topic.
         writers: The number of writers, by which a new topic's number of partitions is chosen.
-        timeout_s: The timeout of the writers' transactions in seconds.
-        client_config: librdkafka's properties of the cluster.
+        timeout_s: The timeout of the writers' transactions.
 
     Raises:
         PipelineError: Kafka does not answer, or the topic cannot be created, or it was created with

@@ -1,6 +1,6 @@
 """Keep transactional producers in the driver and in each Python worker from batch to batch.
 
-The driver says which process committed a writer's rows last. If that was this process, the
+The driver knows the process that committed a writer's rows last. If it is this process, the
 producer that it kept is used. Otherwise another process has fenced that producer meanwhile, so a
 new one is created, which fences the other process's (0.08 s, at times 0.5 s, when Spark gives a
 partition to another worker). The workers import this module by its name, because the globals of a
@@ -73,7 +73,6 @@ def get_producer(
     """Return the producer that this process keeps for a transactional id, if it has one to use.
 
     Args:
-        client_config: librdkafka's properties of the cluster.
         generation: The generation of the plan. A producer of an earlier one is not returned.
         epoch: The epoch to write. A producer is returned once for an epoch. When Spark repeats a
             task, the producer may have committed it, and the caller has to read the ledger.
@@ -94,7 +93,6 @@ def store_producer(
     """Keep a producer for the next batch, in place of any with the same transactional id.
 
     Args:
-        client_config: librdkafka's properties of the cluster.
         epoch: The epoch that the producer is about to write.
     """
     get_process_name()
@@ -105,18 +103,12 @@ def store_producer(
 
 
 def drop_producer(transactional_id: str) -> None:
-    """Keep the producers of a transactional id no longer."""
     with _lock:
         for key in [key for key in _producers if key[0] == transactional_id]:
             del _producers[key]
 
 
 def drop_query_producers(query_id: str) -> None:
-    """Keep the producers of a query's writers in this process no longer.
-
-    Args:
-        query_id: The query, as of `WriteTask`.
-    """
     with _lock:
         for key in [key for key in _producers if key[0].rpartition("-")[0] == query_id]:
             del _producers[key]
@@ -149,15 +141,9 @@ class LedgerProducer:
         """Connect, and fence the previous producer of the transactional id.
 
         Args:
-            client_config: librdkafka's properties of the cluster.
             topic: An existing topic, whose metadata is requested to test the connection.
-            timeout_s: Kafka aborts a transaction that stays open for longer, in seconds.
-            max_bytes: The largest batch that the output topics take, in bytes.
-
-        Raises:
-            TransactionInterrupted: Kafka does not answer.
-            WriteRefused: Kafka refuses the transactional id.
-            PipelineError: Kafka's client refuses its settings.
+            timeout_s: Kafka aborts a transaction that stays open for longer.
+            max_bytes: The largest batch that the output topics take.
         """
         self.transactional_id = transactional_id
         self._timeout_s = timeout_s
@@ -187,7 +173,6 @@ class LedgerProducer:
                 time.sleep(0.005)
 
     def begin(self) -> None:
-        """Begin a transaction."""
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
@@ -231,12 +216,7 @@ class LedgerProducer:
     def write_entry(
         self, topic: str, partition: int, key: str, value: Mapping[str, Any] | None
     ) -> None:
-        """Write an entry of the ledger as part of the transaction.
-
-        Args:
-            partition: The partition that the key belongs to.
-            value: The entry, or None to remove the key.
-        """
+        """Write an entry of the ledger as part of the transaction; None removes the key."""
         text = None if value is None else json.dumps(value, separators=(",", ":"))
         try:
             self._producer.produce(topic, text, key, partition=partition)

@@ -51,12 +51,7 @@ CHECK_INTERVAL_S = 5.0  # between two checks outside of the query's batches
 
 
 class ReadTopic(NamedTuple):
-    """A topic that a query reads, which Spark's workers check before they commit.
-
-    Attributes:
-        client_config: librdkafka's properties of its cluster.
-        topic: The topic as it was when the query started.
-    """
+    """A topic when a query that reads it started, which workers check before they commit."""
 
     client_config: Mapping[str, Any]
     topic: TopicDescription
@@ -70,7 +65,6 @@ class InputTopics:
 
     Attributes:
         topics: The topics by the name of the input.
-        read_topics: The same topics with their clusters.
     """
 
     def __init__(
@@ -82,11 +76,9 @@ class InputTopics:
 
         Args:
             inputs: librdkafka's properties of the cluster and the topic's name, by input.
-            clock: Returns the seconds of any monotonic clock.
 
         Raises:
             TopicMissing: A topic does not exist.
-            PipelineError: Kafka does not answer, or refuses.
         """
         self._admin_clients = {
             name: (topics.create_admin_client(client), topic)
@@ -106,9 +98,8 @@ class InputTopics:
         """Compare the topics with those that exist now.
 
         Raises:
-            PipelineUnavailable: A topic was recreated, so the query must start again; or Kafka
-                does not answer.
-            PipelineError: Kafka refuses.
+            PipelineUnavailable: A topic was recreated, so the query must start again; or Kafka does
+                not answer.
         """
         if recreated := self._find_recreated(self._request_topics()):
             raise _build_recreated_error(recreated)
@@ -141,7 +132,6 @@ class InputTopics:
         }
 
     def _find_recreated(self, futures: Mapping[str, tuple[Future[Any], str]]) -> str | None:
-        """Return the name of a topic that has another id now, if there is one."""
         for name, request in futures.items():
             try:
                 topic = topics.await_topic(*request)
@@ -163,12 +153,8 @@ def check_topics(read_topics: Iterable[ReadTopic]) -> None:
     A recreated topic never gets an old id again. So if the ids are the same after the input was
     read, all that was read is of these topics. It takes 2.6 ms (median of 300 on two loaded cores).
 
-    Args:
-        read_topics: The topics as they were when the query started.
-
     Raises:
         PipelineUnavailable: A topic was recreated, or Kafka does not answer.
-        PipelineError: Kafka refuses.
     """
     requests = []
     for read_topic in read_topics:
@@ -192,12 +178,7 @@ def _build_recreated_error(topic: str) -> PipelineUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class RewoundInputs:
-    """The gaps of recreated topics that a query must report once it has started.
-
-    Attributes:
-        files: The files of the query's checkpoint.
-        gaps: The gaps of the inputs whose topics were recreated, by input.
-    """
+    """The gaps of recreated topics, by input, that a query must report once it has started."""
 
     files: Files
     topics: Mapping[str, TopicDescription]
@@ -215,11 +196,7 @@ class RewoundInputs:
 
 
 def find_recreated(files: Files, current: Mapping[str, TopicDescription]) -> list[str]:
-    """Return the inputs whose topics were recreated since the query read them.
-
-    Args:
-        current: The topics that exist now, by input.
-    """
+    """Return the inputs whose topics were recreated since the query read them."""
     known = _load_json(files, TOPICS_FILE)
     return [
         name
@@ -229,7 +206,6 @@ def find_recreated(files: Files, current: Mapping[str, TopicDescription]) -> lis
 
 
 def store_topic_ids(files: Files, topics: Mapping[str, TopicDescription]) -> None:
-    """Store the ids of the topics that the next batches read, by input."""
     ids = {name: topic.id for name, topic in topics.items()}
     if _load_json(files, TOPICS_FILE) != ids:
         files.write(TOPICS_FILE, json.dumps(ids, indent=1).encode())
@@ -240,11 +216,8 @@ def rewind_input(
 ) -> list[InputGap]:
     """Edit a checkpoint so that an input is read from the beginning of its new topic.
 
-    The query must not run. The call may be repeated, for example after a crash, until the new id
-    is stored.
-
-    Args:
-        sources: Which input each source of the query is.
+    The query must not run. The call may be repeated, for example after a crash, until the new id is
+    stored.
 
     Returns:
         A gap of each partition, from where the old topic would have been read next to offset 0.
@@ -303,7 +276,6 @@ def find_positions(checkpoint: Checkpoint, sources: Sources, input_name: str) ->
 
 
 def _read_starts(checkpoint: Checkpoint, sources: Sources, input_name: str, number: int) -> Offsets:
-    """Return the start offsets of an input in the batch after a given one."""
     starts: Offsets = {}
     for source, offsets in zip(sources.lines, checkpoint.read_next_starts(number), strict=True):
         if source == input_name:
@@ -328,7 +300,6 @@ def _rewind_batch(
 
 
 def _load_json(files: Files, name: str) -> dict[str, Any]:
-    """Return the content of a JSON file, or an empty dictionary if there is none."""
     try:
         content: dict[str, Any] = json.loads(files.read(name))
     except FileNotFoundError:

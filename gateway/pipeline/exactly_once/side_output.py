@@ -3,11 +3,11 @@
 Spark drops late rows silently, and an undecodable record never becomes a row. Both are found
 exactly by reading the offsets again that batches have read, several batches at once (see
 `side_outputs`). An `ExactlyOnceOutput` writes them under a query id of their own
-(`<query>/late/<input>`, `<query>/dlq/<input>`), so the ledger says up to which batch they were
+(`<query>/late/<input>`, `<query>/dlq/<input>`), so the ledger has the last batch of which they were
 written. There, an input is named by its cluster, its topic and its name in the job, because two
 inputs of a job may read one topic, or topics of the same name.
 
-A record keeps its key, value and headers. Additional headers say where it was and why it is here.
+A record keeps its key, value and headers. Additional headers have its origin and the reason.
 """
 
 from __future__ import annotations
@@ -48,17 +48,11 @@ WATERMARK_COLUMN = "_held"
 
 
 def side_topic(topic: str, kind: SideOutputKind) -> str:
-    """Return the name of the topic for such records of an input topic."""
     return topic + TOPIC_SUFFIXES[kind]
 
 
 def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataFrame:
-    """Return records of an input as `key`, `value` and `headers`, ready to be written.
-
-    Args:
-        raw: The columns of Spark's Kafka source.
-        reason: Why each record is written.
-    """
+    """Return records of an input, as of Spark's Kafka source, as `key`, `value` and `headers`."""
     from pyspark.sql import functions as F
 
     def build_header(name: str, value: Column) -> Column:
@@ -104,7 +98,6 @@ def add_watermarks(rows: DataFrame, topic: str, batches: Iterable[BatchOffsets])
 
     Args:
         rows: Typed rows of several batches.
-        topic: The topic that they are of.
         batches: The batches, at least one of which has records of the topic.
     """
     from pyspark.sql import functions as F
@@ -129,13 +122,11 @@ class SideOutput:
     """The late and the undecodable records of one input of one job.
 
     `SideOutputs` creates one for each input that has a side output. Batches must be given in their
-    order. The records of several batches are written as one epoch, which has the number of the
-    last batch.
+    order. The records of several batches are written as one epoch, which has the number of the last
+    batch.
 
     Attributes:
-        output: The output of the job, whose ledger and transaction timeout are used.
-        output_cluster: The cluster of the output, where these records are written, too.
-        catalogs: The schema registries, by name.
+        output: The output of the job, whose ledger, cluster and transaction timeout are used.
     """
 
     spark: SparkSession
@@ -151,14 +142,7 @@ class SideOutput:
     _outputs: dict[SideOutputKind, ExactlyOnceOutput] = field(default_factory=dict)
 
     def write_invalid(self, batches: Sequence[BatchOffsets]) -> int:
-        """Write the records of batches that the input's model cannot decode.
-
-        Returns:
-            How many records were committed by this call.
-
-        Raises:
-            PipelineError: Kafka does not answer, or refuses.
-        """
+        """Write the records that the input's model cannot decode; return their number."""
         raw = self._read_records(batches)
         if raw is None:
             return 0
@@ -167,18 +151,7 @@ class SideOutput:
         return self._write_rows("dlq", records, batches[-1].number)
 
     def write_late(self, batches: Sequence[BatchOffsets], select_late: LateFilter) -> int:
-        """Write the records of batches that were late.
-
-        Args:
-            batches: The batches, in their order.
-            select_late: Selects the late ones among typed rows.
-
-        Returns:
-            How many records were committed by this call.
-
-        Raises:
-            PipelineError: Kafka does not answer, or refuses.
-        """
+        """Write the late records of batches; return their number."""
         raw = self._read_records(batches)
         if raw is None:
             return 0
@@ -190,19 +163,13 @@ class SideOutput:
         return self._write_rows("late", records, batches[-1].number)
 
     def read_last_batch(self, kind: SideOutputKind, epoch: int) -> int:
-        """Return the last batch whose records were written, and let no other process write more.
+        """Return the last batch whose records were written, or -1; let no other process write more.
 
         An earlier process that still runs may write the same batches, up to another last one. So
         unless all were written, it is fenced, and the ledger is read again.
 
         Args:
             epoch: The last of the batches that are about to be written.
-
-        Returns:
-            The number of the batch, or -1 for none.
-
-        Raises:
-            PipelineError: Kafka does not answer, or refuses.
         """
         last_batch = self._read_last_entry(kind)
         if last_batch < epoch:
@@ -261,10 +228,6 @@ def offset_ranges(
 
     A partition without a start is new and begins at 0. If two sources read the topic, the range
     begins at the lesser start and ends at the greater end.
-
-    Args:
-        starts: The start offsets of each source.
-        ends: The end offsets of each source.
     """
     lowest_starts: dict[tuple[str, int], int] = {}
     for offsets in starts:
@@ -302,14 +265,11 @@ def iter_contiguous_spans(
 
 
 def drop_rewound(batches: Sequence[BatchOffsets]) -> Sequence[BatchOffsets]:
-    """Return the batches of an input whose records are of the topic that exists now.
+    """Return the batches of an input, in their order, that read the topic that exists now.
 
     The last batch of a topic that was recreated since ends before it starts, because
     `recreated_topics` has set its end back. Its offsets, and those of the batches before it, belong
     to other records now.
-
-    Args:
-        batches: The batches with the offsets of one input, in their order.
     """
     rewound = [i for i, batch in enumerate(batches) if _is_rewound(batch)]
     return batches[rewound[-1] + 1 :] if rewound else batches
@@ -324,12 +284,7 @@ def _is_rewound(batch: BatchOffsets) -> bool:
 
 
 def create_late_filter(module: Any, settings: Any, input_name: str) -> LateFilter:
-    """Return the predicate by which a job selects the late rows of an input.
-
-    Args:
-        module: The module of the job's type, which has `select_late`.
-        input_name: The name of the input, as `get_inputs` has it.
-    """
+    """Return the predicate by which a job's module selects the late rows of an input."""
 
     def select_late(rows: DataFrame, watermark: Column) -> DataFrame:
         options = {"side": input_name} if settings.type == "join" else {}

@@ -3,9 +3,9 @@
 Gaps are looked for before each batch. Late and undecodable records are looked for in several
 batches at once, by one job of Spark every `SCAN_INTERVAL_S` seconds at most, because one job per
 batch takes as long as a small batch itself. Only batches are scanned in which Spark's progress
-counted such records. A query that waits for records scans what is left (`scan_idle`), because an
-idle topic has no next batch. The ledger says up to which batch they were scanned. A new process has
-no progress of earlier batches, so before its first batch, or when it first waits, it scans all that
+counted such records. A query that waits for records scans the rest (`scan_idle`), because an idle
+topic has no next batch. The ledger has the last batch that was scanned. A new process has no
+progress of earlier batches, so before its first batch, or when it first waits, it scans all that
 were not scanned. Each record is written exactly once.
 """
 
@@ -64,8 +64,8 @@ class SideOutputs:
     """All side outputs of one run of a query.
 
     A job creates one when it starts its query, and calls `begin_batch` before it reads a batch, in
-    the thread of the query. The runner calls `scan_idle` in its own thread while the query waits.
-    A lock lets one of these calls wait for the other. Between calls, `_pending_batches` has the
+    the thread of the query. The runner calls `scan_idle` in its own thread while the query waits. A
+    lock lets one of these calls wait for the other. Between calls, `_pending_batches` has the
     batches that are written and were not scanned, in their order, and `_current_batch` is the batch
     that was begun last.
     """
@@ -92,14 +92,11 @@ class SideOutputs:
 
         Args:
             output: The output of the job, beside which the topics of gaps are.
-            rewound_inputs: The inputs whose topics were recreated, with gaps to report; None if
-                there are none.
+            rewound_inputs: The inputs whose topics were recreated, with gaps to report.
             late_filters: The predicates that select late rows, by the names of the inputs.
-            get_counts: Returns the counts of a batch.
             retained_batches: The number of batches whose offsets Spark keeps. Pending batches are
                 fewer, so that the next process can still read their offsets.
             read_topics: The topics that the records are read from, as of `ExactlyOnceOutput`.
-            clock: Returns the seconds of any monotonic clock.
         """
         self._job = job
         self._checkpoint = checkpoint
@@ -146,11 +143,7 @@ class SideOutputs:
     def begin_batch(self, epoch: int) -> None:
         """Scan the batches before a batch if that is due, and report the gaps before it.
 
-        Args:
-            epoch: The number of the batch, which has offsets and has not been read.
-
-        Raises:
-            PipelineError: Kafka does not answer or refuses, or the checkpoint does not fit.
+        The batch has offsets and has not been read.
         """
         with self._lock:
             batch = self._checkpoint.read_batch(epoch)
@@ -189,16 +182,11 @@ class SideOutputs:
         return any(counts is None or any(counts.values()) for counts in counted)
 
     def finish(self) -> None:
-        """Scan all batches that were not scanned, after a query has ended with nothing left to do.
-
-        Raises:
-            PipelineError: Some records cannot be written.
-        """
+        """Scan all batches that were not scanned, after a query has ended."""
         with self._lock:
             self._scan_rest()
 
     def _scan_rest(self) -> None:
-        """Scan all batches that are written and were not scanned."""
         committed = self._checkpoint.read_last_committed()
         if committed is None or not self.side_outputs:
             self._has_scanned_earlier = True
@@ -214,7 +202,6 @@ class SideOutputs:
             self._scan_pending(committed, is_repeated=True)
 
     def close(self) -> None:
-        """Close the clients of Kafka."""
         with self._lock:
             self._exit_stack.close()
             self._ledger_producer = None
@@ -238,8 +225,8 @@ class SideOutputs:
     def _find_unscanned(self, epoch: int) -> list[WrittenBatch]:
         """Return the batches before an epoch that an earlier process has not scanned.
 
-        If the ledger does not say how far that was, as when a checkpoint was restored, only the
-        last batch is returned.
+        If the ledger has no position, as when a checkpoint was restored, only the last batch is
+        returned.
         """
         position = self.ledger.read_values([self._ledger_key]).get(self._ledger_key)
         scanned = int(position["to"]) if position is not None else max(-1, epoch - 2)
@@ -281,9 +268,7 @@ class SideOutputs:
         """Return the pending batches to scan, from the first that has such records to the last.
 
         Args:
-            input_name: The input whose offsets are returned.
-            kind: Which records are looked for.
-            count_key: Their key in the counts of a batch.
+            count_key: The key of these records in the counts of a batch.
             is_repeated: Whether an earlier process may have written some of the records.
         """
         pending = self._pending_batches
@@ -310,10 +295,10 @@ class SideOutputs:
         return list(readable)
 
     def _store_scan_position(self, epoch: int) -> None:
-        """Store in the ledger up to which batch all were scanned.
+        """Store the last scanned batch in the ledger.
 
         A failure has no other effect than that the next start scans these batches again: each
-        `SideOutput` has its own record of what was written.
+        `SideOutput` has its own record of the written batches.
         """
         ledger, timeout = self.ledger, self._output.transaction_timeout
         try:
@@ -390,23 +375,18 @@ class SideOutputs:
 
 
 def finish(query_id: str) -> None:
-    """Scan all batches that the last run of a query has not scanned, if it has side outputs.
-
-    Raises:
-        PipelineError: Some records cannot be written.
-    """
+    """Scan all batches that the last run of a query has not scanned, if it has side outputs."""
     if outputs := _running_outputs.get(query_id):
         outputs.finish()
 
 
 def scan_idle(query_id: str) -> None:
-    """Scan what a query that waits for records has left, if it has side outputs and that is due."""
+    """Scan the rest of a query that waits for records, if it has side outputs and that is due."""
     if outputs := _running_outputs.get(query_id):
         outputs.scan_idle()
 
 
 def close(query_id: str) -> None:
-    """Close the side outputs of the last run of a query, if it has any."""
     if outputs := _running_outputs.pop(query_id, None):
         outputs.close()
 

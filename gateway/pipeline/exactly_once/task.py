@@ -30,7 +30,7 @@ RESULT_SCHEMA = (
 
 
 class TaskResult(NamedTuple):
-    """What one writer did with its rows of an epoch, as Spark returns it to the driver.
+    """The result of one writer for its rows of an epoch, as Spark returns it to the driver.
 
     Attributes:
         process: The name of the process that has the writer's producer now, or "" if none has.
@@ -60,16 +60,15 @@ class WriteTask:
     producers that `producers` has kept.
 
     Attributes:
-        query_id: The query that the rows are of.
         topic: The topic for rows that name none.
         plan: The plan that the driver wrote. A worker that finds another one in the ledger stops.
         digest: `Checkpoint.compute_digest` of the epoch.
-        timeout_s: The timeout of a transaction in seconds.
+        timeout_s: The timeout of a transaction.
         processes_by_writer: The name of the process that committed each writer's rows last.
-        max_bytes: The largest batch that the topic takes, in bytes.
+        max_bytes: The largest batch that the topic takes.
         dead_letter_topic: The topic for rows that the output topic refuses.
-        read_topics: The topics that the rows are made of. Nothing is committed if one was
-            recreated since.
+        read_topics: The topics that the rows are made of. Nothing is committed if one was recreated
+            since.
         settings: `compute_key_digests` of the job, for the ledger's entries.
     """
 
@@ -87,14 +86,7 @@ class WriteTask:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of the current partition, and yield one row of `RESULT_SCHEMA`.
-
-        Raises:
-            TransactionInterrupted: Another attempt may succeed.
-            WriteRefused: Kafka refuses the rows.
-            PlanSuperseded: Another driver has taken the query over.
-            CheckpointRefused: The ledger has other batches than the checkpoint.
-        """
+        """Write the rows of the current partition, and yield one row of `RESULT_SCHEMA`."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -174,7 +166,6 @@ class WriteTask:
         return producer
 
     def _split_by_size(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Return the rows that their topic takes, and those that are too large for it."""
         # The usual case: if the whole Arrow batch is smaller than one record may be, every row is.
         # Arrow has fewer bytes for a single row than a record batch of Kafka.
         if batch.nbytes + large_rows.BATCH_OVERHEAD_BYTES <= self.max_bytes:
@@ -258,13 +249,9 @@ def _build_result_batch(result: TaskResult) -> pa.RecordBatch:
 
 
 def parse_refusal(text: str) -> PipelineError | None:
-    """Return the error that a worker raised to end the query, found in Spark's text of a failure.
+    """Return the error of a worker that ends the query, found in Spark's text of a failure.
 
-    Args:
-        text: What Spark reports of a failed batch, with the worker's traceback.
-
-    Returns:
-        The error; None if another attempt may succeed, or if no worker of ours raised it.
+    It is None if another attempt may succeed, or if no worker of ours raised it.
     """
     for line in text.splitlines():
         _, separator, message = line.partition("CheckpointRefused: ")

@@ -22,13 +22,13 @@ query over before its first epoch, and again to change N:
 The ledger also names the job's owner: the query (the id of the checkpoint) that writes its rows. A
 new checkpoint (of a first run, of `--fresh` or of a restored copy) becomes the owner before its
 first batch, and the writers of the previous owner are fenced. A query that has written and is not
-the owner is an earlier checkpoint of the job that was put back. The owner has already written what
-this query would write (`verify_owner`).
+the owner is an earlier checkpoint of the job that was put back. The owner has already written the
+rows of this query (`verify_owner`).
 
 So whether a checkpoint may write is decided once, for all writers, before any of them begins. A
 writer alone cannot decide it: its own last entry may be older than those of the other writers, and
 a writer without rows in an epoch writes nothing, not even an entry (if the epoch is repeated, it
-has no rows again). This module does no I/O: `PlanChange` says what to do, and `driver` does it.
+has no rows again). This module does no I/O: `PlanChange` has the steps, and `driver` takes them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gateway.errors import CheckpointRefused
 
 @dataclass(frozen=True, slots=True)
 class WriterPlan:
-    """The ledger's record of which driver writes for a query, with how many writers.
+    """The ledger's record of the driver that writes for a query, and the number of its writers.
 
     Attributes:
         generation: A number that grows with every change of the plan.
@@ -111,12 +111,11 @@ def verify_settings(
 ) -> None:
     """Verify that an epoch that some writers have committed gets the same rows and keys again.
 
-    With other keys, a row goes to another writer: it is lost with one that has committed, and comes
-    twice if the one that has written it before had.
+    With other keys, a row goes to another writer. It is lost if only that one has committed, and
+    comes twice if only the writer before has.
 
     Args:
         entries: The last entry of every writer, verified by `verify_entries`.
-        epoch: The batch that is about to be written.
         settings: `compute_key_digests` of the job. Settings that the entries do not have are new
             with this version of the gateway, and are not compared.
 
@@ -167,7 +166,6 @@ def must_write(entry: LedgerEntry | None, epoch: int, writers: int, digest: str 
 
     Args:
         entry: The last entry of the writer, or None if it has none.
-        writers: The number of writers that the rows are divided among.
         digest: `Checkpoint.compute_digest` of the epoch.
 
     Raises:
@@ -182,11 +180,7 @@ def must_write(entry: LedgerEntry | None, epoch: int, writers: int, digest: str 
 
 
 def verify_plan(stored: WriterPlan, expected: WriterPlan) -> None:
-    """Verify that the plan that a writer was started with is still the ledger's.
-
-    Raises:
-        PlanSuperseded: The ledger has another plan.
-    """
+    """Raise PlanSuperseded if the ledger has another plan than a writer was started with."""
     if stored != expected:
         raise PlanSuperseded(
             f"generation {expected.generation} of the writers was replaced by {stored.generation}"
@@ -197,13 +191,12 @@ def verify_plan(stored: WriterPlan, expected: WriterPlan) -> None:
 class PlanChange:
     """A driver's change of the plan, by which it takes a query over or changes the writers' number.
 
-    The caller writes `fencing_plan`, fences the transactional ids of that plan's writers, reads
-    the ledger, and writes `choose_plan(entries)` if that is another plan.
+    The caller writes `fencing_plan`, fences the transactional ids of that plan's writers, reads the
+    ledger, and writes `choose_plan(entries)` if that is another plan.
 
     Attributes:
         stored_plan: The ledger's plan, or None if the query has none yet.
         writers: The number of writers that is wanted.
-        epoch: The batch that is about to be written.
     """
 
     stored_plan: WriterPlan | None
@@ -221,9 +214,8 @@ class PlanChange:
     def choose_plan(self, entries: Iterable[LedgerEntry]) -> WriterPlan:
         """Return the plan for this epoch.
 
-        Args:
-            entries: The last entries of all writers, read after those of the old plan were fenced,
-                and verified by `verify_entries`.
+        The entries of all writers must be read after those of the old plan were fenced, and be
+        verified by `verify_entries`.
         """
         fencing_plan = self.fencing_plan
         # Once one writer has committed rows of this epoch, the others must get the rows that its
