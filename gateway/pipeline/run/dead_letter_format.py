@@ -15,10 +15,4 @@ def get_dead_letter_topic(topic: str) -> str:
 
 
 def build_dead_letter_headers(topic: str, reason: str) -> list[tuple[str, bytes]]:
-    """Return the headers of a dead letter.
-
-    Args:
-        topic: The output that refused the row.
-        reason: Why it was refused.
-    """
     return [(ORIGIN_HEADER, topic.encode()), (REASON_HEADER, reason.encode("utf-8", "replace"))]

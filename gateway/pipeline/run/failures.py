@@ -114,13 +114,6 @@ MAX_REASON_CHARS = 400
 
 
 class QueryFailure(NamedTuple):
-    """The failure of a query.
-
-    Attributes:
-        reason: Why it failed, in one line.
-        is_transient: Whether another attempt may succeed.
-    """
-
     reason: str
     is_transient: bool
 
@@ -138,11 +131,7 @@ class ExceptionCause(NamedTuple):
 
 
 class UnreadableOffset(NamedTuple):
-    """A record that Spark's connector cannot read: its timestamp in microseconds exceeds 64 bits.
-
-    Attributes:
-        timestamp_ms: The timestamp of the record, in milliseconds since 1970.
-    """
+    """A record that Spark cannot read: its timestamp in microseconds exceeds 64 bits."""
 
     topic: str
     partition: int
@@ -151,7 +140,6 @@ class UnreadableOffset(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The reason of a failure by this record, in one line."""
         place = f"topic {self.topic} partition {self.partition} offset {self.offset}"
         problem = f"Record at {place} has timestamp value {self.timestamp_ms} that overflows"
         return f"{problem}; {_TIMESTAMP_ADVICE}"
@@ -167,11 +155,7 @@ def find_unreadable(causes: Sequence[ExceptionCause]) -> UnreadableOffset | None
 
 
 def classify_causes(causes: Sequence[ExceptionCause]) -> QueryFailure:
-    """Return the failure that a chain of causes means.
-
-    Args:
-        causes: The chain of causes, the outermost first.
-    """
+    """Return the failure that a chain of causes means, given the outermost cause first."""
     texts = [f"{cause.class_name}: {cause.message}" for cause in causes]
     names = [
         name for text in texts for groups in _KAFKA_ERROR_PATTERN.findall(text) for name in groups
@@ -190,10 +174,10 @@ def classify_causes(causes: Sequence[ExceptionCause]) -> QueryFailure:
 def build_kafka_error(operation: str, error: KafkaException) -> PipelineError:
     """Return the error to raise if Kafka did not do something.
 
-    This is PipelineUnavailable if another attempt may help. Otherwise the message says what to do.
+    This is PipelineUnavailable if another attempt may help. Otherwise the message has the remedy.
 
     Args:
-        operation: What did not succeed, for the message.
+        operation: The beginning of the message, such as "topic orders cannot be created".
     """
     cause = error.args[0]
     if advice := _ADVICE_BY_ERROR.get(cause.name()):
@@ -210,24 +194,16 @@ def list_query_causes(query: Any) -> list[ExceptionCause]:
 
 
 def list_causes(error: BaseException) -> list[ExceptionCause]:
-    """Return the chain of causes of an exception: those of Java if Spark's JVM raised it.
+    """Return the causes of an exception, the outermost first: those of Java if the JVM raised it.
 
-    Args:
-        error: The exception, as Python raised it.
-
-    Returns:
-        The causes, the outermost first; the exception itself if it does not come from the JVM.
+    Otherwise this is the exception itself.
     """
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     return _list_java_causes(java) or [ExceptionCause(type(error).__name__, str(error))]
 
 
 def explain_error(error: BaseException) -> str:
-    """Return the reason of an exception in one line; of an exception of the JVM, its cause.
-
-    Args:
-        error: The exception, as Python raised it.
-    """
+    """Return the reason of an exception in one line; of an exception of the JVM, its cause."""
     causes = list_causes(error)
     return (
         _format_reason(causes)

@@ -28,14 +28,13 @@ MAX_SKIP_STARTS = 2
 class JobRun:
     """The run of a job: its query, and the attempts to start it again.
 
-    The runner creates one for each job and calls `poll` until `is_done`. There is at most one
-    query at a time, and none while the run waits for the next attempt or is done.
+    The runner creates one for each job and calls `poll` until `is_done`. There is at most one query
+    at a time, and none while the run waits for the next attempt or is done.
 
     Attributes:
         failure_reason: Why the job failed permanently; None if it did not.
-        is_done: Whether the job has ended.
         has_damaged_state: Whether the last query ended because its state could not be read.
-        resources: What is closed when the job has ended.
+        resources: They are closed when the job has ended.
     """
 
     def __init__(
@@ -56,11 +55,9 @@ class JobRun:
 
         Args:
             start: Starts the query and returns its StreamingQuery, or raises.
-            clock: Returns the seconds of any monotonic clock.
-            finish: Does what remains to be done when a query has ended without failure.
+            finish: Does the remaining work when a query has ended without failure.
             have_inputs_changed: Returns whether a topic of the running query was recreated.
             on_waiting: Called by each `poll` that finds the query waiting for records.
-            list_causes: As `failures.list_query_causes`.
         """
         self.job = job
         self.failure_reason: str | None = None
@@ -157,11 +154,6 @@ class JobRun:
         self._close()
 
     def fail(self, reason: str) -> None:
-        """End the job as failed.
-
-        Args:
-            reason: Why it failed, in one line.
-        """
         self.failure_reason = reason
         log.error("job %s failed: %s", self.job.name, reason)
         self._close()
@@ -220,11 +212,6 @@ class JobRun:
 
 
 def classify_error(error: Exception) -> QueryFailure:
-    """Return the failure that an exception means.
-
-    Args:
-        error: What was raised in Python, by this package or by Spark's JVM.
-    """
     if isinstance(error, GatewayError) and not isinstance(error, PipelineError):
         # With the name of the class, as the patterns of `failures` expect it.
         text = f"{type(error).__name__}: {error}"

@@ -29,11 +29,10 @@ def encode_rows(
     key_columns: Sequence[str],
     catalogs: Mapping[str, SchemaRegistry] | None = None,
 ) -> DataFrame:
-    """Return rows as Spark's Kafka sink takes them.
+    """Return rows as Spark's Kafka sink takes them: the columns `key` and `value`.
 
-    Returns:
-        The columns `key` (null without key columns) and `value`. Values with a schema are encoded
-        by it, as `schemas.encode_values` describes.
+    The key is null without key columns. Values with a schema are encoded by it, as
+    `schemas.encode_values` describes.
 
     Raises:
         PipelineError: Two columns have names that differ in case only.
@@ -49,11 +48,7 @@ def encode_rows(
 
 
 def get_key_columns(job: Job) -> tuple[str, ...]:
-    """Return the columns of the output's key: those of `to.key`, or those that the job groups by.
-
-    Returns:
-        The columns; none if records have no key.
-    """
+    """Return the columns of the output's key: those of `to.key`, or those of the grouping."""
     to = get_output(job)
     if to is not None and to.key:
         return to.key
@@ -70,8 +65,7 @@ def get_key_columns(job: Job) -> tuple[str, ...]:
 def build_key(rows: DataFrame, key_columns: Sequence[str]) -> Column:
     """Return the key of a record: the text of a single column, or a JSON array of several.
 
-    Args:
-        key_columns: The columns of the key; null is returned if there are none.
+    It is null without key columns.
     """
     from pyspark.sql import functions as F
 
@@ -91,7 +85,6 @@ def build_key(rows: DataFrame, key_columns: Sequence[str]) -> Column:
 
 
 def _build_json(name: str) -> Column:
-    """Return the JSON of one column."""
     from pyspark.sql import functions as F
 
     # to_json does not take plain values, so `{"k":` and `}` are cut off a struct.

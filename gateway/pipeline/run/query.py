@@ -69,7 +69,6 @@ _topics_by_query: dict[str, InputTopics] = {}
 
 
 def import_job_module(job: Job) -> ModuleType:
-    """Return the module of `gateway.pipeline.jobs` for the type of a job."""
     return import_module(f"gateway.pipeline.jobs.{type(job).__name__.lower()}")
 
 
@@ -99,17 +98,12 @@ def start_query(
 
     Args:
         spark: A session that only this job uses.
-        settings: The settings of the gateway, with clusters and catalogs.
         replay_state: Run only the batch that was begun last, to restore its state, and discard its
             rows, which were written before (see `state.repair`).
         stop_event: Once it is set, the query is retired at the end of its batch (see
             `retires_itself`).
-        unreadable: The record by which the previous run ended, to be skipped; None for none.
+        unreadable: The record by which the previous run ended, to be skipped.
         input_topics: The topics of the inputs; None for those that exist now.
-
-    Raises:
-        PipelineError: The job cannot be run.
-        Exception: Spark refuses the plan.
     """
     close_clients(job_checkpoint.query_id)
     close_idle_connections(spark)
@@ -156,14 +150,11 @@ def start_query(
 
 
 def close_clients(query_id: str) -> None:
-    """Close the clients of Kafka that the last run of a query has opened.
+    """Close the clients of Kafka that the last run of a query has opened, after its end.
 
     Spark's own consumers of the inputs stay in its cache until they are unused for
     `spark.kafka.consumer.cache.timeout` (5 minutes). For an input with one partition, they have
     eight file descriptors.
-
-    Args:
-        query_id: The id of the checkpoint. The query must have ended.
     """
     from gateway.pipeline.exactly_once import producers, side_outputs
 
@@ -176,12 +167,8 @@ def close_clients(query_id: str) -> None:
 def create_input_topics(job: Job, settings: Settings) -> InputTopics:
     """Return the topics that a job reads, as they are now.
 
-    Args:
-        settings: The settings of the gateway, with the clusters.
-
     Raises:
         TopicMissing: A topic does not exist.
-        PipelineError: Kafka does not answer, or refuses.
     """
     from gateway.pipeline.exactly_once.recreated_topics import InputTopics
 
@@ -197,10 +184,10 @@ def retire_query(query: Any) -> None:
     """Let a StreamingQuery begin no batch after the one whose rows are being written.
 
     Between two batches with records, Spark is idle for microseconds only, which is too short to
-    stop it there. This function does what Spark's `stop` does first, and does not interrupt the
-    batch, which is what `stop` does then. A batch that is still being planned ends by itself (Spark
-    4.2.0, `MicroBatchExecution.runBatch`): none of its rows were written, and the next start runs
-    it again.
+    stop it there. This function takes the first step of Spark's `stop`, and leaves out the second,
+    which interrupts the batch. A batch that is still being planned ends by itself (Spark 4.2.0,
+    `MicroBatchExecution.runBatch`): none of its rows were written, and the next start runs it
+    again.
     """
     state = query._jsq.streamingQuery().state()
     current = state.get()
@@ -213,7 +200,7 @@ def retire_query(query: Any) -> None:
 
 
 def reset_metrics(query: Any) -> None:
-    """Let the progress of the current batch count only what is computed from now on.
+    """Let the progress of the current batch count only rows that are computed from now on.
 
     Spark adds up the rows of all computations of a batch: those that are read, that are late, and
     that `observe` counts.
@@ -356,11 +343,7 @@ def _create_writer(
 def _update_query_definition(
     spark: SparkSession, job: config.Query, rows: DataFrame, job_checkpoint: JobCheckpoint
 ) -> None:
-    """Store whether Spark's plan of a query keeps state. `check` cannot know it without Spark.
-
-    Raises:
-        PipelineError: The query keeps state, and the trigger is `realtime`.
-    """
+    """Store whether Spark's plan of a query keeps state. `check` cannot know it without Spark."""
     from gateway.pipeline.jobs.query import keeps_state
 
     stateful = keeps_state(rows)
@@ -421,10 +404,7 @@ def _create_batch_function(
     key_digests: Mapping[str, str],
     stop_event: threading.Event,
 ) -> BatchFunction:
-    """Return the function that writes the encoded rows of a batch into Kafka.
-
-    Side outputs are written before the rows.
-    """
+    """Return the function that writes side outputs and the encoded rows of a batch."""
     kafka = find_cluster(settings.clusters, output.kafka)
     is_exactly_once = output.guarantee == "exactly-once"
     if not (is_exactly_once or has_side_outputs(job)):
@@ -473,9 +453,6 @@ def build_owner_name(job: Job, settings: Settings) -> str:
 
     Several gateways, each with its own cluster, may have jobs of the same name that write to the
     same topic.
-
-    Args:
-        settings: The settings of the gateway, with the clusters.
     """
     sources = sorted(
         [format_bootstrap_servers(find_cluster(settings.clusters, each.kafka)), each.topic]
@@ -645,11 +622,7 @@ def _log_gaps(
 def build_sink_options(output: Output, kafka: Kafka) -> dict[str, str]:
     """Return the options of Spark's Kafka sink for the rows of `output.encode_rows`.
 
-    Args:
-        kafka: Its cluster, which is asked for the topic's `max.message.bytes`.
-
-    Raises:
-        PipelineUnavailable: Kafka does not answer now.
+    The cluster is asked for the topic's `max.message.bytes`.
     """
     max_bytes = fetch_max_message_bytes(build_client_config(kafka), output.topic)
     options = build_spark_options(kafka) | {

@@ -56,14 +56,8 @@ POLL_INTERVAL_S = 1.0  # between two checks of the queries; a signal ends the wa
 def run_jobs(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, fresh: bool) -> int:
     """Run jobs until all have ended, or a signal arrives.
 
-    Args:
-        fresh: Whether to create new checkpoints.
-
     Returns:
         The exit code: 1 if at least one job failed, which the log explains, otherwise 0.
-
-    Raises:
-        PipelineError: Spark cannot be started.
     """
     with stop_on_signals() as stop_event, ExitStack() as stack:
         spark = create_session(pipelines.spark, f"gateway-{settings.name}")
@@ -176,12 +170,6 @@ class _QueryStarter:
         self._input_topics: InputTopics | None = None  # of the current query
 
     def start_query(self, run: JobRun) -> Any:
-        """Start the query, and return its StreamingQuery.
-
-        Raises:
-            PipelineError: The job cannot be run.
-            Exception: Spark refuses the plan.
-        """
         spark, settings, job = self._spark, self._settings, self._job
         _ensure_output_topics(settings, job)
         _check_input_topics(settings, job, has_run=self._input_topics is not None)
@@ -210,26 +198,24 @@ class _QueryStarter:
         )
 
     def finish_query(self) -> None:
-        """Write what side outputs have left, after a query has ended without failure."""
+        """Write the rest of the side outputs, after a query has ended without failure."""
         from gateway.pipeline.exactly_once import side_outputs
 
         assert self._checkpoint is not None
         side_outputs.finish(self._checkpoint.query_id)
 
     def scan_idle(self) -> None:
-        """Write what side outputs have left, while the query waits for records."""
+        """Write the rest of the side outputs, while the query waits for records."""
         from gateway.pipeline.exactly_once import side_outputs
 
         assert self._checkpoint is not None
         side_outputs.scan_idle(self._checkpoint.query_id)
 
     def have_inputs_changed(self) -> bool:
-        """Return whether a topic of the running query was recreated."""
         assert self._input_topics is not None
         return self._input_topics.have_changed()
 
     def close_queries(self) -> None:
-        """Close the clients of Kafka that the last query has opened."""
         if self._checkpoint is not None:
             query.close_clients(self._checkpoint.query_id)
 
@@ -319,12 +305,7 @@ def _warn_of_few_cores(spark: SparkSession, settings: Settings, jobs: Sequence[J
 def poll_runs(
     runs: Sequence[JobRun], stop_event: threading.Event, interval_s: float = POLL_INTERVAL_S
 ) -> None:
-    """Poll the runs until all are done, or the event is set.
-
-    Args:
-        stop_event: Ends the wait at once.
-        interval_s: The time between two polls, in seconds.
-    """
+    """Poll the runs until all are done, or the event is set, which ends the wait at once."""
     while not stop_event.is_set() and not all(run.is_done for run in runs):
         for run in runs:
             run.poll()
@@ -332,11 +313,7 @@ def poll_runs(
 
 
 def stop_runs(runs: Sequence[JobRun], timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Stop each run after its current batch, or when the time is over.
-
-    Args:
-        timeout_s: How long batches may take, in seconds.
-    """
+    """Stop each run after its current batch, or when the time is over."""
     deadline = time.monotonic() + timeout_s
     pending = [run for run in runs if not run.is_done]
     while pending:
@@ -360,9 +337,6 @@ def stop_on_signals(exit_timeout_s: float = EXIT_TIMEOUT_S) -> Iterator[threadin
     Python runs signal handlers in the main thread only, where a call of librdkafka may hold them up
     for as long as a transaction may stay open. So a thread reads the signals, from the descriptor
     to which Python writes each at once.
-
-    Args:
-        exit_timeout_s: How long the process may go on after a signal, in seconds.
     """
     stop_event = threading.Event()
     reader, writer = socket.socketpair()

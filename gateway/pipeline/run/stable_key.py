@@ -5,12 +5,11 @@ skips it when it is repeated. If a row then has another key, it is lost with a w
 committed, or another one writes it twice. (Measured with a key of `uuid()`, one kill between the
 commits of two writers: of 20,000 rows, 4,933 were lost and 5,005 came twice.) So the key must be
 computed from the records alone, and not depend on their order. One writer has no such condition.
-
 Nor may it be made by other settings than before: the ledger has their digests
 (`compute_key_digests`), and `exactly_once.writer_plan` refuses others until the batch is finished.
 
-`check_key` finds what the text of the settings shows, without Spark; `verify_key` what Spark's
-analysed plan shows, before the query starts.
+`check_key` evaluates the text of the settings, without Spark; `verify_key` evaluates Spark's
+analysed plan, before the query starts.
 """
 
 from __future__ import annotations
@@ -61,9 +60,8 @@ def check_key(job: Job) -> Iterable[str]:
 def verify_key(job: Job, rows: DataFrame) -> None:
     """Raise PipelineError if a column of the key is not stable by Spark's plan.
 
-    Args:
-        rows: Its rows; the events if they are joined batch by batch with a table, whose columns
-            need not be in the settings.
+    The rows are the events if they are joined batch by batch with a table, whose columns need not
+    be in the settings.
     """
     names = _list_stable_columns(job)
     if not names:
@@ -84,11 +82,7 @@ def verify_key(job: Job, rows: DataFrame) -> None:
 
 
 def compute_key_digests(job: Job, tables: Mapping[str, DataFrame]) -> dict[str, str]:
-    """Return digests of the settings that the rows of a job and their keys depend on, by name.
-
-    Args:
-        tables: Its inputs by name, whose columns may come from a schema.
-    """
+    """Return digests of the settings that the rows of a job and their keys depend on, by name."""
     types = {
         name: {field.name: field.dataType.simpleString() for field in table.schema}
         for name, table in tables.items()
