@@ -9,9 +9,10 @@ Each module also has:
 
 - `get_output_mode`: Spark's output mode for the job.
 - `check_job`: the problems of its settings. `gateway.pipeline.check` calls it, without Spark.
+  Columns of an input that is missing in `columns` are unknown and not checked.
 - `check_realtime`: why it cannot run in real-time mode.
-- `select_late`, if rows can be late: which rows Spark drops. `gateway.pipeline.exactly_once` calls
-  it to write late records.
+- `select_late`, if rows can be late: the rows that Spark drops. `gateway.pipeline.exactly_once`
+  calls it to write late records, with the watermark of the batch before theirs.
 
 `sessions` uses `session_processor`, `pieces` and `measures`; `sql` splits SQL into tokens.
 """

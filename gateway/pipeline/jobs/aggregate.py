@@ -31,11 +31,7 @@ WINDOW_COLUMNS = ("start", "end")
 
 
 def build(settings: Aggregate, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Return the aggregates.
-
-    Returns:
-        The columns `start` and `end`, those of `by`, and the measures, or `top`, or `distinct`.
-    """
+    """Return `start`, `end`, the columns of `by`, and the measures, `top` or `distinct`."""
     from pyspark.sql import functions as F
 
     time, size, slide = settings.from_.time, *_format_window(settings)
@@ -52,26 +48,17 @@ def build(settings: Aggregate, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def get_output_mode(settings: Aggregate) -> Literal["append", "update"]:
-    """Return Spark's output mode for the job."""
     return "append" if settings.emit == "final" else "update"
 
 
 def check_realtime(settings: Aggregate) -> str | None:
-    """Return why the job cannot run in real-time mode."""
     # Spark 4.2.0 raises STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST for
     # HashAggregateExec, ShuffleExchangeExec and StateStoreSaveExec.
     return "an aggregate keeps state; write a trigger such as 0s"
 
 
 def select_late(settings: Aggregate, events: DataFrame, watermark: datetime) -> DataFrame:
-    """Return the rows that are late for all of their windows.
-
-    A row that is late for some of its sliding windows only is not among them.
-
-    Args:
-        events: Rows of the input.
-        watermark: The watermark of the batch before theirs.
-    """
+    """Return the rows that are late for all of their windows, not only for some sliding ones."""
     from pyspark.sql import functions as F
 
     size, slide = _format_window(settings)
@@ -81,12 +68,7 @@ def select_late(settings: Aggregate, events: DataFrame, watermark: datetime) -> 
 
 
 def check_job(settings: Aggregate, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield the problems of the settings: what Spark refuses, or does in another sense than meant.
-
-    Args:
-        columns: The columns of each input and their types. If `from` is missing, its columns are
-            unknown and not checked.
-    """
+    """Yield the problems of the settings, also those that Spark would take in another sense."""
     known = columns.get("from", {})
     yield from _check_column_names(settings)
     yield from _check_window(settings)
@@ -126,7 +108,6 @@ def _build_distinct(distinct: Distinct, by: tuple[str, ...], windowed: DataFrame
 
 
 def _format_window(settings: Aggregate) -> tuple[str, str]:
-    """Return the size and the slide of the windows as intervals of SQL."""
     size = settings.window.size
     slide = settings.window.slide or size
     return _format_interval(size), _format_interval(slide)

@@ -2,9 +2,9 @@
 
 If the table is in Redis, the tasks look up the keys of each batch (`tables.lookup`), and nothing is
 loaded before the first batch. A small table is joined as a whole with each batch, as
-`tables.broadcast` has it at that time. `create_batch_table` returns that table, and `run.query`
-then joins in a function for each batch: a join in the plan of a streaming query would read the
-table's files as of its start, and fail when they are replaced.
+`tables.broadcast` has it at that time. `run.query` joins it in a function for each batch: a join in
+the plan of a streaming query would read the table's files as of its start, and fail when they are
+replaced.
 
 A batch that is repeated after a crash may have other results, because the table has changed. So the
 key of an output row must consist of columns of the event (see `run.stable_key`).
@@ -54,13 +54,7 @@ def create_batch_table(
     kafka_options: Mapping[str, str],
     client_config: Mapping[str, Any] | None = None,
 ) -> broadcast.RefreshedValue[DataFrame] | None:
-    """Return the table to join each batch with; None if tasks look up its rows.
-
-    Args:
-        kafka_options: Spark's options for the cluster of `from`.
-        client_config: librdkafka's properties of that cluster, as for
-            `broadcast.create_refreshed_table`.
-    """
+    """Return the table to join each batch with; None if tasks look up its rows."""
     if isinstance(settings.table, Redis):
         return None
     return broadcast.create_refreshed_table(
@@ -69,24 +63,16 @@ def create_batch_table(
 
 
 def get_output_mode(settings: Enrich) -> Literal["append", "update"]:
-    """Return Spark's output mode for the job."""
     return "append"
 
 
 def check_realtime(settings: Enrich) -> str | None:
-    """Return why the job cannot run in real-time mode."""
     if isinstance(settings.table, Broadcast):
         return "a table that is refreshed is joined batch by batch; use a trigger such as 0s"
     return "lookups run in Python, which real-time mode does not support; use a trigger such as 0s"
 
 
 def check_job(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield the problems of the settings, with what to do.
-
-    Args:
-        columns: The columns of each input and their types. If `from` is missing, its columns are
-            unknown and not checked.
-    """
     known = columns.get("from") or {}
     if known and settings.on not in known and settings.on not in RECORD_COLUMN_TYPES:
         yield f"on: from has no column '{settings.on}'; {suggest(settings.on, known)}"

@@ -41,7 +41,6 @@ def build(
     """Return the pairs of `left` and `right`, and with kind `left` the rows of left without a pair.
 
     Args:
-        tables: The inputs as `left` and `right`.
         hot_keys: The texts (as of `build_key_text`) of the keys that are salted if `salt.keys` is
             `auto`. They must be the same for all runs with one checkpoint.
     """
@@ -64,12 +63,10 @@ def build(
 
 
 def get_output_mode(settings: Join) -> Literal["append", "update"]:
-    """Return Spark's output mode for the job."""
     return "append"
 
 
 def check_realtime(settings: Join) -> str | None:
-    """Return why the job cannot run in real-time mode."""
     return "a join keeps state, which real-time mode does not support; use a trigger such as 0s"
 
 
@@ -78,9 +75,7 @@ def select_late(
 ) -> DataFrame:
     """Return the rows of one side that Spark drops as late. Heartbeats are not among them.
 
-    Args:
-        watermark: The watermark of the batch before theirs, a timestamp. A row with exactly that
-            time is late.
+    A row with exactly the time of the watermark is late.
     """
     from pyspark.sql import functions as F
 
@@ -91,9 +86,7 @@ def select_late(
 def select_hot_keys(salt: Salt | None, detected: Sequence[str]) -> tuple[str, ...]:
     """Return the sorted texts of the keys that are salted; nothing if all keys are, or none.
 
-    Args:
-        salt: The settings of salting; None for none.
-        detected: The keys that are salted if `salt.keys` is `auto`.
+    The detected keys count if `salt.keys` is `auto`.
     """
     if salt is None or salt.keys == "all":
         return ()
@@ -112,12 +105,6 @@ def build_key_text(columns: Sequence[str]) -> Column:
 
 
 def check_job(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield the problems of the settings, with what to do.
-
-    Args:
-        columns: The columns of each side and their types. The columns of a side that is missing are
-            unknown and not checked.
-    """
     sides = {"left": tuple(settings.on), "right": tuple(settings.on.values())}
     for side, keys in sides.items():
         if known := columns.get(side):
@@ -156,7 +143,7 @@ def _drop_keyless(settings: Join, side: JoinSide, table: DataFrame) -> DataFrame
 
 
 def _build_time_bounds(settings: Join) -> list[str]:
-    """Return the conditions on the times of both sides; Spark derives from them what to drop."""
+    """Return the conditions on both times, from which Spark derives when to drop rows."""
     left, right = f"left.{settings.left.time}", f"right.{settings.right.time}"
     return [
         f"{right} >= {left} - INTERVAL '{settings.before:.6f}' SECOND",

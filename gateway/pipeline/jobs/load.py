@@ -5,8 +5,8 @@ that is repeated writes the same values again, so at-least-once delivery suffice
 several records of a key, the one with the highest offset is written. All records of a key must be
 in one partition, because offsets of different partitions cannot be compared.
 
-After each batch, the hash `<prefix>!loaded` says how far the table is loaded: `topic:partition` has
-the next offset to load, and `at` the time in milliseconds since 1970.
+After each batch, the progress is written to the hash `<prefix>!loaded`: `topic:partition` has the
+next offset to load, and `at` the time in milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -41,11 +41,7 @@ def build_input(settings: Load) -> Input:
 
 
 def build(settings: Load, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Return the latest record of each key in a batch.
-
-    Returns:
-        The columns `key`, `value`, `topic`, `partition` and `offset`.
-    """
+    """Return `key`, `value`, `topic`, `partition`, `offset` of the latest record of each key."""
     from pyspark.sql import functions as F
 
     key = F.col("_key").cast("string")
@@ -65,11 +61,7 @@ class BatchLoader:
         self._settings, self._server = settings, RedisConfig.from_settings(settings.into)
 
     def __call__(self, rows: DataFrame, epoch: int) -> None:
-        """Write a batch, and then how far the table is loaded. Wait while Redis does not answer.
-
-        Raises:
-            PipelineError: Redis refuses, for example because the password is wrong.
-        """
+        """Write a batch, and then the loaded offsets. Wait while Redis does not answer."""
         server = self._server  # a local variable, so that only this is sent to the workers
 
         def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -84,21 +76,14 @@ class BatchLoader:
 
 
 def get_output_mode(settings: Load) -> Literal["append", "update"]:
-    """Return Spark's output mode for the job."""
     return "append"
 
 
 def check_realtime(settings: Load) -> str | None:
-    """Return why the job cannot run in real-time mode."""
     return "a table is loaded batch by batch; use a trigger such as 0s"
 
 
 def check_job(settings: Load, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield the problems of the settings, with what to do.
-
-    Args:
-        columns: The columns of each input and their types, which are not checked.
-    """
     model = settings.from_.value.model
     if model not in ("json", "string"):
         problem = f"from.value.model: lookups cannot read {model}"
@@ -111,10 +96,6 @@ def write_batches(
     server: RedisConfig, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Write rows into Redis, in one of Spark's Python workers.
-
-    Args:
-        server: Where the table is.
-        batches: Rows with the columns of `build`.
 
     Yields:
         Batches with the topic, the partition and the next offset of each row that was written.
@@ -133,12 +114,6 @@ def write_batches(
 
 
 def store_loaded_positions(server: RedisConfig, positions: Mapping[str, int]) -> None:
-    """Store in Redis how far the table is loaded, for those who read it.
-
-    Args:
-        server: Where the table is.
-        positions: The next offset to load by `topic:partition`.
-    """
     redis = RedisTable(server)
     if positions:
         _retry_while_unavailable(
@@ -148,7 +123,6 @@ def store_loaded_positions(server: RedisConfig, positions: Mapping[str, int]) ->
 
 
 def _retry_while_unavailable(server: RedisConfig, operation: Any) -> None:
-    """Call a function until Redis answers."""
     backoff = OutageBackoff(f"Redis at {server.display_url}")
     while True:
         try:

@@ -37,25 +37,17 @@ class Measure(NamedTuple):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the measure depends on the order of events."""
         return self.kind in ORDERED_KINDS
 
 
 def parse_measures(settings: Mapping[str, str]) -> tuple[Measure, ...]:
-    """Return the measures in the order of the settings.
-
-    Args:
-        settings: The SQL of each measure, by name.
-    """
     return tuple(_parse_measure(name, text) for name, text in settings.items())
 
 
 def check_measures(settings: Mapping[str, str], columns: Mapping[str, str]) -> Iterable[str]:
     """Yield a problem for each column of a measure that the input does not have.
 
-    Args:
-        settings: The SQL of each measure, by name.
-        columns: The columns of the input and their types; empty if they are unknown.
+    Columns are not checked if there are none, because they are unknown then.
     """
     for name, text in settings.items():
         yield from sql.check_columns(f"measures.{name}", sql.iter_columns(text), columns)
@@ -75,10 +67,7 @@ def _parse_measure(name: str, expression: str) -> Measure:
 def _is_single_call(arguments: str) -> bool:
     """Return whether the first parenthesis of an expression is closed by its last one.
 
-    This is not so for `sum(a) / sum(b)`.
-
-    Args:
-        arguments: What is between these two parentheses.
+    This is not so for `sum(a) / sum(b)`. The text between these two parentheses is given.
     """
     depth = 0
     for token in sql.tokenize(arguments):
@@ -89,7 +78,6 @@ def _is_single_call(arguments: str) -> bool:
 
 
 def _iter_top_level_tokens(argument: str) -> Iterable[sql.SqlToken]:
-    """Yield the tokens outside of parentheses."""
     depth = 0
     for token in sql.tokenize(argument):
         depth += (token.text == "(") - (token.text == ")")
@@ -98,12 +86,10 @@ def _iter_top_level_tokens(argument: str) -> Iterable[sql.SqlToken]:
 
 
 def describe_unsupported_key(name: str) -> str:
-    """Return the problem that a column of `by` has a nested type."""
     problem = f"by: '{name}' is not a plain value, which emit: updates and maxLength need"
     return f"{problem}; select a part of it in a job before this one, or convert it with to_json"
 
 
 def describe_unsupported_measure(measure: Measure, type_name: str) -> str:
-    """Return the problem that the values of a measure cannot be merged."""
     problem = f"emit: updates and maxLength do not support {measure.kind} of {type_name}"
     return f"measures.{measure.name}: {problem}; use a plain value, such as a part of it"

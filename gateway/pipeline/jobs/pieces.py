@@ -38,10 +38,8 @@ class SessionRules:
     Attributes:
         schema: The columns of pieces: keys `k0`, `k1` and so on, `start`, `end`, `events`, those of
             `ORDER_COLUMNS` if a measure is `first` or `last`, and measures `m0`, `m1` and so on.
-        key_count: The number of key columns.
         measure_kinds: The aggregate of each measure, one of `measures.MERGEABLE_KINDS`.
-        gap_us: The longest pause within a session, in microseconds.
-        max_length_us: The maximal length of a session, in microseconds; None for no limit.
+        gap_us: The longest pause within a session.
         emit_updates: Whether open sessions are emitted when they change.
     """
 
@@ -54,7 +52,6 @@ class SessionRules:
 
     @property
     def has_order(self) -> bool:
-        """Whether pieces have the columns of `ORDER_COLUMNS`."""
         return "fp" in self.schema.names
 
 
@@ -82,8 +79,8 @@ def update_sessions(
     """Add events to the open sessions, and close sessions by the watermark.
 
     Args:
-        open_pieces: The `open_pieces` of the update before; None if there was none.
-        events: The new events as pieces; None for none.
+        open_pieces: The `open_pieces` of the update before.
+        events: The new events as pieces.
 
     Raises:
         OverflowError: A sum is out of the range of its type.
@@ -132,7 +129,6 @@ class _SessionCut:
 
     @classmethod
     def from_pieces(cls, pieces: pa.Table, rules: SessionRules) -> _SessionCut:
-        """Sort pieces and divide them into sessions."""
         ids = _compute_key_ids(pieces, rules.key_count)
         # lexsort takes the least significant key first. Events of the same time are in the order of
         # their partitions and offsets, for `first`.
@@ -145,7 +141,6 @@ class _SessionCut:
         return cls(pieces, order, ids, np.cumsum(is_start) - 1, np.flatnonzero(is_start))
 
     def merge_sessions(self, rules: SessionRules) -> pa.Table:
-        """Return one piece for each session, in their order."""
         if len(self.session_starts) == len(self.key_ids):  # one piece each
             return self.pieces
         last = self._find_last_pieces(rules)
@@ -200,11 +195,6 @@ _MERGE_FUNCTIONS = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 
 
 def _merge_values(values: pa.ChunkedArray, kind: str, session_ids: IntArray) -> pa.ChunkedArray:
-    """Return the merged values of each session, in the order of the sessions.
-
-    Raises:
-        OverflowError: A sum is out of the range of its type.
-    """
     value_type, function = values.type, _MERGE_FUNCTIONS[kind]
     if function == "sum" and _may_overflow(values):
         # Arrow's sums wrap around when they overflow. A decimal256 is wide enough, but slower.
@@ -266,7 +256,7 @@ def _is_mergeable(name: str, rules: SessionRules) -> bool:
 
 
 class _SessionChanges(NamedTuple):
-    """What changed between two updates.
+    """The changes between two updates.
 
     Attributes:
         removed: Which of the previous sessions have a start that is no longer one.
@@ -280,9 +270,7 @@ class _SessionChanges(NamedTuple):
     def compare(cls, previous: _SessionCut, current: _SessionCut) -> _SessionChanges:
         """Return the changes between two cuts.
 
-        Args:
-            previous: The sessions of the update before.
-            current: The sessions of `previous.pieces` and then the new pieces.
+        The current one must have `previous.pieces` and then the new pieces.
         """
         if not len(current.key_ids):
             return cls(np.zeros(0, bool), np.zeros(0, bool))
@@ -313,7 +301,6 @@ class _SessionChanges(NamedTuple):
 
 
 def _compute_key_ids(pieces: pa.Table, key_count: int) -> IntArray:
-    """Return a number for the key of each piece; equal keys have equal numbers."""
     ids = np.zeros(len(pieces), np.int64)
     for index in range(key_count):
         column = pieces[f"k{index}"].combine_chunks()
@@ -337,7 +324,6 @@ def _to_int_array(table: pa.Table, name: str) -> IntArray:
 def _find_session_starts(
     key_ids: IntArray, start: IntArray, end: IntArray, rules: SessionRules
 ) -> BoolArray:
-    """Return which of the sorted pieces begin a session."""
     is_start = np.ones(len(key_ids), bool)
     if len(key_ids):
         is_start[1:] = key_ids[1:] != key_ids[:-1]
@@ -425,11 +411,6 @@ def _select_with_state(sessions: pa.Table, mask: BoolArray, state: str) -> pa.Ta
 def build_piece_schema(
     keys: Sequence[pa.DataType], measures: Sequence[pa.DataType], has_order: bool
 ) -> pa.Schema:
-    """Return the columns of pieces, as `SessionRules.schema` describes them.
-
-    Args:
-        has_order: Whether the columns of `ORDER_COLUMNS` are needed.
-    """
     order = [(name, pa.int64()) for name in ORDER_COLUMNS] if has_order else []
     return pa.schema([
         *((f"k{index}", data_type) for index, data_type in enumerate(keys)),

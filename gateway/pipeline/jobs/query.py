@@ -1,16 +1,16 @@
 """Jobs of type `query`: a SELECT with topics as tables.
 
 Spark's guide lists what it does not support for streams ("Unsupported Operations"). Windows are
-`window(time, '1 minute')` and `session_window(time, '30 minutes')` in GROUP BY; two streams join
-on equal columns and a bound on their times.
+`window(time, '1 minute')` and `session_window(time, '30 minutes')` in GROUP BY; two streams join on
+equal columns and a bound on their times.
 
 A WHERE must not be pushed below the watermark, because only rows that pass it would then end
 windows, and the last windows would never end. Spark pushes no filter through `observe`, so each
 table is wrapped in one. (It does push one through another filter, even one with `rand()`.) Thereby
 the progress also has the number of rows that each table has read, as `read_<table>`.
 
-Spark counts the rows that are too late for a window or a join in the SQL. They are not written to
-a topic, because which rows they are depends on the plan; so `late: topic` is refused.
+Spark counts the rows that are too late for a window or a join in the SQL. They are not written to a
+topic, because the plan decides which rows they are; so `late: topic` is refused.
 """
 
 from __future__ import annotations
@@ -39,9 +39,6 @@ def build(settings: Query, tables: Mapping[str, DataFrame]) -> DataFrame:
 
     The tables have their names only while the query is analysed, so the jobs of a session may use
     one name for different topics.
-
-    Args:
-        tables: The inputs by the names of the tables.
     """
     spark = next(iter(tables.values())).sparkSession
     with _views_lock:
@@ -57,7 +54,6 @@ def build(settings: Query, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def get_output_mode(settings: Query) -> Literal["append", "update"]:
-    """Return Spark's output mode for the job."""
     # Real-time mode has update mode only. For queries without state both modes are the same.
     if settings.emit == "updates" or settings.trigger == "realtime":
         return "update"
@@ -82,13 +78,10 @@ def check_realtime(settings: Query) -> str | None:
 
 
 def keeps_state(rows: DataFrame) -> bool:
-    """Return whether Spark keeps state for a query, by its analysed plan.
+    """Return whether Spark keeps state for a query, by the analysed plan of `build`'s result.
 
     A node of the plan that is not known to need no state counts as one with state. Then the SQL is
     part of the checkpoint's definition and may not change.
-
-    Args:
-        rows: The result of `build`.
     """
     return _plan_keeps_state(rows._jdf.queryExecution().analyzed())
 
@@ -109,10 +102,6 @@ def check_job(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Iter
     """Yield the problems that can be found without Spark's parser.
 
     These are SQL without SELECT, unknown tables and columns, and tables that are not read.
-
-    Args:
-        columns: The columns of each table and their types. The columns of a table that is missing
-            are unknown and not checked.
     """
     tokens = tokenize(settings.sql)
     first = next((token.folded_text for token in tokens if token.text != "("), "")

@@ -1,11 +1,10 @@
 """Compute sessions in Python, with updates of open sessions or a maximal length.
 
-`sessions` calls `build` if Spark's `session_window` does not suffice.
-
-A call of transformWithState takes about 1 ms for each group, mostly for calls from Python to the
-JVM (the key, the clocks, the state, the timer). So a group is not one key but a bucket of keys.
-`pieces` computes the sessions of all its keys at once, the state of a bucket is one Arrow table,
-and its timer is set for the session that closes next.
+`sessions` calls `build` if Spark's `session_window` does not suffice. A call of transformWithState
+takes about 1 ms for each group, mostly for calls from Python to the JVM (the key, the clocks, the
+state, the timer). So a group is not one key but a bucket of keys. `pieces` computes the sessions of
+all its keys at once, the state of a bucket is one Arrow table, and its timer is set for the session
+that closes next.
 """
 
 from __future__ import annotations
@@ -70,11 +69,7 @@ class SessionProcessor(StatefulProcessor):
     """
 
     def __init__(self, rules: SessionRules, names: tuple[str, ...]) -> None:
-        """Store the settings. Spark sends the processor to the workers.
-
-        Args:
-            names: The names of the result's columns.
-        """
+        """Store the settings. Spark sends the processor to the workers."""
         self._rules = rules
         self._row_type = Row(*names)
 
@@ -86,13 +81,7 @@ class SessionProcessor(StatefulProcessor):
     def handleInputRows(
         self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
-        """Yield the sessions that closed or changed by the events of a batch.
-
-        Args:
-            key: The number of the bucket.
-            rows: The bucket's pieces of the batch, at least one.
-            timerValues: Has the watermark.
-        """
+        """Yield the sessions that closed or changed by the pieces of a batch, at least one."""
         row_list = list(rows)
         # All values by their position: a Row finds a value by searching its list of names.
         columns = dict(zip(row_list[0].__fields__, zip(*row_list, strict=True), strict=True))
@@ -101,15 +90,10 @@ class SessionProcessor(StatefulProcessor):
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        """Yield the sessions that closed because the watermark has passed the timer.
-
-        Args:
-            key: The number of the bucket.
-        """
+        """Yield the sessions that closed because the watermark has passed the timer."""
         yield from self._advance(None, timerValues)
 
-    def close(self) -> None:
-        """Do nothing: there are no resources."""
+    def close(self) -> None: ...
 
     def _advance(self, events: pa.Table | None, timer_values: TimerValues) -> Iterator[Row]:
         watermark = timer_values.getCurrentWatermarkInMs()
@@ -147,13 +131,8 @@ class SessionProcessor(StatefulProcessor):
 class _SessionColumns:
     """The columns of pieces and of the result, and their types.
 
-    `build` creates one for each query.
-
     Attributes:
         aggregate_fields: `events` and the measures.
-        has_order: Whether a measure depends on the order of events.
-        result_type: The type of the result's rows.
-        rules: The rules of the sessions.
     """
 
     def __init__(self, settings: Sessions, events: DataFrame) -> None:
@@ -258,11 +237,7 @@ _SINGLE_EVENT_COLUMNS = {"end": "start", "lp": "fp", "lo": "fo"}
 
 
 def _build_piece_table(columns: Mapping[str, Any], rules: SessionRules) -> pa.Table:
-    """Return the pieces of single events.
-
-    Args:
-        columns: The values of each column of `_SessionColumns.build_pieces`, by its name.
-    """
+    """Return the pieces of single events, from the columns of `_SessionColumns.build_pieces`."""
     all_columns = {**columns, "events": [1] * len(columns["start"])}
     arrays = [
         _to_array(all_columns[_SINGLE_EVENT_COLUMNS.get(field.name, field.name)], field.type)

@@ -3,8 +3,6 @@
 With `emit: closed` and without `maxLength`, this is Spark's `session_window`, which keeps one row
 per open session and runs in the JVM. It has no update mode and no maximal length, so
 `session_processor` implements these in Python.
-
-`end` is the time of the last event, not the end of the pause after it.
 """
 
 from __future__ import annotations
@@ -31,8 +29,9 @@ def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Return the sessions.
 
     Returns:
-        The columns of `by`, `start` and `end` (the times of the first and the last event),
-        `events` (their number), the measures, and `state` if updates are emitted.
+        The columns of `by`, `start` and `end` (the times of the first and the last event, without
+        the pause after it), `events` (their number), the measures, and `state` if updates are
+        emitted.
     """
     from pyspark.sql import functions as F
 
@@ -58,27 +57,19 @@ def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def needs_stateful_processor(settings: Sessions) -> bool:
-    """Return whether Spark's `session_window` cannot do what the job needs."""
     return settings.emit == "updates" or settings.max_length is not None
 
 
 def get_output_mode(settings: Sessions) -> Literal["append", "update"]:
-    """Return Spark's output mode for the job."""
     return "update" if settings.emit == "updates" else "append"
 
 
 def check_realtime(settings: Sessions) -> str | None:
-    """Return why the job cannot run in real-time mode."""
     return "sessions keep state, which real-time mode does not support; use a trigger such as 0s"
 
 
 def check_job(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield the problems of the settings: what Spark refuses, or does in another sense than meant.
-
-    Args:
-        columns: The columns of each input and their types. If `from` is missing, its columns are
-            unknown and not checked.
-    """
+    """Yield the problems of the settings, also those that Spark would take in another sense."""
     known = columns.get("from", {})
     yield from sql.check_columns("by", settings.by, known)
     yield from sql.check_columns("from.time", [settings.from_.time], known)
@@ -104,10 +95,6 @@ def select_late(settings: Sessions, events: DataFrame, watermark: datetime | Col
     For `session_window`, an event is late if a session of this event alone would be closed (its
     time + gap); for `session_processor`, if the watermark has passed its time. Spark's own count
     may be lower, because it counts events of one key and time that one task reads only once.
-
-    Args:
-        events: Rows of the input.
-        watermark: The watermark of the batch before theirs.
     """
     from pyspark.sql import functions as F
 

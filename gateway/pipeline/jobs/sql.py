@@ -1,8 +1,8 @@
 """Split SQL into tokens, and find the names of tables and columns among them, without Spark.
 
 This suffices to report an unknown name before a JVM has started. Spark parses the SQL later, and
-may refuse what passes here. The tokens are those of Spark's lexer: there are no comments, text in
-quotes is one token, and so is a name in backticks.
+may refuse it then. The tokens are those of Spark's lexer: there are no comments, text in quotes is
+one token, and so is a name in backticks.
 """
 
 from __future__ import annotations
@@ -58,17 +58,14 @@ class SqlToken(NamedTuple):
 
     @property
     def folded_text(self) -> str:
-        """The text in lower case, unless the token is quoted."""
         return self.text if self.kind in ("text", "quoted") else self.text.lower()
 
     @property
     def is_name(self) -> bool:
-        """Whether the token may be the name of a table or a column."""
         return self.kind in ("name", "quoted")
 
 
 def tokenize(sql: str) -> list[SqlToken]:
-    """Return the tokens of SQL in their order, without white space and comments."""
     matches = ((match.lastgroup or "", match) for match in _TOKEN_PATTERN.finditer(sql))
     return [SqlToken(kind, match.group(kind)) for kind, match in matches if kind != "gap"]
 
@@ -147,8 +144,7 @@ def _iter_lambda_parameters(tokens: Sequence[SqlToken]) -> Iterator[str]:
 def check_columns(option: str, names: Iterable[str], columns: Mapping[str, str]) -> Iterator[str]:
     """Yield a problem for each name that is not a column. Case does not count, as in Spark.
 
-    Args:
-        columns: The columns and their types. If it is empty, they are unknown and not checked.
+    If there are no columns, they are unknown and not checked.
     """
     known = {*columns, *RECORD_COLUMNS}
     folded = {column.lower() for column in known}
