@@ -2,7 +2,7 @@
 
 The jobs, the side outputs and `gateway pipeline check` call this package. Start reading in
 `source`, which reads a topic as a stream or by ranges of offsets. `fields` makes columns of a
-record and finds what is invalid. `parsing` reads JSON strictly by expressions of Spark, `schemas`
+record and finds invalid records. `parsing` reads JSON strictly by expressions of Spark, `schemas`
 decodes and encodes values with a schema, and `schema_columns` derives columns from a schema.
 `types` checks the types of columns without Spark.
 """

@@ -34,11 +34,6 @@ _TIMESTAMP_REASON = "its timestamp is outside of the years 1 to 9999"
 
 
 def get_columns(input: Input, schema_columns: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the columns of an input with their types.
-
-    Args:
-        schema_columns: The columns that were derived from a schema.
-    """
     if input.value.model == "string":
         return {"value": "string", **RECORD_COLUMN_TYPES}
     value_columns = {
@@ -49,11 +44,7 @@ def get_columns(input: Input, schema_columns: Mapping[str, str] | None = None) -
 
 
 def get_fields(input: Input, schema_columns: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """Return the fields of the settings with their types, or those of the schema if there are none.
-
-    Args:
-        schema_columns: The columns that were derived from a schema.
-    """
+    """Return the fields of the settings with their types, or else those of the schema."""
     return input.value.fields or schema_columns or {}
 
 
@@ -71,7 +62,6 @@ def parse_values(
 
     Args:
         raw: The columns of Spark's Kafka source, with the JSON text of values with a schema.
-        schema_columns: The columns that were derived from a schema.
         metrics_name: The name under which the `rows` that were read and the `invalid` ones among
             them are counted. "" counts nothing.
         has_event_time: False if records may have any timestamp.
@@ -109,12 +99,7 @@ def _observe_counts(parsed: DataFrame, metrics_name: str) -> DataFrame:
 def select_invalid_values(
     raw: DataFrame, input: Input, schema_columns: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """Return the records that `parse_values` leaves out as invalid, with the column `_reason`.
-
-    Args:
-        raw: The columns of Spark's Kafka source, with the JSON text of values with a schema.
-        schema_columns: The columns that were derived from a schema.
-    """
+    """Return the records that `parse_values` leaves out as invalid, with the column `_reason`."""
     rows = _parse_rows(raw, input, schema_columns)
     return rows.where(rows[REASON_COLUMN].isNotNull()).select(*raw.columns, REASON_COLUMN)
 
@@ -160,14 +145,13 @@ def _has_json_values(raw: DataFrame) -> bool:
 
 
 def _get_text(raw: DataFrame) -> Column:
-    """Return the JSON text of the values."""
     from pyspark.sql import functions as F
 
     return F.col("value" if _has_json_values(raw) else TEXT_COLUMN).cast("string")
 
 
 def _iter_faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Iterator[Column]:
-    """Yield a column for each thing that may be wrong with a value: the reason, or null."""
+    """Yield a column for each possible fault of a value: the reason, or null."""
     from pyspark.sql import functions as F
 
     parsed = F.col(_PARSED_COLUMN)

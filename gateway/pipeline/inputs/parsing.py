@@ -17,6 +17,9 @@ of four digits can express. So:
   Spark would read a question mark in its place.
 - A decimal with a long exponent is refused before it is parsed: Spark writes out all of its digits,
   which took 45 s for `1e10000000` (two cores), and is quadratic in the exponent.
+
+Functions with the parameters `parsed` and `text` take the struct that `parse_json` returned, and
+its text. Types of fields are those of the settings.
 """
 
 from __future__ import annotations
@@ -72,9 +75,8 @@ def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool 
 
     Args:
         text: One JSON object in each row. The struct is null if the text is null.
-        fields: The types of the object's fields, as in the settings.
-        require_finite: Whether numbers must be finite. If False, the texts "NaN" and "Infinity"
-            are read as numbers, as they stand in the JSON text of Avro values.
+        require_finite: Whether numbers must be finite. If False, the texts "NaN" and "Infinity" are
+            read as numbers, as they stand in the JSON text of Avro values.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import BooleanType, StringType, StructField, StructType
@@ -120,14 +122,7 @@ def is_whole(parsed: Column) -> Column:
 def is_out_of_range(
     parsed: Column, text: Column, name: str, type_text: str, *, require_finite: bool = True
 ) -> Column | None:
-    """Return whether a field has a value out of the range of its type; None if that cannot happen.
-
-    Args:
-        parsed: The struct that `parse_json` returned.
-        text: The text that was parsed.
-        type_text: The type of the field, as in the settings.
-        require_finite: As of `parse_json`.
-    """
+    """Return whether a field is out of the range of its type; None if that cannot happen."""
     from pyspark.sql import functions as F
 
     if _is_millis(type_text):
@@ -151,11 +146,6 @@ def get_column(parsed: Column, text: Column, name: str, type_text: str) -> Colum
     """Return the value of a field in its type, null if it is out of range.
 
     The expression never fails, because Spark may evaluate it for rows that a filter removes.
-
-    Args:
-        parsed: The struct that `parse_json` returned.
-        text: The text that was parsed.
-        type_text: The type of the field, as in the settings.
     """
     from pyspark.sql import functions as F
 
@@ -169,13 +159,7 @@ def get_column(parsed: Column, text: Column, name: str, type_text: str) -> Colum
 
 
 def get_valid_column(parsed: Column, text: Column, name: str, type_text: str) -> Column:
-    """Return the value of a field, null if it is out of range or the text is not one object.
-
-    Args:
-        parsed: The struct that `parse_json` returned.
-        text: The text that was parsed.
-        type_text: The type of the field, as in the settings.
-    """
+    """Return the value of a field, null if it is out of range or the text is not one object."""
     from pyspark.sql import functions as F
 
     out_of_range = is_out_of_range(parsed, text, name, type_text)
@@ -188,7 +172,6 @@ def get_valid_column(parsed: Column, text: Column, name: str, type_text: str) ->
 
 
 def is_outside_years(time: Column) -> Column:
-    """Return whether a timestamp is outside of the years 1 to 9999."""
     return _is_outside(time, "TIMESTAMP", "Z")
 
 
@@ -387,9 +370,6 @@ def _iter_decimals(
     data_type: DataType, name: str, *, is_nested: bool
 ) -> Iterator[tuple[str, bool]]:
     """Yield the fields that are or contain decimals.
-
-    Args:
-        is_nested: Whether values of the type are in an array or a map.
 
     Yields:
         The name of the field, and whether the decimal is in an array or a map of the field.

@@ -1,6 +1,6 @@
 """Derive columns from a schema: its fields, with the types that their JSON text is read with.
 
-Whatever is a text in JSON stays a text, except times. So decimals of Avro stay exact.
+A text in JSON stays a text, except times. So decimals of Avro stay exact.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def parse_schema_columns(
 
 
 def _parse_record_fields(text: str, references: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns of an Avro record."""
     schema = json.loads(text)
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise FormatError("the schema is no record; its fields would be the columns")
@@ -84,7 +83,6 @@ def _parse_record_fields(text: str, references: Mapping[str, str]) -> dict[str, 
 
 
 def _parse_properties(text: str, references: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns of a JSON Schema."""
     from gateway.formats.json_schema import load_schema
 
     schema, uri, retrieve = load_schema(text, references)
@@ -105,8 +103,8 @@ def _convert_avro(schema: Any, named_types: dict[str, Any], enclosing: tuple[str
     Args:
         named_types: The named types that are known so far by their full names; types in the schema
             are added.
-        enclosing: The full names of the records around the field, whose namespace names in it are
-            of. A record within itself is a string.
+        enclosing: The full names of the records around the field, the last of which gives names
+            their namespace. A record within itself is a string.
     """
     if isinstance(schema, list):  # a union: only of null and one other type, or a string
         types = [
@@ -172,20 +170,18 @@ class _Document(NamedTuple):
 class _JsonSchemaTypes:
     """Convert JSON Schemas of properties into the types of columns.
 
-    References are followed here, as jsonschema_rs (0.60) returns what it finds with sorted names,
-    and columns have the order of the schema.
+    References are followed here, as jsonschema_rs (0.60) returns schemas with sorted names, and
+    columns have the order of the schema.
     """
 
     def __init__(self, retrieve: Callable[[str], Any]) -> None:
-        """Take what returns the schema of a URI, as of `load_schema`."""
         self._retrieve = retrieve
 
     def convert(self, schema: Any, document: _Document, enclosing: tuple[str, ...]) -> str:
         """Return the type of a column.
 
         Args:
-            document: What it is part of.
-            enclosing: The references that led to it. A schema within itself is a string.
+            enclosing: The references that led to the schema. A schema within itself is a string.
         """
         schema, document, enclosing = self.resolve(schema, document, enclosing)
         if not isinstance(schema, dict):
@@ -216,7 +212,7 @@ class _JsonSchemaTypes:
     def resolve(
         self, schema: Any, document: _Document, enclosing: tuple[str, ...]
     ) -> tuple[Any, _Document, tuple[str, ...]]:
-        """Return what a schema refers to, with its document, or the schema if it has no `$ref`.
+        """Return the schema that a `$ref` leads to, if there is one, with its document.
 
         Returns:
             Also `enclosing` with the references that were followed; and None for the schema if
@@ -263,8 +259,7 @@ def _parse_message_fields(text: str, references: Mapping[str, str]) -> dict[str,
 def _convert_field(field: Any, enclosing: tuple[str, ...]) -> str:
     """Return the type of a column for a field of Protobuf.
 
-    Args:
-        enclosing: The names of the messages around it. A message within itself is a string.
+    A message within itself, which is one of the enclosing ones, is a string.
     """
     message = field.message_type
     if message is not None and message.GetOptions().map_entry:

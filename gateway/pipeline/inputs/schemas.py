@@ -1,11 +1,9 @@
 """Decode and encode values with a schema by the gateway's codecs, in Spark's Python workers.
 
-Spark passes the rows as Arrow batches. A row that the schema of its output refuses becomes a dead
-letter: it is written to `<output>.dlq` as JSON, with the reason in a header. A schema that is
-missing or cannot be used ends the job.
-
-A worker process keeps its codecs, with their schemas and connections to the registry, for all its
-tasks.
+A row that the schema of its output refuses becomes a dead letter: it is written to `<output>.dlq`
+as JSON, with the reason in a header. A schema that is missing or cannot be used ends the job, by a
+FormatError. A worker process keeps its codecs, with their schemas and connections to the registry,
+for all its tasks.
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ _runner: asyncio.Runner | None = None  # the event loop of this process
 
 
 def has_schema(model: str) -> bool:
-    """Return whether values of a model have a schema in a registry."""
     return needs_catalog(model)
 
 
@@ -54,17 +51,10 @@ def decode_values(
 ) -> tuple[DataFrame, Mapping[str, str] | None]:
     """Add the JSON text of values with a schema.
 
-    Args:
-        raw: The columns of Spark's Kafka source.
-
     Returns:
         The rows with the columns `_text` and `_fault`, one of which is null (both are for a
         tombstone); and the columns of the topic's latest schema, or None if the input names its
         fields. Values without a schema are returned as they are.
-
-    Raises:
-        FormatError: The schema is missing or cannot be used.
-        RegistryUnavailable: The registry does not answer.
     """
     value = input.value
     if not has_schema(value.model):
@@ -80,9 +70,6 @@ def encode_values(
     rows: DataFrame, output: Output, catalogs: Mapping[str, SchemaRegistry]
 ) -> DataFrame:
     """Encode values, given as JSON text, by the latest schema of the output's topic.
-
-    Args:
-        rows: The rows with the column `value`, and optionally `topic` and `headers`.
 
     Returns:
         The rows with the columns `topic` and `headers`, in which rows that the schema refuses have
@@ -142,7 +129,7 @@ def _create_decoder(model: str, catalog: SchemaRegistry) -> ArrowFunction:
 def _decode_text(
     codecs: Codecs, format: SerializationFormat, value: bytes | None
 ) -> tuple[str | None, str | None]:
-    """Return the JSON text of a value and None, or None and what is wrong with the value."""
+    """Return the JSON text of a value and None, or None and the fault of the value."""
     if value is None:
         return None, None
     try:
@@ -208,12 +195,7 @@ async def _encode_value(codecs: Codecs, output: Output, text: bytes) -> EncodedD
 
 
 async def _fetch_and_verify_schema(output: Output, catalog: SchemaRegistry) -> None:
-    """Verify that the latest schema of an output can be used.
-
-    Raises:
-        FormatError: The schema is missing or cannot be used.
-        RegistryUnavailable: The registry does not answer.
-    """
+    """Raise FormatError if the latest schema of an output is missing or cannot be used."""
     registry = CachedRegistryClient(catalog)
     try:
         schema = await registry.get_by_version(f"{output.topic}-value", None)

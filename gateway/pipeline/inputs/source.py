@@ -61,7 +61,6 @@ def read_stream(
     """Return an input as a stream of the job's columns, with its watermark.
 
     Args:
-        catalogs: The schema registries by name.
         input_name: The name of the input, which `find_sources` finds in the plan.
         metrics_name: The name under which the query's progress counts the `rows` that were read,
             and the `invalid` ones among them. "" counts nothing.
@@ -93,9 +92,6 @@ def find_sources(rows: DataFrame) -> Sources:
 
     Spark numbers the directories of sources in the order of the analysed plan, and equal sources
     have one number. The offsets of a batch have a line for each occurrence in the plan (4.2.0).
-
-    Args:
-        rows: The rows that the query writes.
     """
     # PySpark does not expose the plan, so this goes through Py4J.
     leaves = rows._jdf.queryExecution().analyzed().collectLeaves()
@@ -120,15 +116,7 @@ def read_range(
 ) -> DataFrame:
     """Return the records of ranges of offsets as the job's columns.
 
-    Records that retention has deleted are left out.
-
-    Args:
-        catalogs: The schema registries by name.
-        ranges: The first offset of each partition, and the offset after the last one.
-
-    Raises:
-        RegistryUnavailable: The schema registry does not answer.
-        FormatError: The schema cannot be used.
+    Records that retention has deleted are left out. A range ends before its second offset.
     """
     return parse_records(read_raw_range(spark, kafka, ranges), input, catalogs)
 
@@ -136,11 +124,7 @@ def read_range(
 def read_raw_range(
     spark: SparkSession, kafka: Kafka, ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> DataFrame:
-    """Return the records of ranges of offsets as `KAFKA_COLUMNS`.
-
-    Args:
-        ranges: The first offset of each partition, and the offset after the last one.
-    """
+    """Return the records of ranges of offsets as `KAFKA_COLUMNS`."""
     options = {
         "assign": _format_ranges(ranges, None),
         "startingOffsets": _format_ranges(ranges, 0),
@@ -161,18 +145,7 @@ def parse_records(
     metrics_name: str = "",
     has_event_time: bool = True,
 ) -> DataFrame:
-    """Convert the columns of Kafka to those of the job, without invalid records.
-
-    Args:
-        raw: The columns of Spark's Kafka source.
-        catalogs: The schema registries by name, for values with a schema.
-        metrics_name: As of `read_stream`.
-        has_event_time: As of `read_stream`.
-
-    Raises:
-        RegistryUnavailable: The schema registry does not answer.
-        FormatError: The schema cannot be used.
-    """
+    """Convert the columns of Kafka to those of the job, without invalid records."""
     decoded, schema_columns = schemas.decode_values(raw, input, catalogs or {})
     return fields.parse_values(
         decoded, input, schema_columns, metrics_name=metrics_name, has_event_time=has_event_time
@@ -182,16 +155,7 @@ def parse_records(
 def select_invalid_records(
     raw: DataFrame, input: Input, catalogs: Catalogs | None = None
 ) -> DataFrame:
-    """Return the records that `parse_records` leaves out as invalid, with the column `_reason`.
-
-    Args:
-        raw: The columns of Spark's Kafka source.
-        catalogs: The schema registries by name, for values with a schema.
-
-    Raises:
-        RegistryUnavailable: The schema registry does not answer.
-        FormatError: The schema cannot be used.
-    """
+    """Return the records that `parse_records` leaves out as invalid, with the column `_reason`."""
     decoded, schema_columns = schemas.decode_values(raw, input, catalogs or {})
     invalid = fields.select_invalid_values(decoded, input, schema_columns)
     return invalid.select(*raw.columns, fields.REASON_COLUMN)
@@ -215,8 +179,7 @@ def _format_ranges(
 ) -> str:
     """Return JSON for an option of Spark: the partitions of each topic, or their offsets.
 
-    Args:
-        bound_index: 0 for the start offsets, 1 for the end offsets, None for partitions only.
+    The index is 0 for the start offsets, 1 for the end offsets, None for partitions only.
     """
     topics: dict[str, Any] = {}
     for tp, bounds in ranges.items():

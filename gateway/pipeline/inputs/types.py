@@ -1,8 +1,8 @@
 """Check the types of columns in the syntax of Spark SQL without Spark: `check` needs no Java.
 
 The types are those of https://spark.apache.org/docs/4.0.0/sql-ref-datatypes.html, and one more:
-`timestamp_ms`, a number of milliseconds since 1970. The parser goes over a list of tokens; the
-functions `_skip_...` take the index where something begins, and return the index after it.
+`timestamp_ms`, a number of milliseconds since 1970. The functions `_skip_...` take the index of a
+token where something begins, and return the index after it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RECORD_COLUMN_TYPES: Mapping[str, str] = {
 
 
 def check_type(text: str) -> str | None:
-    """Return what is wrong with a type and what to do, or None if the type is valid."""
+    """Return the problem of a type and the remedy, or None if the type is valid."""
     try:
         tokens = _tokenize(text)
         end = _skip_type(tokens, 0, is_top_level=True)
@@ -46,7 +46,7 @@ def check_type(text: str) -> str | None:
 
 
 def check_case(names: Iterable[str]) -> str | None:
-    """Return what is wrong with names of columns that differ in case only, or None."""
+    """Return the problem of names of columns that differ in case only, or None."""
     names_by_folded: dict[str, str] = {}
     for name in names:
         other = names_by_folded.setdefault(name.lower(), name)
@@ -84,7 +84,6 @@ def _tokenize(text: str) -> list[str]:
 
 
 def _skip_type(tokens: Sequence[str], index: int, *, is_top_level: bool = False) -> int:
-    """Return the index after the type that begins at an index."""
     name = _get_token(tokens, index, "a type").lower()
     if name == "array":
         return _skip_token(tokens, _skip_type(tokens, _skip_token(tokens, index + 1, "<")), ">")
