@@ -1,7 +1,4 @@
-"""Close idle connections by which Spark's JVM calls Python.
-
-The JVM calls the functions of `foreachBatch` and the query listeners over these connections.
-"""
+"""Close idle connections by which Spark's JVM calls functions and query listeners in Python."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ def close_idle_connections(spark: SparkSession) -> None:
     left a thread and a file descriptor in Python and a file descriptor in the JVM, even after a
     collection in the JVM.
 
-    `periodicCleanup` is what py4j itself calls where threads share connections. It may close the
-    connection of another query between two batches; py4j opens a new one for the next batch.
+    py4j itself calls `periodicCleanup` where threads share connections. It may close the connection
+    of another query between two batches; py4j opens a new one for the next batch.
     """
     from py4j.java_gateway import JavaObject
 

@@ -7,8 +7,8 @@ present batch could not end. A process inherits that a signal is ignored, also t
 it reads the pipe that the driver holds.
 
 The signal is ignored in the child, between `fork` and `exec`. To ignore it in the driver for a
-moment would lose one that comes in this moment: blocking it does not help, because the kernel gives
-it to any thread that does not block it.
+moment would lose a signal of this moment: blocking it does not help, because the kernel gives it to
+any thread that does not block it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def ignore_sigterm_in_children() -> Iterator[None]:
     """Let the processes that this thread starts in the context ignore SIGTERM.
 
     This is so for `os.fork`, and for `subprocess` if `preexec_fn` is given, as PySpark does: Python
-    runs what is registered for a fork only in such children.
+    calls functions that are registered for a fork only in such children.
     """
     _children.ignore_sigterm = True
     try:

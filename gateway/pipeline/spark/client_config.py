@@ -3,7 +3,7 @@
 Spark reads and writes by Java's client, and the parts in Python use librdkafka. Certificates and
 keys are passed as text instead of paths, because an executor on another machine does not have the
 files. Java's client reads private keys as PKCS #8 only, so keys are converted, and passwords are
-removed.
+removed. The functions raise PipelineError if a file cannot be used.
 """
 
 from __future__ import annotations
@@ -52,11 +52,7 @@ def build_spark_options(kafka: Kafka) -> dict[str, str]:
 
 
 def build_client_config(kafka: Kafka) -> dict[str, object]:
-    """Return the settings of confluent-kafka's clients. They can be pickled for workers.
-
-    Raises:
-        PipelineError: The cluster is the embedded one, or a file cannot be used.
-    """
+    """Return the settings of confluent-kafka's clients. They can be pickled for workers."""
     options: dict[str, object] = {
         "bootstrap.servers": format_bootstrap_servers(kafka),
         "security.protocol": _get_security_protocol(kafka),
@@ -171,12 +167,8 @@ def _build_librdkafka_sasl(sasl: Sasl) -> dict[str, object]:
 class TokenProvider:
     """A callback that gives librdkafka the current token.
 
-    It is a class instead of a function so that it can be pickled for workers.
-
-    Attributes:
-        token: The token, if it is fixed.
-        file: The file with the token, read at each call, or None.
-        extensions: SASL extensions for the broker.
+    It is a class instead of a function so that it can be pickled for workers. A file is read at
+    each call.
     """
 
     token: str | None
@@ -184,7 +176,7 @@ class TokenProvider:
     extensions: Mapping[str, str]
 
     def __call__(self, _: object) -> tuple[str, float, str, Mapping[str, str]]:
-        """Return the token, until when (in s since 1970), no principal, and the extensions."""
+        """Return the token, its end of life (in s since 1970), no principal, and the extensions."""
         text = self.token if self.file is None else Path(self.file).read_text().strip()
         return text or "", time.time() + _TOKEN_LIFETIME_S, "", self.extensions
 
@@ -209,11 +201,7 @@ def _get_token_file(sasl: Sasl) -> Path:
 
 
 def _load_pkcs8(path: Path, password: str | None) -> str:
-    """Return a private key as PEM with PKCS #8 (RFC 5208), without a password.
-
-    Raises:
-        PipelineError: The file or the password cannot be used.
-    """
+    """Return a private key as PEM with PKCS #8 (RFC 5208), without a password."""
     from cryptography.hazmat.primitives import serialization as pem
 
     try:
@@ -233,11 +221,6 @@ def _read_certificate_chain(path: str | os.PathLike[str]) -> str:
 
 
 def _read_text(path: str | os.PathLike[str]) -> str:
-    """Return the text of a file.
-
-    Raises:
-        PipelineError: The file cannot be read.
-    """
     try:
         return Path(path).read_text()
     except (OSError, ValueError) as error:

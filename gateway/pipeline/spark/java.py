@@ -24,8 +24,7 @@ def find_java() -> JavaRuntime:
     """Return the Java that Spark will use, after running it once to learn its version.
 
     Raises:
-        PipelineError: There is no Java, it does not run, or it is too old. The message says what
-            to install.
+        PipelineError: There is no Java, it does not run, or it is too old.
     """
     requirement = f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}"
     home = os.environ.get("JAVA_HOME")

@@ -44,7 +44,6 @@ def build_archive() -> Path:
 
 
 def _iter_files() -> Iterator[Path]:
-    """Yield the paths of the package's files: code, and data such as `jars.sha256`."""
     for path in PACKAGE_DIRECTORY.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path

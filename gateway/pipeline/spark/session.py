@@ -1,7 +1,7 @@
 """Create the Spark session that jobs share, or take over that of spark-submit.
 
-Here are the settings that all jobs need. A job's own settings (shuffle partitions, its state
-store) belong to a session of that job, which shares the Spark context: see `create_job_session`.
+Here are the settings that all jobs need. A job's own settings (shuffle partitions, its state store)
+belong to a session of that job, which shares the Spark context: see `create_job_session`.
 """
 
 from __future__ import annotations
@@ -61,11 +61,6 @@ _LOCAL_CHECKPOINT_CONF: Mapping[str, str] = {
 
 
 def build_checkpoint_conf(checkpoints: str) -> Mapping[str, str]:
-    """Return Spark's settings for a place of checkpoints.
-
-    Args:
-        checkpoints: The directory of all checkpoints, as a path or a URL.
-    """
     return _LOCAL_CHECKPOINT_CONF if local_path(checkpoints) is not None else {}
 
 
@@ -81,10 +76,6 @@ def create_session(
 
     If spark-submit started this process, its session is used, with the settings that can still be
     changed.
-
-    Args:
-        name: The name of the application in Spark's UI and logs.
-        jvm_options: The options of the driver's JVM.
 
     Raises:
         PipelineError: pyspark is not installed, there is no suitable Java, or the jars of the
@@ -122,7 +113,7 @@ def describe_jvm_end(error: Exception) -> str | None:
     """Return how Spark's JVM has ended, in one line; None if it has not, as far as is known.
 
     Args:
-        error: What a call of the JVM has raised.
+        error: The exception that a call of the JVM has raised.
     """
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark import SparkContext
@@ -165,9 +156,8 @@ def build_session_conf(
     """Return all settings of a new session; those of `spark.conf` override ours.
 
     Args:
-        jars: The jars of the Kafka connector, or None if spark-submit started the JVM: what a JVM
-            is started with is then spark-submit's command line.
-        jvm_options: The options of the driver's JVM.
+        jars: The jars of the Kafka connector, or None if spark-submit started the JVM: its command
+            line then has the settings that a JVM is started with.
     """
     if jars is None:
         return {**BASE_CONF, **spark.conf}
@@ -185,10 +175,8 @@ def build_session_conf(
 def create_job_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     """Create a session for one job, which shares the Spark context of another session.
 
-    Args:
-        spark: The session that the job's session is derived from.
-        conf: The settings of the job. Only those of Spark SQL are used: the others belong to the
-            context, and cannot differ between jobs.
+    Only settings of Spark SQL are used: the others belong to the context, and cannot differ between
+    jobs.
     """
     session = spark.newSession()
     for key, value in {**BASE_CONF, **conf}.items():

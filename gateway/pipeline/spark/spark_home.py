@@ -1,7 +1,7 @@
 """Let Spark's Python workers import pyspark from its wheel instead of a zip archive.
 
 Spark puts the archive `python/lib/pyspark.zip` of its home (SPARK_HOME) before the packages that
-are installed. Python does not keep what it compiles from an archive, so every worker compiled
+are installed. Python does not keep the compiled code of an archive, so every worker compiled
 pyspark again: it took 1.4 s of CPU to start instead of 0.25 s. On a busy machine that was not only
 slow. Spark gives up on the worker that begins a query with `transformWithState` after 10 s, which
 cannot be configured, and the job fails.
@@ -33,9 +33,6 @@ def spark_home_for_workers(spark: Spark) -> Iterator[None]:
 
     Nothing is changed if SPARK_HOME is set already, or if the workers run another Python than this
     process: that one may find pyspark only in the archive.
-
-    Args:
-        spark: The settings of `pipelines.spark`.
     """
     python = spark.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     home = None

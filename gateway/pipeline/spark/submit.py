@@ -37,17 +37,6 @@ _DEDICATED_OPTIONS = {"spark.master", "spark.jars", "spark.driver.memory", "spar
 def build_command(
     spark: Spark, arguments: Sequence[str], *, driver: Path, jars: Sequence[Path], package: Path
 ) -> list[str]:
-    """Return the command line of spark-submit.
-
-    Args:
-        spark: The settings of `pipelines.spark`.
-        driver: The Python file that spark-submit runs as the driver.
-        jars: The jars of the Kafka connector.
-        package: The archive of this package, for the executors.
-
-    Raises:
-        PipelineError: pyspark is not installed.
-    """
     all_conf = build_session_conf(spark, jars=jars)
     conf = {name: value for name, value in all_conf.items() if name not in _DEDICATED_OPTIONS}
     memory = f"{spark.memory // 1024**2}m"
@@ -66,13 +55,6 @@ def run_command(command: Sequence[str], *, master: str) -> int:
 
     SIGTERM and SIGINT are passed on to the driver, which ends after the current batch. It can only
     be called in the main thread, because it installs signal handlers.
-
-    Args:
-        command: The command line, see `build_command`.
-        master: The URL of Spark's master.
-
-    Raises:
-        PipelineError: There is no suitable Java.
     """
     java.find_java()
     sys.stdout.flush()
@@ -93,11 +75,8 @@ def run_command(command: Sequence[str], *, master: str) -> int:
 def build_environment(variables: Mapping[str, str], *, master: str) -> dict[str, str]:
     """Return the environment variables of spark-submit.
 
-    The defaults are this process's Python, both for the driver and for the nodes.
-
-    Args:
-        variables: The variables of this process, which override the defaults.
-        master: The URL of Spark's master.
+    The defaults are this process's Python, both for the driver and for the nodes. The variables of
+    this process override them.
     """
     defaults = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if master.startswith("local"):
@@ -133,7 +112,6 @@ def _forward_signals(
 
 
 def _read_driver_pid(pid_file: Path) -> int | None:
-    """Return the process id of the driver, or None if it has not been written yet."""
     with suppress(OSError, ValueError):
         return int(pid_file.read_text())
     return None
