@@ -7,8 +7,8 @@ backup.
 
 A restored job goes on after the batch of the backup. It gets a new query id unless the caller asks
 for the old one. The ledger in Kafka knows which batches of the old query were written, and would
-take new batches with the same numbers for these, although they have other records. So what was
-written after the backup is written again, once, under the new query id.
+take new batches with the same numbers for these, although they have other records. So the batches
+after the backup are written again, once, under the new query id.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class BackupManifest:
     """The content of `backup.json`.
 
     Attributes:
-        query: The id of the checkpoint's query.
-        batch: The number of the batch that the backup is of.
         taken: When the backup was taken, in seconds since 1970.
         files: The size in bytes and the SHA-256 of each file, by name.
     """
@@ -51,18 +49,13 @@ class BackupManifest:
 
     @property
     def total_bytes(self) -> int:
-        """Return the size of all files in bytes."""
         return sum(size for size, _ in self.files.values())
 
 
 def create_backup(
     source: Files, target: Files, job: str, *, check_content: Any = None
 ) -> BackupManifest:
-    """Copy the newest finished batch into an empty directory.
-
-    Args:
-        source: The files of the checkpoint. Its job may run.
-        check_content: As of `integrity.create_content_check`; None checks without a JVM.
+    """Copy the newest finished batch into an empty directory. The job may run.
 
     Raises:
         PipelineError: There is no finished batch, it is damaged, or the directory is not empty.
@@ -102,7 +95,7 @@ def verify_backup(source: Files) -> BackupManifest:
     """Read all files of a backup, and return its manifest.
 
     Raises:
-        PipelineError: A file is missing or differs from what was copied.
+        PipelineError: A file is missing or differs from the copied one.
     """
     manifest = read_manifest(source)
     for name, (size, digest) in manifest.files.items():
@@ -118,9 +111,8 @@ def restore_backup(
     """Make a backup the checkpoint that a job uses.
 
     Args:
-        target: A temporary directory. It is renamed to `directory` when it is complete, so that a
-            job never sees a part of a checkpoint.
-        directory: The location of the new checkpoint.
+        target: A temporary directory. It is renamed to `directory`, the location of the new
+            checkpoint, when it is complete, so that a job never sees a part of a checkpoint.
         keep_identity: Whether to keep the query id. This is only correct if the job has not run
             further than the backup.
 

@@ -1,9 +1,9 @@
 """Report state that Spark found damaged while a query runs.
 
-Spark mends what it can and only says so in its log; its metrics stay 0. So the loggers of the state
-package in the driver's JVM get an additional appender, which writes one JSON object per line to a
-file. The file is read here, and each damage is counted and raised as an alert that names the file
-and what was done. With `local[*]` the driver does all of the work. Executors on other machines
+Spark mends some damage and only writes that to its log; its metrics stay 0. So the loggers of the
+state package in the driver's JVM get an additional appender, which writes one JSON object per line
+to a file. The file is read here, and each damage is counted and raised as an alert that names the
+file and the remedy. With `local[*]` the driver does all of the work. Executors on other machines
 have their own logs: there, `gateway pipeline state NAME --verify` finds a damaged snapshot, and
 damage that ends a query is in the query's error.
 """
@@ -41,9 +41,8 @@ class LoggedDamage(NamedTuple):
     """A line of the log that reports damage.
 
     Attributes:
-        run_id: The run id of the query.
         file: The damaged file, or the directory of the store if Spark does not name the file.
-        description: What is damaged, and what Spark does about it.
+        description: The damage, and how Spark reacts to it.
     """
 
     run_id: str
@@ -136,7 +135,7 @@ class StateLogWatcher:
         return logged
 
     def close(self) -> None:
-        """Report what was logged last, and stop. The session may have been stopped already."""
+        """Report the last lines, and stop. The session may have been stopped already."""
         self._stop_event.set()
         self._thread.join()
         self.poll()
@@ -169,22 +168,13 @@ class StateLogWatcher:
 
 
 def report_damage(job: str, file: str, description: str) -> None:
-    """Count a damaged file of a job, log it, and raise an alert."""
     counts.increment_counter(catalog.PIPELINE_STATE_DAMAGED, 1, job)
     log.error("damaged state of job %s: %s: %s", job, file, description)
     alerts.raise_alert(job, ALERT_NAME, f"{file}: {description}; check the disk, and take a backup")
 
 
 def _attach_appender(jvm: Any, path: str) -> Callable[[], None]:
-    """Add an appender of log4j 2 to the loggers of Spark's state package.
-
-    Args:
-        jvm: The JVM of Spark, as of Py4J.
-        path: The file that the appender writes.
-
-    Returns:
-        A function that removes the appender.
-    """
+    """Add an appender of log4j 2 to the loggers of Spark's state package; return its remover."""
     core = jvm.org.apache.logging.log4j.core
     level = jvm.org.apache.logging.log4j.Level
     context = jvm.org.apache.logging.log4j.LogManager.getContext(False)

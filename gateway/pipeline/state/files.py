@@ -23,9 +23,6 @@ class Files(Protocol):
     """A directory with files, which need not exist yet.
 
     All methods raise OSError, and FileNotFoundError for a missing file, like `open`.
-
-    Attributes:
-        location: The path or the URL of the directory.
     """
 
     location: str
@@ -33,14 +30,12 @@ class Files(Protocol):
     def list_sizes(self) -> dict[str, int]:
         """Return the size in bytes of every file below the directory, by name."""
 
-    def read(self, name: str) -> bytes:
-        """Return the content of a file."""
+    def read(self, name: str) -> bytes: ...
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, and replace the one that exists."""
 
-    def remove(self, name: str) -> None:
-        """Remove a file."""
+    def remove(self, name: str) -> None: ...
 
     def move(self, name: str, new_name: str) -> None:
         """Rename a file within the directory, and create the directories of its new name."""
@@ -59,14 +54,11 @@ class Files(Protocol):
 
 
 class LocalFiles:
-    """A directory of this machine; see `Files` for the methods."""
-
     def __init__(self, directory: Path | str) -> None:
         self.path = Path(directory)
         self.location = str(directory)
 
     def list_sizes(self) -> dict[str, int]:
-        """Return the size in bytes of every file below the directory, by name."""
         sizes = {}
         for parent, _, names in os.walk(self.path):
             for name in names:
@@ -78,7 +70,6 @@ class LocalFiles:
         return sizes
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file."""
         return (self.path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
@@ -95,12 +86,10 @@ class LocalFiles:
         crc_path(path).unlink(missing_ok=True)  # it is of the old content
 
     def remove(self, name: str) -> None:
-        """Remove a file and its checksums."""
         (self.path / name).unlink()
         crc_path(self.path / name).unlink(missing_ok=True)
 
     def move(self, name: str, new_name: str) -> None:
-        """Rename a file and its checksums within the directory."""
         source, target = self.path / name, self.path / new_name
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)
@@ -108,7 +97,6 @@ class LocalFiles:
             crc_path(source).replace(crc_path(target))
 
     def get_mtime(self, name: str) -> float:
-        """Return when a file was changed last, in seconds since 1970."""
         return (self.path / name).stat().st_mtime
 
     @contextlib.contextmanager
@@ -117,7 +105,6 @@ class LocalFiles:
         yield self.path / name
 
     def put(self, source: Path, name: str) -> None:
-        """Copy a local file and its checksums into the directory."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
@@ -125,16 +112,12 @@ class LocalFiles:
             shutil.copyfile(crc_path(source), crc_path(target))
 
     def rename_to(self, directory: str) -> None:
-        """Rename the directory to another location, which must not exist yet."""
         Path(directory).parent.mkdir(parents=True, exist_ok=True)
         self.path.rename(directory)
 
 
 class HadoopFiles:
-    """A directory of a file system that Hadoop reads in Spark's JVM, such as s3a:// or hdfs://.
-
-    See `Files` for the methods.
-    """
+    """A directory of a file system that Hadoop reads in Spark's JVM, such as s3a:// or hdfs://."""
 
     def __init__(self, directory: str, spark: Any) -> None:
         self.location = directory.rstrip("/")
@@ -145,7 +128,6 @@ class HadoopFiles:
         self._root = self._fs.makeQualified(self._root)
 
     def list_sizes(self) -> dict[str, int]:
-        """Return the size in bytes of every file below the directory, by name."""
         sizes: dict[str, int] = {}
         if not self._fs.exists(self._root):
             return sizes
@@ -159,12 +141,10 @@ class HadoopFiles:
         return sizes
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file."""
         with self.fetch(name) as path:
             return path.read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, and replace the one that exists."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory, "file")
             path.write_bytes(data)
@@ -175,18 +155,15 @@ class HadoopFiles:
         self._fs.delete(self._resolve(name), False)
 
     def move(self, name: str, new_name: str) -> None:
-        """Rename a file within the directory."""
         self._fs.mkdirs(self._resolve(new_name).getParent())
         if not self._fs.rename(self._resolve(name), self._resolve(new_name)):
             raise OSError(f"{self.location}/{name} cannot be renamed to {new_name}")
 
     def get_mtime(self, name: str) -> float:
-        """Return when a file was changed last, in seconds since 1970."""
         return float(self._fs.getFileStatus(self._resolve(name)).getModificationTime()) / 1000
 
     @contextlib.contextmanager
     def fetch(self, name: str) -> Iterator[Path]:
-        """Provide a file as a temporary local copy."""
         with tempfile.TemporaryDirectory() as directory:
             local = Path(directory, name.rsplit("/", 1)[-1])
             self._run_on_path(
@@ -197,7 +174,6 @@ class HadoopFiles:
             yield local
 
     def put(self, source: Path, name: str) -> None:
-        """Copy a local file into the directory."""
         source_path = self._local_path(source)
         self._run_on_path(
             # Keep the source, and replace the target.
@@ -206,7 +182,6 @@ class HadoopFiles:
         )
 
     def rename_to(self, directory: str) -> None:
-        """Rename the directory to another location, which must not exist yet."""
         target = self._create_path(directory)
         self._fs.mkdirs(target.getParent())
         if not self._fs.rename(self._root, target):
@@ -234,12 +209,6 @@ class HadoopFiles:
 
 
 def open_files(location: str, spark: Any = None) -> Files:
-    """Return the files of a directory.
-
-    Args:
-        location: A path, or a URL that Hadoop reads.
-        spark: The session; it may be None for a path.
-    """
     path = versions.local_path(location)
     return HadoopFiles(location, spark) if path is None else LocalFiles(path)
 
@@ -257,10 +226,7 @@ def discard_state(files: Files, version: int) -> None:
     """Remove the state that is newer than a version. The query must not run.
 
     Spark writes each version again when it repeats a batch, but if a snapshot of a newer version
-    exists, Spark goes on from that one.
-
-    Args:
-        version: The last version to keep. Batch N writes version N + 1.
+    exists, Spark goes on from that one. Batch N writes version N + 1.
     """
     for name in layout.find_newer_files(files.list_sizes(), version):
         with contextlib.suppress(FileNotFoundError):

@@ -15,8 +15,7 @@ from .files import Files
 class Damage:
     """A damaged or missing file, and the version of a store that it belongs to.
 
-    Attributes:
-        description: What is wrong, as the rest of a sentence that begins with the file's name.
+    The description is the rest of a sentence that begins with the file's name.
     """
 
     file: str
@@ -36,7 +35,6 @@ class CheckpointInspector:
     because several versions of a store share tables.
 
     Attributes:
-        check_content: A thorough check of tables and changelogs by Spark's JVM; None leaves it out.
         sizes: The size of each file in bytes when the inspection began.
     """
 
@@ -51,9 +49,6 @@ class CheckpointInspector:
 
     def read_tables(self, name: str, store: layout.Store) -> Mapping[str, int]:
         """Return the tables of a snapshot with their sizes in bytes.
-
-        Args:
-            name: The name of the snapshot's file.
 
         Raises:
             OSError: The file cannot be read.
@@ -113,10 +108,6 @@ class CheckpointInspector:
 def find_newest_batch(sizes: Mapping[str, int], location: str) -> int:
     """Return the number of the newest finished batch.
 
-    Args:
-        sizes: The files of the checkpoint.
-        location: The location of the checkpoint, for the error.
-
     Raises:
         PipelineError: No batch is finished.
     """
@@ -133,7 +124,6 @@ def find_stores(
 
     Raises:
         PipelineError: The checkpoint has no offsets of the batch.
-        OSError: The offsets cannot be read.
     """
     name = f"offsets/{batch}"
     if name not in inspector.sizes:

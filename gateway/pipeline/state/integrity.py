@@ -27,13 +27,10 @@ _BLOCK_HEADER = struct.Struct("<8sBIII")
 
 
 def describe_damage(path: Path, check_content: ContentCheck | None = None) -> str | None:
-    """Return what is wrong with a file, or None if no damage is found.
+    """Return the damage of a local file, or None if none is found.
 
-    Errors that reading the file raises are returned as descriptions.
-
-    Args:
-        path: The local file. Its checksums are verified if they are beside it.
-        check_content: A thorough check of tables and changelogs; None leaves it out.
+    The checksums are verified if they are beside the file. Errors that reading the file raises are
+    returned as descriptions.
     """
     try:
         return _check_crc(path) or _check_format(path, check_content)
@@ -108,7 +105,6 @@ def _check_crc(path: Path) -> str | None:
 
 
 def _check_format(path: Path, check_content: ContentCheck | None) -> str | None:
-    """Verify a file by the checksums or the structure of its format."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             member = archive.testzip()

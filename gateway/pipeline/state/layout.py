@@ -1,9 +1,9 @@
-"""Interpret the names of a checkpoint's files, and say which of them a batch needs.
+"""Interpret the names of a checkpoint's files, and list those that a batch needs.
 
-Batch N has the files `offsets/N` (what it reads) and `commits/N` (it is finished), and version
-N + 1 in every store (`state/<operator>/<partition>[/<store>]`). A version is made of a snapshot,
-which is `V.zip` with the tables in `SSTs/` that it names, and of the changelogs of all versions
-after the snapshot. These functions do no I/O: they take and return names.
+Batch N has the files `offsets/N` (its input) and `commits/N` (it is finished), and version N + 1 in
+every store (`state/<operator>/<partition>[/<store>]`). A version is made of a snapshot, which is
+`V.zip` with the tables in `SSTs/` that it names, and of the changelogs of all versions after the
+snapshot. These functions do no I/O: they take and return names.
 """
 
 from __future__ import annotations
@@ -40,20 +40,15 @@ class StoreId(NamedTuple):
 
     @property
     def directory(self) -> str:
-        """Return the directory of the store within the checkpoint."""
         tail = "" if self.name == "default" else f"/{self.name}"
         return f"state/{self.operator}/{self.partition}{tail}"
 
 
 @dataclass(slots=True)
 class Store:
-    """The files of a store, by version.
+    """The names of the files of a store, by version.
 
-    A version has several snapshots or changelogs if its task ran more than once.
-
-    Attributes:
-        snapshots: The names of the snapshots (`.zip`) of each version.
-        changelogs: The names of the changelogs of each version.
+    A version has several snapshots (`.zip`) or changelogs if its task ran more than once.
     """
 
     id: StoreId
@@ -78,7 +73,6 @@ class Store:
 
 
 def parse_stores(names: Iterable[str]) -> Mapping[StoreId, Store]:
-    """Return all stores that the names of a checkpoint's files contain."""
     stores: dict[StoreId, Store] = {}
     for name in names:
         if (match := _STATE_PATTERN.fullmatch(name)) is None:
@@ -91,12 +85,7 @@ def parse_stores(names: Iterable[str]) -> Mapping[StoreId, Store]:
 
 
 def parse_batches(names: Iterable[str], log: str) -> list[int]:
-    """Return the numbers of the batches that a log has, ascending.
-
-    Args:
-        names: The names of the checkpoint's files.
-        log: `offsets` or `commits`.
-    """
+    """Return the numbers of the batches that a log (`offsets` or `commits`) has, ascending."""
     matches = (match for name in names if (match := _LOG_PATTERN.fullmatch(name)))
     return sorted(int(match[2]) for match in matches if match[1] == log)
 
@@ -109,7 +98,6 @@ def select_in_use(stores: Mapping[StoreId, Store], partitions: int) -> Mapping[S
 
 
 def find_newer_files(names: Iterable[str], version: int) -> list[str]:
-    """Return the files of state that is newer than a version."""
     return [
         name
         for store in parse_stores(names).values()
@@ -130,21 +118,16 @@ def is_always_needed(name: str) -> bool:
 
 
 def parse_partition_count(offsets: bytes) -> int:
-    """Return the number of partitions of the state.
+    """Return the number of partitions of the state, from a file of `offsets`.
 
-    Args:
-        offsets: The content of a file of `offsets`. Its second line is JSON with Spark's settings.
+    Its second line is JSON with Spark's settings.
     """
     conf = json.loads(offsets.split(b"\n")[1])["conf"]
     return int(conf["spark.sql.shuffle.partitions"])
 
 
 def parse_tables(metadata: Mapping[str, object], store_id: StoreId) -> dict[str, int]:
-    """Return the tables and write-ahead logs of a snapshot, with their sizes in bytes.
-
-    Args:
-        metadata: The content of the snapshot's `metadata`.
-    """
+    """Return the tables and write-ahead logs of a snapshot, with their sizes in bytes."""
     files: dict[str, int] = {}
     for key, directory, name in (
         ("sstFiles", "SSTs", "dfsSstFileName"),

@@ -26,10 +26,6 @@ ACTIVE_WINDOW_S = 300.0
 def hold_lease(directory: str, job: str) -> Iterator[None]:
     """Hold the lease of a job, unless its checkpoints are on a remote file system.
 
-    Args:
-        directory: The directory of the job's checkpoints.
-        job: The name of the job, for the error.
-
     Raises:
         PipelineError: Another process of this machine holds the lease.
     """
@@ -84,11 +80,7 @@ class Lease:
 
 
 def is_active(files: Files, now: float | None = None) -> bool:
-    """Return whether the newest batch of a checkpoint has begun or ended within five minutes.
-
-    Args:
-        now: The current time in seconds since 1970, by default the system's.
-    """
+    """Return whether the newest batch of a checkpoint has begun or ended within five minutes."""
     sizes = files.list_sizes()
     now = time.time() if now is None else now
     for log in ("offsets", "commits"):

@@ -24,11 +24,6 @@ def find_newest_version(root: str, job: str, spark: Any = None) -> int | None:
 
 
 def open_current(root: str, job: str, spark: Any = None) -> Files:
-    """Return the files of the checkpoint in use.
-
-    Raises:
-        PipelineError: The job has no checkpoint.
-    """
     version = find_newest_version(root, job, spark)
     if version is None:
         raise PipelineError(f"{job} has no checkpoint in {root}; run it first")
@@ -50,8 +45,6 @@ def require_idle(root: str, job: str, spark: Any = None, *, force: bool = False)
     """Hold the lease of a job, after verifying that the job does not run.
 
     Args:
-        root: The location of all checkpoints.
-        spark: The session, for a remote location.
         force: Whether to assume that the job does not run if that cannot be known.
 
     Raises:

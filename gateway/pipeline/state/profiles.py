@@ -17,8 +17,6 @@ _ROCKSDB_PREFIX = f"{_STORE_PREFIX}rocksdb."
 
 
 class SparkSetting(NamedTuple):
-    """A setting of Spark, with the reason for its value, as `gateway pipeline plan` shows it."""
-
     key: str
     value: str
     reason: str
@@ -29,9 +27,9 @@ class StateProfile(NamedTuple):
 
     Attributes:
         snapshot_after: How many batches are written as changelogs before the next snapshot.
-        maintenance_s: Seconds between two uploads of snapshots.
-        cache_mib: The size of one store's block cache in MiB, if memory is not limited.
-        memory_mib: The memory of all stores of an executor together in MiB; None for no limit.
+        maintenance_s: The time between two uploads of snapshots.
+        cache_mib: The size of one store's block cache, if memory is not limited.
+        memory_mib: The memory of all stores of an executor together; None for no limit.
         counts_rows: Whether RocksDB counts the rows of each store exactly.
     """
 
@@ -56,12 +54,7 @@ PROFILES = {
 
 
 def build_settings(state: State, *, is_join: bool = False) -> list[SparkSetting]:
-    """Return the settings for the state of a job, with the most important ones first.
-
-    Args:
-        state: The section `state` of the job.
-        is_join: Whether the job is a join.
-    """
+    """Return the settings for the state of a job, with the most important ones first."""
     profile = PROFILES[state.profile]
     snapshot_after = state.snapshot_after or profile.snapshot_after
     counts_rows = profile.counts_rows and not is_join
@@ -95,17 +88,10 @@ def build_settings(state: State, *, is_join: bool = False) -> list[SparkSetting]
 
 
 def build_conf(state: State, *, is_join: bool = False) -> dict[str, str]:
-    """Return the settings for the state of a job as Spark's configuration.
-
-    Args:
-        state: The section `state` of the job.
-        is_join: Whether the job is a join.
-    """
     return {setting.key: setting.value for setting in build_settings(state, is_join=is_join)}
 
 
 def build_job_conf(job: Job) -> dict[str, str]:
-    """Return the settings for the state of a job as Spark's configuration."""
     return build_conf(job.state, is_join=isinstance(job, Join))
 
 

@@ -24,15 +24,14 @@ def recover_state(
 ) -> None:
     """Repair damaged state, and replay the batches that an earlier or this repair rolled back.
 
+    The query must not run.
+
     Args:
-        files: The files of the checkpoint. Its query must not run.
         is_damaged: Whether the query ended because its state could not be read. The files are only
             inspected in this case.
-        check_content: As of `integrity.create_content_check`; None checks without a JVM.
 
     Raises:
         PipelineError: The state cannot be repaired.
-        Exception: Whatever `run_once` raises.
     """
     batches = repair.find_batches_to_replay(files)
     if is_damaged:

@@ -5,8 +5,8 @@ damage of a table without a `.crc` file when it reads the damaged block, and it 
 changelog. So every file is inspected here, and damaged files are moved to `damaged/`. If an older
 snapshot and its changelogs are undamaged, Spark goes on from these. Otherwise the job goes back to
 the newest batch whose state is undamaged, and the batches since are replayed, each with exactly the
-records that it had before, as `offsets` says. Their rows are not written again: `commits` showed
-that they had been written.
+records that it had before, as `offsets` has them. Their rows are not written again: `commits`
+showed that they had been written. The job must not run meanwhile.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ _LATER_DIRECTORY = f"{layout.DAMAGED_DIRECTORY}/later"
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """What `repair_state` has found and done.
+    """The result of `repair_state`.
 
     Attributes:
         damage: The damaged files, which are in `damaged/` now.
-        batches_to_replay: The batches that must be replayed, in this order.
     """
 
     damage: list[Damage]
@@ -51,20 +50,11 @@ class RepairResult:
 
 
 def is_damage_error(error: str) -> bool:
-    """Return whether a query ended because its state could not be read.
-
-    Args:
-        error: The whole text of the query's error, with its causes.
-    """
     return any(message in error for message in _DAMAGE_MESSAGES)
 
 
 def repair_state(files: Files, check_content: ContentCheck | None = None) -> RepairResult:
     """Inspect the state of the newest finished batch, and move damaged files away.
-
-    Args:
-        files: The files of the checkpoint. The job must not run.
-        check_content: As of `integrity.create_content_check`; None checks without a JVM.
 
     Raises:
         PipelineError: No batch with undamaged state has offsets from which the job can be replayed.
@@ -94,12 +84,6 @@ def find_batches_to_replay(files: Files) -> list[int]:
     """Undo an interrupted replay, and return the batches that must be replayed.
 
     Every start of a job calls this.
-
-    Args:
-        files: The files of the checkpoint. The job must not run.
-
-    Raises:
-        OSError: A file cannot be moved.
     """
     for name in files.list_sizes():
         if name.startswith(f"{_LATER_DIRECTORY}/"):
@@ -117,7 +101,6 @@ def replay_batches(files: Files, batches: Iterable[int], run_once: Callable[[], 
     """Replay batches in their order.
 
     Args:
-        batches: The numbers of the batches, ascending.
         run_once: Runs the job's query with `trigger(once=True)` to its end, and discards its rows.
     """
     for batch in batches:
@@ -164,9 +147,7 @@ def _inspect_batch(inspector: CheckpointInspector, batch: int) -> tuple[list[Dam
 def _find_whole_batch(inspector: CheckpointInspector, newest: int, damage: list[Damage]) -> int:
     """Return the newest batch with undamaged state after which all batches can be replayed.
 
-    Args:
-        newest: The newest finished batch, whose state is damaged.
-        damage: The damage that was found; damage of older batches is appended.
+    Damage of older batches is appended to that of the newest finished one.
 
     Raises:
         PipelineError: There is no such batch.

@@ -36,7 +36,6 @@ class StorePartition:
         snapshot: The version of the newest snapshot, 0 for none.
         behind: How many changelogs a restart replays after the snapshot.
         keys: How many keys it has, of both sides for a join; None if they were not counted.
-        damage: Descriptions of the damage that was found.
     """
 
     operator: int
@@ -51,12 +50,10 @@ class StorePartition:
 
 @dataclass(slots=True)
 class StateReport:
-    """The state of a job after a batch.
+    """The state of a job after its newest finished batch.
 
-    Attributes:
-        batch: The newest finished batch.
-        operators: The names of the operators, by number; only known after `count_keys`.
-        sample: A few keys and values of each store; only filled by `count_keys`.
+    Only `count_keys` fills `operators`, their names by number, and `sample`, a few keys and values
+    of each store.
     """
 
     job: str
@@ -67,7 +64,6 @@ class StateReport:
 
     @property
     def bytes(self) -> int:
-        """Return the size of all files of the state in bytes."""
         return sum(partition.bytes for partition in self.partitions)
 
     @property
@@ -77,7 +73,6 @@ class StateReport:
         return sum(counts) if len(counts) == len(self.partitions) else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as an object that can be written as JSON."""
         return {**asdict(self), "bytes": self.bytes, "keys": self.keys}
 
 
@@ -88,10 +83,6 @@ def read_state(
 
     Args:
         verify: Whether to check every file that the newest finished batch needs.
-        check_content: As of `integrity.create_content_check`; None checks without a JVM.
-
-    Raises:
-        PipelineError: No batch is finished.
     """
     inspector = CheckpointInspector(files, check_content)
     batch = find_newest_batch(inspector.sizes, files.location)
@@ -104,9 +95,6 @@ def read_state(
 
 def count_keys(spark: SparkSession, report: StateReport, location: str, sample_size: int) -> None:
     """Count the keys of each partition, and add a sample of each store to a report.
-
-    Args:
-        sample_size: How many keys of each store to add, 0 for none.
 
     Raises:
         PipelineError: The job has no state.
@@ -134,7 +122,6 @@ def count_keys(spark: SparkSession, report: StateReport, location: str, sample_s
 
 
 def format_table(report: StateReport) -> str:
-    """Return a report as text: a table of the partitions, the sample, and the damage."""
     heads = ("OPERATOR", "STORE", "PARTITION", "KEYS", "BYTES", "SNAPSHOT", "CHANGELOGS AFTER")
     rows = [heads, *(_format_line(report, partition) for partition in report.partitions)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
@@ -152,7 +139,6 @@ def format_table(report: StateReport) -> str:
 
 
 def _format_line(report: StateReport, partition: StorePartition) -> tuple[str, ...]:
-    """Return the cells of a partition's line."""
     name = report.operators.get(partition.operator)
     operator = str(partition.operator) if name is None else f"{partition.operator} {name}"
     keys = "-" if partition.keys is None else str(partition.keys)
@@ -165,7 +151,6 @@ def _format_line(report: StateReport, partition: StorePartition) -> tuple[str, .
 def _inspect_partition(
     inspector: CheckpointInspector, store: layout.Store, version: int, verify: bool
 ) -> StorePartition:
-    """Return the state of a store at a version, with its damage if `verify` is set."""
     store_id = store.id
     prefix = f"{store_id.directory}/"
     size = sum(n for name, n in inspector.sizes.items() if _is_in_store(name, prefix))

@@ -38,13 +38,7 @@ _ABANDONED_PATTERN = re.compile(r"LAST_BATCH_ABANDONED_REPARTITION")
 
 @dataclass(frozen=True, slots=True)
 class RescaleResult:
-    """A change of the number of partitions.
-
-    Attributes:
-        old_partitions: The number of partitions before.
-        batch: The number of the batch as which Spark did it.
-        seconds: How long it took.
-    """
+    """A change of the number of partitions, and the batch in which Spark did it."""
 
     old_partitions: int
     new_partitions: int
@@ -60,10 +54,7 @@ def read_partition_count(files: Files) -> int | None:
 
 
 def rescale_state(spark: SparkSession, files: Files, new_partitions: int) -> RescaleResult:
-    """Change the number of partitions of a job's state.
-
-    Args:
-        files: The files of the checkpoint. The job must not run.
+    """Change the number of partitions of a job's state. The job must not run.
 
     Raises:
         PipelineError: The last batch is not finished, an earlier change to another number is not
@@ -90,7 +81,6 @@ def rescale_state(spark: SparkSession, files: Files, new_partitions: int) -> Res
 
 
 def _is_unfinished(files: Files) -> bool:
-    """Return whether the newest batch has not ended."""
     sizes = files.list_sizes()
     return (
         layout.parse_batches(sizes, "offsets")[-1:] != layout.parse_batches(sizes, "commits")[-1:]
@@ -98,7 +88,6 @@ def _is_unfinished(files: Files) -> bool:
 
 
 def _format_error(error: Any) -> str:
-    """Return what an error of Spark's means, and what to do."""
     text = str(error.java_exception.getMessage())
     for error_class, message in _REFUSAL_MESSAGES.items():
         if error_class in text:
