@@ -37,7 +37,6 @@ class JobProblem(NamedTuple):
 
     Attributes:
         loc: Its path in the file, such as ("pipelines", "jobs", 0, "from", "time").
-        message: The problem, and what to do.
     """
 
     loc: Loc
@@ -45,12 +44,7 @@ class JobProblem(NamedTuple):
 
 
 class ExternalCheck(NamedTuple):
-    """The result of `check_externals`.
-
-    Attributes:
-        skipped_checks: The checks that were skipped because a server does not answer, with its
-            error.
-    """
+    """The problems, and the checks that were skipped because a server does not answer."""
 
     problems: list[JobProblem]
     skipped_checks: list[str]
@@ -71,7 +65,6 @@ def format_problems(file: str | os.PathLike[str], problems: Iterable[JobProblem]
 
 
 def find_static_problems(settings: Settings, jobs: Sequence[Job] | None = None) -> list[JobProblem]:
-    """Return the problems that the configuration alone shows; `jobs` is None for all."""
     located = list(_iter_located_jobs(settings, jobs))
     return [
         *_check_conf(settings, [job for _, job in located]),
@@ -133,7 +126,6 @@ def _check_conf(settings: Settings, jobs: Sequence[Job]) -> Iterator[JobProblem]
 
 
 def _check_job(job: Job, schema_columns: Columns) -> Iterator[JobProblem]:
-    """Yield the problems of a job, with paths that begin at the job."""
     columns: dict[str, dict[str, str]] = {}
     for name, input in get_inputs(job).items():
         loc = _input_loc(job, name)

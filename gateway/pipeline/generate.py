@@ -2,6 +2,7 @@
 
 A few users cause most events, events arrive out of order, some late, and some orders are never
 paid. The same seed gives the same events, so that results can be compared with an oracle.
+This module does no I/O: callers pass the time in seconds since 1970, and send the events.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ class ShopTraffic:
             0 distributes them evenly.
         disorder: The mean time from an event to its sending, in seconds.
         late: The share of events that are sent `late_by_s` later still, from 0 to 1.
-        paid: The share of orders that are paid, from 0 to 1.
     """
 
     clicks: float = 40.0
@@ -48,7 +48,6 @@ class ShopEvent(NamedTuple):
 
     Attributes:
         sent_at: When it is sent, in seconds since 1970.
-        topic: `clicks`, `orders` or `payments`.
         value: It has `at`, the time of the event, and `sent`, both in milliseconds since 1970.
     """
 
@@ -143,7 +142,6 @@ def generate_events(traffic: ShopTraffic, start: float, seconds: float) -> Itera
     """Generate all events of a shop in the order of sending, including those sent after it closed.
 
     Args:
-        start: When the shop opens, in seconds since 1970.
         seconds: How long it is open; whole seconds count.
     """
     shop = ShopGenerator(traffic, start)

@@ -23,7 +23,6 @@ class PartitionLoad(NamedTuple):
     """The load of a partition.
 
     Attributes:
-        sampled: The records of the sample.
         rate: Records per second over the time that the sample spans; None if the sample has fewer
             than two records, or all have the same timestamp.
     """
@@ -39,7 +38,6 @@ class KeyLoad(NamedTuple):
 
     Attributes:
         key: The text of the key, as in `salt.keys`.
-        records: The records of the sample that have it.
         share: Their percentage of the records with a key.
     """
 

@@ -50,7 +50,6 @@ class SkewReport:
 
     Attributes:
         columns: The columns by which Spark shuffles its rows.
-        keys: The loads of the most frequent keys.
         advice: What to change in the job, the most important first.
     """
 
@@ -172,11 +171,7 @@ def measure_skew(
     catalogs: Catalogs,
     per_partition: int,
 ) -> list[SkewReport]:
-    """Return a report of each input of a job.
-
-    Args:
-        per_partition: The size of a sample, as the average number of records per partition.
-    """
+    """Return a report of each input of a job."""
     reports = []
     for side, input in get_inputs(job).items():
         kafka = find_cluster(clusters, input.kafka)
@@ -280,7 +275,6 @@ def exclude_offset(ranges: OffsetRanges, tp: TopicPartition, offset: int | None)
 def fetch_log_ranges(
     kafka: Kafka, topic: str, timeout_s: float = 30.0
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """Return the start and the end offset of each partition's log."""
     from confluent_kafka import KafkaException
     from confluent_kafka import admin as kafka_admin
 

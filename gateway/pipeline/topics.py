@@ -1,6 +1,7 @@
 """List, describe and create the topics of jobs.
 
-All functions wait for Kafka, and none of them keeps a connection.
+All functions wait for Kafka, and none of them keeps a connection. They raise PipelineUnavailable
+if Kafka does not answer now, and another PipelineError if it refuses.
 """
 
 from __future__ import annotations
@@ -73,11 +74,7 @@ def create_topic(options: Mapping[str, Any], name: str, partitions: int | None =
     """Create a topic, unless it exists.
 
     Args:
-        options: librdkafka's properties of the cluster.
         partitions: The number of partitions; None for the cluster's default.
-
-    Raises:
-        PipelineUnavailable: It cannot be created now, for example because a broker restarts.
     """
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # the types lack it
@@ -98,7 +95,6 @@ def describe_topic(options: Mapping[str, Any], name: str) -> TopicDescription:
 
     Raises:
         TopicMissing: It does not exist.
-        PipelineUnavailable: Kafka does not answer now.
     """
     admin = create_admin_client(options)  # a variable, as in `create_topic`
     return await_topic(request_topic(admin, name), name)
@@ -121,7 +117,6 @@ def await_topic(answer: Future[Any], name: str) -> TopicDescription:
 
     Raises:
         TopicMissing: The topic does not exist.
-        PipelineUnavailable: Kafka does not answer now.
     """
     from confluent_kafka import KafkaError, KafkaException
 
@@ -135,20 +130,12 @@ def await_topic(answer: Future[Any], name: str) -> TopicDescription:
 
 
 def fetch_max_message_bytes(options: Mapping[str, Any], name: str) -> int:
-    """Return a topic's `max.message.bytes`, or Kafka's default if the user may not read it.
-
-    Raises:
-        PipelineUnavailable: Kafka does not answer now.
-    """
+    """Return a topic's `max.message.bytes`, or Kafka's default if the user may not read it."""
     return int(fetch_config(options, name, "max.message.bytes") or DEFAULT_MAX_MESSAGE_BYTES)
 
 
 def fetch_config(options: Mapping[str, Any], name: str, key: str) -> str | None:
-    """Return a setting of a topic, or None if the user may not read it.
-
-    Raises:
-        PipelineUnavailable: Kafka does not answer now.
-    """
+    """Return a setting of a topic, or None if the user may not read it."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 

@@ -39,7 +39,6 @@ class BatchOffsets(NamedTuple):
     """The offsets that a batch reads, by source; see `Sources` for their order.
 
     Attributes:
-        end: The offsets after the last ones.
         watermark_ms: The watermark of the batch before, in ms of event time. Spark drops late
             events by this watermark, and ends windows by the batch's own one, since operators may
             follow each other. It begins at 0 (1970), and drops earlier events even in batch 0.
@@ -89,7 +88,6 @@ class Checkpoint:
     """
 
     def __init__(self, location: str, spark: SparkSession | None = None) -> None:
-        """Set the location; only another file system than the local one requires a session."""
         self._location = location.rstrip("/")
         self._local_path = versions.local_path(location)
         self._spark = spark
@@ -104,7 +102,6 @@ class Checkpoint:
         return max(self._list_numbers("offsets"), default=None)
 
     def read_last_committed(self) -> int | None:
-        """Return the last batch that is complete."""
         return max(self._list_numbers("commits"), default=None)
 
     def read_batch(self, number: int) -> BatchOffsets:

@@ -99,7 +99,6 @@ def encode_definition(
 
     Args:
         hot_keys: The keys that a join spreads over several tasks, which must stay the same, too.
-        query_id: The id of the checkpoint's query, or "" to leave it out.
     """
     settings = build_definition(job, is_stateful=is_stateful)
     content: dict[str, Any] = {"format": FORMAT_VERSION, "job": job.name}
@@ -136,14 +135,10 @@ def replace_query_id(data: bytes, query_id: str) -> bytes:
 
 
 def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None:
-    """Verify that a checkpoint is the job's own, and that all of it is of one query.
+    """Raise CheckpointRefused if a checkpoint is of another job, or mixed from two queries.
 
-    Args:
-        data: The content of `definition.json`. Older versions of the gateway stored no query id.
-        query_id: The id in Spark's own file of the checkpoint.
-
-    Raises:
-        CheckpointRefused: It is of another job, or its files were copied from two checkpoints.
+    `data` is the content of `definition.json`, in which older versions of the gateway stored no
+    query id.
     """
     content = json.loads(data)
     if content["job"] != job:
@@ -162,13 +157,10 @@ def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None
 def verify_definition(
     job: Job, stored: Mapping[str, Any], location: str, *, is_stateful: bool | None = None
 ) -> None:
-    """Verify that a job is defined as its checkpoint is.
+    """Raise CheckpointRefused if a job is not defined as its checkpoint is.
 
     Args:
         is_stateful: As of `build_definition`; None if it is the same as for the checkpoint.
-
-    Raises:
-        CheckpointRefused: Settings differ; the error says which ones.
     """
     keeps_state = has_state(stored) if is_stateful is None else is_stateful
     differences = find_differences(stored, build_definition(job, is_stateful=keeps_state))
@@ -193,7 +185,6 @@ def _dump_options(job: Job) -> dict[str, Any]:
 
 
 def _describe_input(input: Input, used: Collection[str] | None) -> dict[str, Any]:
-    """Return the settings of an input that must not change, with the columns that the job uses."""
     source = _describe_source(input)
     names = input.value.json_names
     fields = {
@@ -218,7 +209,6 @@ def _find_used_columns(job: Job, options: Mapping[str, Any]) -> set[str] | None:
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested mappings by dotted names, without those that are None."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -19,7 +19,6 @@ class JobCheckpoint:
     """The version of a job's checkpoint that a query uses.
 
     Attributes:
-        query_id: The query's id, which never changes within a version.
         hot_keys: The keys that a join spreads over several tasks.
         is_new: Whether this call of `prepare_checkpoint` created the version.
     """
@@ -42,12 +41,7 @@ def prepare_checkpoint(
     """Return the version in use of a job's checkpoint, or create one.
 
     Args:
-        spark: The session, required for other file systems.
-        fresh: Whether to create a new version in any case.
         find_hot_keys: Returns the hot keys of a join. It is only called for a new version.
-
-    Raises:
-        CheckpointRefused: The version in use is of another definition; the message says what to do.
     """
     existing = versions.list_versions(root, job.name, spark)
     if fresh or not existing:

@@ -55,7 +55,6 @@ def list_versions(location: str, job: str, spark: Any = None) -> list[int]:
 
 
 def find_last_batch(directory: Path) -> int | None:
-    """Return the last complete batch of a local checkpoint, or None before the first."""
     commits = directory / "commits"
     names = [path.name for path in commits.iterdir()] if commits.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=None)

@@ -12,10 +12,8 @@ class Thresholds(NamedTuple):
     """The least effect that makes something a cause.
 
     Attributes:
-        min_share: The least share of a batch's time.
         min_seconds: The least time per batch, in seconds. A batch of 300 ms spends half of its time
             on what every batch costs, and is still healthy.
-        max_late_share: The share of late rows above which they are a cause.
     """
 
     min_share: float = 0.25
@@ -35,7 +33,6 @@ class BatchCause(DiagnosedCause):
 
     Attributes:
         seconds: How much shorter a batch would be without it, or how long results wait for it.
-        share: The share of a batch that it takes, from 0 to 1.
     """
 
     seconds: float

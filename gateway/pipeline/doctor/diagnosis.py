@@ -46,8 +46,6 @@ class Diagnosis:
     """The findings of the doctor in a run of a query.
 
     Attributes:
-        batches: The number of batches with input that were judged.
-        seconds: The length of a typical batch.
         parts: The seconds of each phase of a typical batch, by Spark's name.
         unseen: The causes that these records cannot show, each with the reason.
     """
@@ -96,7 +94,6 @@ def _median_phases(run: QueryRun) -> dict[str, float]:
 
 
 def _explain_unseen(run: QueryRun, found_names: Collection[str]) -> dict[str, str]:
-    """Return why causes could not be judged, by their names, leaving out those that were found."""
     if len(run.batches_with_input) < MIN_BATCHES:
         count = len(run.batches_with_input)
         reason = f"needs {MIN_BATCHES} batches with input after the first two, has {count}"

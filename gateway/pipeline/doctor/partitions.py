@@ -24,8 +24,6 @@ def max_useful_partitions(run: QueryRun) -> int:
 
 
 def find_skew(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
-    """Find one slow task for which all other cores wait."""
-
     def straggler_seconds(stage: StageMetrics) -> float:
         """Return how long the slowest task runs after the others have ended."""
         others = stage.total - stage.slowest
@@ -103,10 +101,7 @@ def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[
 
 
 def find_too_few_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
-    """Find a stage with fewer tasks than there are cores."""
-
     def unused_core_seconds(stage: StageMetrics) -> float:
-        """Return how much shorter a stage would be if all cores worked on it."""
         return max(0.0, stage.seconds * (1 - stage.tasks / run.parallelism))
 
     worst, cost = _find_worst_stage(run, unused_core_seconds)

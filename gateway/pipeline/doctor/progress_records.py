@@ -11,11 +11,7 @@ from gateway.errors import PipelineError
 
 
 def load_records(path: Path) -> list[dict[str, Any]]:
-    """Return the progress of all queries in a file, the oldest first.
-
-    Raises:
-        PipelineError: The file cannot be read, is damaged, or contains no progress.
-    """
+    """Return the progress of all queries in a file, the oldest first."""
     try:
         objects = list(_parse_objects(path.read_text()))
     except (OSError, ValueError) as error:
@@ -41,9 +37,6 @@ def _parse_objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON text: one object, a list, or one per line.
 
     A last line that is cut off is ignored.
-
-    Raises:
-        ValueError: Another line is not JSON.
     """
     try:
         document = json.loads(text)

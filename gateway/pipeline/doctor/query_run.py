@@ -38,7 +38,6 @@ class StateOperatorProgress:
 
     Attributes:
         rows: The rows of the whole state.
-        removal_seconds: The time to remove rows that the watermark has passed.
         stores: The state stores; a join has several for each partition.
         custom_metrics: Spark's `customMetrics`; times are in ms.
     """
@@ -85,7 +84,6 @@ class StageMetrics:
     The names of the attributes are those of a stage in the `tasks` of a record.
 
     Attributes:
-        seconds: The elapsed time of the stage.
         total: The time of all tasks together, as are `cpu` and `gc`.
         most_rows: The rows of the task that read most.
         shuffles: Whether it reads the output of other stages, instead of a topic.
@@ -161,7 +159,6 @@ class QueryRun:
     """The batches of one run of a query, the oldest first.
 
     Attributes:
-        cores: The cores of all executors, or None if they are not known.
         warm_up: The first batches, which `batches` leaves out. They are slow, but their records
             count.
     """
@@ -205,7 +202,6 @@ class QueryRun:
         return max(1, min(self.parallelism, partitions))
 
     def get_median(self, get_value: Callable[[BatchProgress], float]) -> float:
-        """Return the median of a value over the batches with input, or 0 if there are none."""
         return _compute_median(get_value, self.batches_with_input)
 
     def get_task_median(self, get_value: Callable[[BatchProgress, TaskMetrics], float]) -> float:
@@ -223,7 +219,6 @@ def build_run(records: Iterable[Mapping[str, Any]], cores: int | None = None) ->
     """Return the latest run among the records of a query, without the batches of its warm-up.
 
     Args:
-        records: The records, the oldest first.
         cores: The cores of all executors, used if the records do not contain it.
 
     Raises:
@@ -267,12 +262,7 @@ def _is_first_batch(record: Mapping[str, Any]) -> bool:
 
 
 def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
-    """Return the progress of a batch.
-
-    Raises:
-        KeyError: The record lacks a field.
-        ValueError: A field cannot be parsed.
-    """
+    """Return the progress of a batch."""
     times, phases = record.get("eventTime") or {}, record["durationMs"]
     phases = {name: float(value) / 1000 for name, value in phases.items()}
     notes = record.get("notes") or {}
@@ -359,9 +349,6 @@ def _parse_time(text: Any) -> float | None:
 
     Spark writes times of any year, such as +55840-11-08T22:13:20.000Z; Python knows the years 1 to
     9999. The time is therefore parsed in the same year of another 400-year cycle.
-
-    Raises:
-        ValueError: The text is not a time.
     """
     if not text:
         return None

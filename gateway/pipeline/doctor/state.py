@@ -16,8 +16,6 @@ MIN_CACHE_HIT_SHARE = 0.8  # of the blocks that lookups need; other blocks are r
 
 
 def find_slow_lookups(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
-    """Find lookups that take long: the state is not in memory, or is read too often."""
-
     def lookup_seconds(batch: BatchProgress) -> float:
         return sum(
             each.sum_seconds("rocksdbGetLatency") / run.count_parallel_tasks(each.partitions)
@@ -54,8 +52,6 @@ def find_slow_lookups(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCa
 
 
 def find_slow_compaction(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
-    """Find compactions of RocksDB for which writes or commits wait, or which take the cores."""
-
     def compaction_seconds(batch: BatchProgress) -> float:
         """Return the waits for compactions, or their own time if that is greater."""
         waits = background = 0.0

@@ -158,12 +158,7 @@ class ExactlyOnceOutput:
         self._retry(lambda: self._get_plan(epoch), epoch)
 
     def __call__(self, rows: DataFrame, epoch: int) -> int:
-        """Write the rows of an epoch, except those that were committed before; return their number.
-
-        Raises:
-            CheckpointRefused: The ledger has other batches than the checkpoint.
-            PipelineError: Another process has taken the query over, or the last attempt failed.
-        """
+        """Write the rows of an epoch that were not committed before; return their number."""
         return self._retry(lambda: self._write_once(rows, epoch), epoch)
 
     def _retry(self, action: Callable[[], T], epoch: int) -> T:
@@ -360,11 +355,7 @@ class ExactlyOnceOutput:
         return plan
 
     def _claim_job(self) -> None:
-        """Become the owner of the job, unless this query already is.
-
-        Raises:
-            CheckpointRefused: This is an earlier checkpoint of the job.
-        """
+        """Become the owner of the job, or raise CheckpointRefused if a later query is."""
         if not self._job or self._read_owner() == self._query_id:
             return
         key = owner_key(self._job)
@@ -395,19 +386,13 @@ class ExactlyOnceOutput:
             self._create_producer(f"{query_id}-{writer}")
 
     def _verify_entries(self, epoch: int) -> list[LedgerEntry]:
-        """Return all entries of the query, after verifying that they are of its checkpoint."""
         entries = self.ledger.read_entries(self._query_id)
         verify_entries(entries, epoch, self._checkpoint.compute_digest)
         verify_settings(entries, epoch, self._settings)
         return entries
 
     def _verify_own_plan(self, plan: WriterPlan | None) -> WriterPlan:
-        """Return a plan if this driver wrote it.
-
-        Raises:
-            PlanSuperseded: Another driver has taken the query over.
-            CheckpointRefused: The ledger was deleted and created again.
-        """
+        """Return a plan if this driver wrote it, else raise PlanSuperseded or CheckpointRefused."""
         if plan is None:
             raise build_deleted_error(self.ledger.topic)
         if plan.driver != self._driver_id:

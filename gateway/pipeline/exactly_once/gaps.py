@@ -51,7 +51,6 @@ class InputGap:
     end: int
 
     def build_record(self, job: str) -> dict[str, Any]:
-        """Return the value of a gap record, without the input's name."""
         origin = {"topic": self.topic, "partition": self.partition}
         reason = "retention" if self.start < self.end else "recreated"
         return origin | {"from": self.start, "to": self.end, "reason": reason, "job": job}
@@ -63,10 +62,8 @@ def find_gaps(
     """Return the gaps that have not been reported.
 
     Args:
-        positions: The next offset to be read of each partition.
         starts: Where the logs begin. A partition without a start does not exist any more, and has
             no gap.
-        reported_ends: Up to which offset gaps were reported before.
     """
     gaps = []
     for (topic, partition), offset in sorted(positions.items()):
@@ -80,7 +77,6 @@ def find_gaps(
 
 
 def log_gaps(job: str, positions: PartitionOffsets, input_config: Mapping[str, Any]) -> None:
-    """Log and count the gaps between the next offsets to be read and the starts of the logs."""
     config = {**input_config, "group.id": "gateway-gaps", "enable.auto.commit": False}
     consumer = Consumer(config)
     try:
@@ -115,13 +111,9 @@ class GapReporter:
         """Open a consumer of the input's cluster.
 
         Args:
-            query_id: The id of the checkpoint, by which the ledger has its keys.
             input_name: The name of the input in the job. It is part of the gap records and of the
                 ledger's keys, as two inputs of a job may read one topic, or topics of the same name
                 in two clusters.
-            gap_topic: The topic of the gap records.
-            timeout_s: The timeout of a transaction.
-            ensure_topic: Creates the topic of the gap records if it is missing.
         """
         self._job = job
         self._query_id = query_id
@@ -135,7 +127,6 @@ class GapReporter:
         )
 
     def report_gaps(self, positions: PartitionOffsets) -> list[InputGap]:
-        """Report the new gaps between the next offsets to be read and the log starts."""
         try:
             starts = fetch_log_starts(self._consumer, positions)
             # Usually there are none. Then no producer is created, and the ledger is not read.
@@ -157,15 +148,7 @@ class GapReporter:
         return gaps
 
     def report_recreated(self, gaps: Iterable[InputGap], topic_id: str) -> list[InputGap]:
-        """Report the gaps of a topic that was recreated, unless they were reported before.
-
-        Args:
-            gaps: One gap of each partition.
-            topic_id: The id of the new topic, by which the ledger knows that they were reported.
-
-        Returns:
-            The gaps that were reported by this call.
-        """
+        """Report the gaps of a recreated topic, unless the ledger has the new topic's id."""
         try:
             ledger = self._ledger
             transactional_id = f"{self._query_id}-gaps"
@@ -199,7 +182,6 @@ class GapReporter:
         return {keys[key]: value["to"] for key, value in self._ledger.read_values(keys).items()}
 
     def _write_gaps(self, producer: LedgerProducer, gaps: Iterable[InputGap], **extra: str) -> None:
-        """Write gap records and their ledger entries, with some more fields, in one transaction."""
         producer.begin()
         for gap in gaps:
             record = gap.build_record(self._job) | {"input": self._input_name}

@@ -30,10 +30,7 @@ def estimate_row_size(row: Mapping[str, Any]) -> int:
 def build_dead_letter(
     topic: str, row: Mapping[str, Any], max_bytes: int
 ) -> tuple[bytes | None, bytes | None, Headers]:
-    """Return key, value and headers of a row's dead letter: the row's beginning and the reason.
-
-    The row has the columns `key` and `value`, and may have `headers`.
-    """
+    """Return key, value and headers of a row's dead letter: the row's beginning and the reason."""
     # Key, value and headers are three quarters of the batch at most, the rest is for the reason.
     sample_bytes = min(MAX_SAMPLE_BYTES, max_bytes // 4)
     size = f"the row has {estimate_row_size(row):,} bytes, and topic {topic} takes {max_bytes:,}"

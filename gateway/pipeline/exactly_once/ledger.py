@@ -72,7 +72,6 @@ def writer_key(query_id: str, writer: int | str) -> str:
 
 
 def owner_key(job: str) -> str:
-    """Return the key under which the ledger names the query that writes the rows of a job."""
     return f"job|{job}"
 
 
@@ -97,11 +96,9 @@ class Ledger:
         return 1 + writer % (self.partitions - 1)
 
     def read_plan(self, query_id: str) -> WriterPlan | None:
-        """Return the plan of a query, or None if it has never written."""
         return _parse_plan(self._read_last({0: {query_id}}).get(query_id))
 
     def read_owner(self, job: str, query_id: str) -> tuple[str | None, WriterPlan | None]:
-        """Return the query that writes the rows of a job, and the plan of the given query."""
         key = owner_key(job)
         values = self._read_last({0: {key, query_id}})
         return values.get(key, {}).get("query"), _parse_plan(values.get(query_id))
@@ -176,11 +173,7 @@ class _LedgerReader:
         return {key: value for key, value in values.items() if value is not None}
 
     def _await_stable_range(self, partition: int) -> tuple[int, int]:
-        """Wait until no transaction before the end of a partition is open; return start and end.
-
-        Raises:
-            PipelineUnavailable: A transaction stays open for longer than the ledger's timeout.
-        """
+        """Wait until no transaction before the end of a partition is open; return start and end."""
         tp = TopicPartition(self._ledger.topic, partition)
         start, end = fetch_log_range(self._uncommitted_consumer, tp)
         deadline = time.monotonic() + self._ledger.timeout_s
@@ -241,9 +234,6 @@ def _poll_record(consumer: Any, deadline: float) -> Any:
 
     The last stable offset is already behind all wanted records, so the end of the partition means
     that they have been read.
-
-    Raises:
-        KafkaException: The error cannot be retried, or the deadline has passed.
     """
     while True:
         message = consumer.poll(0.5)
@@ -277,9 +267,6 @@ def fetch_log_range(consumer: Any, partition: TopicPartition) -> tuple[int, int]
 
     The end is the last stable offset for a consumer of committed records, and the high watermark
     for one of uncommitted records.
-
-    Raises:
-        KafkaException: No leader answers within 30 s, or Kafka refuses.
     """
     start, end = _retry_request(lambda: consumer.get_watermark_offsets(partition, timeout=10))
     return int(start), int(end)
@@ -324,12 +311,9 @@ def _retry_request(request: Callable[[], Any]) -> Any:
 
 
 def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]) -> None:
-    """Verify that the ledger is the topic that has the entries of a checkpoint's batches.
+    """Raise CheckpointRefused if the ledger is not the topic with a checkpoint's entries.
 
     A ledger that does not exist is created for a checkpoint that has used no other one.
-
-    Raises:
-        CheckpointRefused: The topic was deleted.
     """
     place: dict[str, Any] = {"kafka": output.kafka, "topic": ledger_topic(output.topic)}
     try:
@@ -373,11 +357,6 @@ def open_ledger(
 
     Args:
         writers: The number of writers, by which a new topic's number of partitions is chosen.
-        timeout_s: The timeout of the writers' transactions.
-
-    Raises:
-        PipelineError: Kafka does not answer, or the topic cannot be created, or it was created with
-            settings by which it is no ledger.
     """
     topic = ledger_topic(output)
     admin = AdminClient(dict(client_config))

@@ -90,11 +90,7 @@ def get_producer(
 def store_producer(
     producer: LedgerProducer, client_config: Mapping[str, Any], generation: int, epoch: int
 ) -> None:
-    """Keep a producer for the next batch, in place of any with the same transactional id.
-
-    Args:
-        epoch: The epoch that the producer is about to write.
-    """
+    """Keep a producer for the next batch, in place of any with the same transactional id."""
     get_process_name()
     key = producer.transactional_id, generation, _get_bootstrap_servers(client_config)
     with _lock:
@@ -143,7 +139,6 @@ class LedgerProducer:
         Args:
             topic: An existing topic, whose metadata is requested to test the connection.
             timeout_s: Kafka aborts a transaction that stays open for longer.
-            max_bytes: The largest batch that the output topics take.
         """
         self.transactional_id = transactional_id
         self._timeout_s = timeout_s
@@ -201,7 +196,6 @@ class LedgerProducer:
             self._raise_interrupted(error)
 
     def write_to_topic(self, topic: str, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Write records without headers to one topic, given by columns of equal length."""
         produce = self._producer.produce
         try:
             for key, value in zip(keys, values, strict=True):
@@ -224,7 +218,6 @@ class LedgerProducer:
             self._raise_interrupted(error)
 
     def commit(self) -> None:
-        """Commit the transaction, after all its records were delivered."""
         try:
             self._producer.commit_transaction(self._timeout_s + 10)
         except KafkaException as error:

@@ -62,9 +62,6 @@ class InputTopics:
 
     A job creates one for each run of its query, and closes it. `check` waits for Kafka, and the
     query calls it in its batches. `have_changed` does not wait, and the runner polls it.
-
-    Attributes:
-        topics: The topics by the name of the input.
     """
 
     def __init__(
@@ -95,12 +92,7 @@ class InputTopics:
         self._next_check_at = clock() + CHECK_INTERVAL_S
 
     def check(self) -> None:
-        """Compare the topics with those that exist now.
-
-        Raises:
-            PipelineUnavailable: A topic was recreated, so the query must start again; or Kafka does
-                not answer.
-        """
+        """Raise PipelineUnavailable if a topic was recreated: the query must start again."""
         if recreated := self._find_recreated(self._request_topics()):
             raise _build_recreated_error(recreated)
 
@@ -121,7 +113,6 @@ class InputTopics:
             return False  # the query itself fails if Kafka does not answer
 
     def close(self) -> None:
-        """Close the connections to Kafka; the topics can no longer be checked."""
         # An AdminClient has no `close`: it is closed when its last reference is gone.
         self._admin_clients, self._futures = {}, None
 
@@ -148,13 +139,10 @@ _admin_clients: dict[tuple[int, frozenset[tuple[str, Any]]], Any] = {}
 
 
 def check_topics(read_topics: Iterable[ReadTopic]) -> None:
-    """Compare topics with those that exist now, in a worker of Spark.
+    """Raise PipelineUnavailable if a topic is not the one that was read, in a worker of Spark.
 
     A recreated topic never gets an old id again. So if the ids are the same after the input was
     read, all that was read is of these topics. It takes 2.6 ms (median of 300 on two loaded cores).
-
-    Raises:
-        PipelineUnavailable: A topic was recreated, or Kafka does not answer.
     """
     requests = []
     for read_topic in read_topics:
@@ -196,7 +184,6 @@ class RewoundInputs:
 
 
 def find_recreated(files: Files, current: Mapping[str, TopicDescription]) -> list[str]:
-    """Return the inputs whose topics were recreated since the query read them."""
     known = _load_json(files, TOPICS_FILE)
     return [
         name
@@ -218,9 +205,6 @@ def rewind_input(
 
     The query must not run. The call may be repeated, for example after a crash, until the new id is
     stored.
-
-    Returns:
-        A gap of each partition, from where the old topic would have been read next to offset 0.
     """
     positions = _store_positions(files, checkpoint, sources, input_name)
     beginning = {(topic.name, partition): 0 for partition in range(topic.partitions)}
@@ -256,7 +240,6 @@ def _store_positions(
 
 
 def find_positions(checkpoint: Checkpoint, sources: Sources, input_name: str) -> Offsets:
-    """Return the offsets that an input would be read from next."""
     number = checkpoint.read_last_committed()
     positions: Offsets = {}
     if number is None:

@@ -77,7 +77,6 @@ def build_late_records(raw: DataFrame, late_rows: DataFrame, input_name: str) ->
     """Return the records that late rows were made of, ready to be written.
 
     Args:
-        raw: The columns of Spark's Kafka source.
         late_rows: Typed rows with their origin and `WATERMARK_COLUMN`.
     """
     from pyspark.sql import functions as F
@@ -97,7 +96,6 @@ def add_watermarks(rows: DataFrame, topic: str, batches: Iterable[BatchOffsets])
     """Add the watermark that each row was compared with, as `WATERMARK_COLUMN`.
 
     Args:
-        rows: Typed rows of several batches.
         batches: The batches, at least one of which has records of the topic.
     """
     from pyspark.sql import functions as F
@@ -124,9 +122,6 @@ class SideOutput:
     `SideOutputs` creates one for each input that has a side output. Batches must be given in their
     order. The records of several batches are written as one epoch, which has the number of the last
     batch.
-
-    Attributes:
-        output: The output of the job, whose ledger, cluster and transaction timeout are used.
     """
 
     spark: SparkSession
@@ -151,7 +146,6 @@ class SideOutput:
         return self._write_rows("dlq", records, batches[-1].number)
 
     def write_late(self, batches: Sequence[BatchOffsets], select_late: LateFilter) -> int:
-        """Write the late records of batches; return their number."""
         raw = self._read_records(batches)
         if raw is None:
             return 0
@@ -167,9 +161,6 @@ class SideOutput:
 
         An earlier process that still runs may write the same batches, up to another last one. So
         unless all were written, it is fenced, and the ledger is read again.
-
-        Args:
-            epoch: The last of the batches that are about to be written.
         """
         last_batch = self._read_last_entry(kind)
         if last_batch < epoch:
@@ -182,7 +173,6 @@ class SideOutput:
         return max((entry.epoch for entry in ledger.read_entries(name)), default=-1)
 
     def _read_records(self, batches: Sequence[BatchOffsets]) -> DataFrame | None:
-        """Return the records of batches, or None if the batches have none of this topic."""
         if not batches:
             return None
         spans = [offset_ranges(self.input.topic, *span) for span in iter_contiguous_spans(batches)]
@@ -284,8 +274,6 @@ def _is_rewound(batch: BatchOffsets) -> bool:
 
 
 def create_late_filter(module: Any, settings: Any, input_name: str) -> LateFilter:
-    """Return the predicate by which a job's module selects the late rows of an input."""
-
     def select_late(rows: DataFrame, watermark: Column) -> DataFrame:
         options = {"side": input_name} if settings.type == "join" else {}
         late_rows: DataFrame = module.select_late(settings, rows, watermark, **options)

@@ -91,12 +91,8 @@ class SideOutputs:
         """Close the side outputs of the query's previous run, and register this run.
 
         Args:
-            output: The output of the job, beside which the topics of gaps are.
-            rewound_inputs: The inputs whose topics were recreated, with gaps to report.
-            late_filters: The predicates that select late rows, by the names of the inputs.
             retained_batches: The number of batches whose offsets Spark keeps. Pending batches are
                 fewer, so that the next process can still read their offsets.
-            read_topics: The topics that the records are read from, as of `ExactlyOnceOutput`.
         """
         self._job = job
         self._checkpoint = checkpoint
@@ -173,7 +169,6 @@ class SideOutputs:
                 )
 
     def _has_left_records(self) -> bool:
-        """Return whether a batch that was not scanned has such records, or may have some."""
         if not self._has_scanned_earlier:
             return True
         counted = [written.counts for written in self._pending_batches]
@@ -207,7 +202,6 @@ class SideOutputs:
             self._ledger_producer = None
 
     def _scan_when_due(self, epoch: int) -> None:
-        """Scan the pending batches before an epoch if the interval or their number requires it."""
         # Spark begins a batch only after the previous one is written, so all before it are.
         is_first = self._current_batch is None
         if is_first:
@@ -265,12 +259,7 @@ class SideOutputs:
     def _select_batches(
         self, input_name: str, kind: SideOutputKind, count_key: str, *, is_repeated: bool
     ) -> list[BatchOffsets]:
-        """Return the pending batches to scan, from the first that has such records to the last.
-
-        Args:
-            count_key: The key of these records in the counts of a batch.
-            is_repeated: Whether an earlier process may have written some of the records.
-        """
+        """Return the pending batches to scan, from the first that has such records to the last."""
         pending = self._pending_batches
         if is_repeated and pending:
             last = pending[-1].batch.number
@@ -375,13 +364,11 @@ class SideOutputs:
 
 
 def finish(query_id: str) -> None:
-    """Scan all batches that the last run of a query has not scanned, if it has side outputs."""
     if outputs := _running_outputs.get(query_id):
         outputs.finish()
 
 
 def scan_idle(query_id: str) -> None:
-    """Scan the rest of a query that waits for records, if it has side outputs and that is due."""
     if outputs := _running_outputs.get(query_id):
         outputs.scan_idle()
 
@@ -396,9 +383,6 @@ def create_batch_counter(get_query: Any) -> BatchCounter:
 
     It only reads the newest progress. `recentProgress` would parse a hundred JSON documents in
     every batch.
-
-    Args:
-        get_query: Returns the StreamingQuery, or None as long as it has not started.
     """
 
     def get_counts(epoch: int) -> Mapping[str, int] | None:

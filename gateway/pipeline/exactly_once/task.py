@@ -34,7 +34,6 @@ class TaskResult(NamedTuple):
 
     Attributes:
         process: The name of the process that has the writer's producer now, or "" if none has.
-        rows: How many rows the writer got.
         written: Whether they were committed by this task.
         seconds: The time that was spent on Kafka, without the time of waiting for the rows.
         large: How many rows became dead letters because they are too large for their topic.
@@ -62,14 +61,9 @@ class WriteTask:
     Attributes:
         topic: The topic for rows that name none.
         plan: The plan that the driver wrote. A worker that finds another one in the ledger stops.
-        digest: `Checkpoint.compute_digest` of the epoch.
-        timeout_s: The timeout of a transaction.
         processes_by_writer: The name of the process that committed each writer's rows last.
         max_bytes: The largest batch that the topic takes.
         dead_letter_topic: The topic for rows that the output topic refuses.
-        read_topics: The topics that the rows are made of. Nothing is committed if one was recreated
-            since.
-        settings: `compute_key_digests` of the job, for the ledger's entries.
     """
 
     query_id: str

@@ -44,7 +44,6 @@ class WriterPlan:
     """The ledger's record of the driver that writes for a query, and the number of its writers.
 
     Attributes:
-        generation: A number that grows with every change of the plan.
         driver: The id of the driver that wrote the plan. Only its workers may write by the plan.
     """
 
@@ -80,7 +79,6 @@ def verify_entries(
 
     Args:
         entries: The last entry of every writer, including the writers of former plans.
-        epoch: The batch that is about to be written.
         get_digest: Returns the digest of a batch in the checkpoint, or "" if the checkpoint no
             longer has the batch.
 
@@ -115,7 +113,6 @@ def verify_settings(
     comes twice if only the writer before has.
 
     Args:
-        entries: The last entry of every writer, verified by `verify_entries`.
         settings: `compute_key_digests` of the job. Settings that the entries do not have are new
             with this version of the gateway, and are not compared.
 
@@ -141,15 +138,11 @@ def verify_settings(
 
 
 def verify_owner(owner: str | None, query_id: str, plan: WriterPlan | None) -> None:
-    """Verify that no later checkpoint of the job has written its rows.
+    """Raise CheckpointRefused if a later checkpoint of the job has written its rows.
 
     Args:
         owner: The query that the ledger names as the job's owner, or None if it names none.
-        query_id: The query of the checkpoint that is about to write.
         plan: The plan of that query, or None if it has never written.
-
-    Raises:
-        CheckpointRefused: A later checkpoint has written rows.
     """
     if owner in (None, query_id) or plan is None:
         return
@@ -163,10 +156,6 @@ def verify_owner(owner: str | None, query_id: str, plan: WriterPlan | None) -> N
 
 def must_write(entry: LedgerEntry | None, epoch: int, writers: int, digest: str = "") -> bool:
     """Return whether a writer must still write its rows of an epoch.
-
-    Args:
-        entry: The last entry of the writer, or None if it has none.
-        digest: `Checkpoint.compute_digest` of the epoch.
 
     Raises:
         CheckpointRefused: The entry is of another batch, or of another number of writers (see
@@ -193,10 +182,6 @@ class PlanChange:
 
     The caller writes `fencing_plan`, fences the transactional ids of that plan's writers, reads the
     ledger, and writes `choose_plan(entries)` if that is another plan.
-
-    Attributes:
-        stored_plan: The ledger's plan, or None if the query has none yet.
-        writers: The number of writers that is wanted.
     """
 
     stored_plan: WriterPlan | None

@@ -61,7 +61,6 @@ def parse_values(
     Invalid records are left out, or end the job if `onInvalid` is `fail`.
 
     Args:
-        raw: The columns of Spark's Kafka source, with the JSON text of values with a schema.
         metrics_name: The name under which the `rows` that were read and the `invalid` ones among
             them are counted. "" counts nothing.
         has_event_time: False if records may have any timestamp.
@@ -89,7 +88,6 @@ def parse_values(
 
 
 def _observe_counts(parsed: DataFrame, metrics_name: str) -> DataFrame:
-    """Count the rows and the invalid ones in the progress of the query."""
     from pyspark.sql import functions as F
 
     rows = F.count(F.lit(1)).alias("rows")

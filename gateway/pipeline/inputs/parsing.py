@@ -74,7 +74,6 @@ def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool 
     """Parse JSON objects into a struct that the other functions of this module take.
 
     Args:
-        text: One JSON object in each row. The struct is null if the text is null.
         require_finite: Whether numbers must be finite. If False, the texts "NaN" and "Infinity" are
             read as numbers, as they stand in the JSON text of Avro values.
     """
@@ -102,7 +101,6 @@ def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool 
 
 
 def has_half_surrogates(text: Column) -> Column:
-    """Return whether a JSON text has half of a surrogate pair without the other half."""
     from pyspark.sql import functions as F
 
     # The search for the prefixes is cheap, and nearly all texts have none.
@@ -209,7 +207,6 @@ def _widen_leaf(data_type: DataType) -> DataType:
 
 
 def _replace_leaves(data_type: DataType, replace_leaf: Callable[[DataType], DataType]) -> DataType:
-    """Return a type with other types in place of those that are not nested."""
     from pyspark.sql import types as T
 
     match data_type:
@@ -271,7 +268,6 @@ def _is_suspect_text(value: Column, data_type: DataType) -> Column | None:
 def _is_leaf_out_of_range(
     value: Column, data_type: DataType, *, require_finite: bool
 ) -> Column | None:
-    """Return whether a value that is not nested is out of range; None if that cannot happen."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 

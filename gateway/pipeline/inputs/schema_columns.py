@@ -57,10 +57,6 @@ def parse_schema_columns(
     Args:
         text: The schema: an Avro record, a JSON Schema of an object, or a Protobuf file, whose
             first message is used.
-        references: The texts of the schemas that it refers to, by name.
-
-    Raises:
-        FormatError: The schema is not one of these.
     """
     parse = _COLUMN_PARSERS.get(format)
     if parse is None:
@@ -161,8 +157,6 @@ def _get_full_name(schema: Mapping[str, Any], enclosing: tuple[str, ...]) -> str
 
 
 class _Document(NamedTuple):
-    """A JSON Schema as it is in the registry, by whose URI its references are resolved."""
-
     uri: str
     content: Any
 
@@ -178,11 +172,7 @@ class _JsonSchemaTypes:
         self._retrieve = retrieve
 
     def convert(self, schema: Any, document: _Document, enclosing: tuple[str, ...]) -> str:
-        """Return the type of a column.
-
-        Args:
-            enclosing: The references that led to the schema. A schema within itself is a string.
-        """
+        """Return the type of a column; a schema within itself is a string."""
         schema, document, enclosing = self.resolve(schema, document, enclosing)
         if not isinstance(schema, dict):
             return "string"
@@ -235,11 +225,7 @@ class _JsonSchemaTypes:
 
 
 def _find_part(content: Any, pointer: str) -> Any:
-    """Return the part of a JSON document at a pointer (RFC 6901) of a URI's fragment.
-
-    Raises:
-        LookupError: There is none, or the fragment is no pointer.
-    """
+    """Return the part of a JSON document at a pointer (RFC 6901) of a URI's fragment."""
     if pointer and not pointer.startswith("/"):
         raise LookupError(pointer)
     for token in unquote(pointer).split("/")[1:]:

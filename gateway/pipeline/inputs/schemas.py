@@ -219,7 +219,6 @@ def _build_headers_type() -> pa.DataType:
 
 @cache
 def _get_codecs(catalog: SchemaRegistry) -> Codecs:
-    """Return the codecs of a registry, the same ones for equal settings in this process."""
     # Each task unpickles settings of its own. They are compared by value, as their text has
     # asterisks in place of a password.
     return Codecs(catalog)

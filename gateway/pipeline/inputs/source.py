@@ -42,8 +42,6 @@ _INPUT_NAME_OPTION = "gatewayInput"
 
 
 class OffsetRange(NamedTuple):
-    """The offsets of a partition from `start` to before `end`."""
-
     start: int
     end: int
 
@@ -124,7 +122,6 @@ def read_range(
 def read_raw_range(
     spark: SparkSession, kafka: Kafka, ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> DataFrame:
-    """Return the records of ranges of offsets as `KAFKA_COLUMNS`."""
     options = {
         "assign": _format_ranges(ranges, None),
         "startingOffsets": _format_ranges(ranges, 0),
@@ -145,7 +142,6 @@ def parse_records(
     metrics_name: str = "",
     has_event_time: bool = True,
 ) -> DataFrame:
-    """Convert the columns of Kafka to those of the job, without invalid records."""
     decoded, schema_columns = schemas.decode_values(raw, input, catalogs or {})
     return fields.parse_values(
         decoded, input, schema_columns, metrics_name=metrics_name, has_event_time=has_event_time

@@ -57,17 +57,14 @@ def check_case(names: Iterable[str]) -> str | None:
 
 
 def get_json_type(text: str) -> str:
-    """Return the type that a JSON value is read with."""
     return "bigint" if text.strip().lower() == TIMESTAMP_MS else text
 
 
 def get_column_type(text: str) -> str:
-    """Return the type of the column that a value becomes."""
     return "timestamp" if text.strip().lower() == TIMESTAMP_MS else text.strip().lower()
 
 
-class _TypeSyntaxError(Exception):
-    """A text is not a type; the message says what to write."""
+class _TypeSyntaxError(Exception): ...
 
 
 def _tokenize(text: str) -> list[str]:
@@ -108,10 +105,6 @@ def _skip_type(tokens: Sequence[str], index: int, *, is_top_level: bool = False)
 
 
 def _skip_decimal(tokens: Sequence[str], index: int) -> int:
-    """Return the index after the parentheses of a decimal.
-
-    The precision is at most 38, and the scale at most the precision.
-    """
     precision, scale = _parse_number(tokens, index), 0
     index += 1
     if tokens[index : index + 1] == [","]:

@@ -68,7 +68,6 @@ def select_late(settings: Aggregate, events: DataFrame, watermark: datetime) -> 
 
 
 def check_job(settings: Aggregate, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield the problems of the settings, also those that Spark would take in another sense."""
     known = columns.get("from", {})
     yield from _check_column_names(settings)
     yield from _check_window(settings)

@@ -38,9 +38,6 @@ def build(settings: Enrich, tables: Mapping[str, DataFrame]) -> DataFrame:
 
     Args:
         tables: The events as `from`, and the table as `TABLE_INPUT` unless it is in Redis.
-
-    Raises:
-        PipelineError: Events and table have columns of the same name.
     """
     events = tables["from"].select(*_list_event_columns(settings, tables["from"].columns))
     if isinstance(settings.table, Redis):

@@ -39,7 +39,6 @@ class SessionRules:
         schema: The columns of pieces: keys `k0`, `k1` and so on, `start`, `end`, `events`, those of
             `ORDER_COLUMNS` if a measure is `first` or `last`, and measures `m0`, `m1` and so on.
         measure_kinds: The aggregate of each measure, one of `measures.MERGEABLE_KINDS`.
-        gap_us: The longest pause within a session.
         emit_updates: Whether open sessions are emitted when they change.
     """
 
@@ -78,10 +77,6 @@ def update_sessions(
 ) -> SessionUpdate:
     """Add events to the open sessions, and close sessions by the watermark.
 
-    Args:
-        open_pieces: The `open_pieces` of the update before.
-        events: The new events as pieces.
-
     Raises:
         OverflowError: A sum is out of the range of its type.
     """
@@ -114,7 +109,6 @@ class _SessionCut:
     """Pieces that are sorted and divided into sessions.
 
     Attributes:
-        pieces: The pieces, sorted by key and time.
         sort_order: The index of each of these pieces in the table that was sorted.
         key_ids: A number for the key of each piece.
         session_ids: The number of each piece's session, from 0 in the order of the pieces.

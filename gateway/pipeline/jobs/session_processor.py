@@ -43,11 +43,7 @@ job has more state partitions, some of them are empty."""
 
 
 def build(settings: Sessions, events: DataFrame) -> DataFrame:
-    """Return the sessions, as `sessions.build` does. If `events` is no stream, all are closed.
-
-    Raises:
-        PipelineError: The type of a key or a measure cannot be merged.
-    """
+    """Return the sessions, as `sessions.build` does. If `events` is no stream, all are closed."""
     columns = _SessionColumns(settings, events)
     pieces = columns.build_pieces(events)
     if not events.isStreaming:
@@ -69,7 +65,6 @@ class SessionProcessor(StatefulProcessor):
     """
 
     def __init__(self, rules: SessionRules, names: tuple[str, ...]) -> None:
-        """Store the settings. Spark sends the processor to the workers."""
         self._rules = rules
         self._row_type = Row(*names)
 
@@ -90,7 +85,6 @@ class SessionProcessor(StatefulProcessor):
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        """Yield the sessions that closed because the watermark has passed the timer."""
         yield from self._advance(None, timerValues)
 
     def close(self) -> None: ...
@@ -129,12 +123,6 @@ class SessionProcessor(StatefulProcessor):
 
 
 class _SessionColumns:
-    """The columns of pieces and of the result, and their types.
-
-    Attributes:
-        aggregate_fields: `events` and the measures.
-    """
-
     def __init__(self, settings: Sessions, events: DataFrame) -> None:
         self._settings = settings
         self._measures = measures.parse_measures(settings.measures)
@@ -186,7 +174,6 @@ class _SessionColumns:
                 raise PipelineError(f"job {self._settings.name}: {problem}")
 
     def _analyze_aggregates(self, events: DataFrame) -> list[StructField]:
-        """Return `events` and the measures, with the types of Spark's aggregates."""
         event_count = F.count(F.lit(1)).alias("events")
         aggregates = [F.expr(measure.expression).alias(measure.name) for measure in self._measures]
         schema = events.groupBy().agg(event_count, *aggregates).schema
@@ -237,7 +224,6 @@ _SINGLE_EVENT_COLUMNS = {"end": "start", "lp": "fp", "lo": "fo"}
 
 
 def _build_piece_table(columns: Mapping[str, Any], rules: SessionRules) -> pa.Table:
-    """Return the pieces of single events, from the columns of `_SessionColumns.build_pieces`."""
     all_columns = {**columns, "events": [1] * len(columns["start"])}
     arrays = [
         _to_array(all_columns[_SINGLE_EVENT_COLUMNS.get(field.name, field.name)], field.type)
@@ -255,7 +241,6 @@ def _to_array(values: Any, arrow_type: pa.DataType) -> Any:
 
 
 def _build_value(measure: measures.Measure, field: StructField) -> Any:
-    """Return the value of a measure for a single event."""
     if measure.kind != "count":
         return _make_valid_text(F.expr(measure.argument).cast(field.dataType), field.dataType)
     is_counted = F.lit(True) if measure.argument == "*" else F.expr(measure.argument).isNotNull()

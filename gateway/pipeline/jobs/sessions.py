@@ -69,7 +69,6 @@ def check_realtime(settings: Sessions) -> str | None:
 
 
 def check_job(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield the problems of the settings, also those that Spark would take in another sense."""
     known = columns.get("from", {})
     yield from sql.check_columns("by", settings.by, known)
     yield from sql.check_columns("from.time", [settings.from_.time], known)

@@ -15,7 +15,6 @@ class Estimate(NamedTuple):
     """A figure that plans are computed from.
 
     Attributes:
-        value: The number, in the unit of the description.
         description: The unit and the circumstances, as a plan shows them.
         source: The run that measured it. It begins with `assumed` if none did.
     """

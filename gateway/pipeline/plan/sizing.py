@@ -35,10 +35,7 @@ class JobRequirements:
         active: The share of the state that is in use.
         hot: The share of events that have the most frequent key.
         bandwidth: The rate in bytes from an executor to the store of the checkpoint.
-        gap: The pause that ends a session.
-        watermark: How late an event of a session may be.
         max_length: The longest time of a session, or 0 for no limit.
-        table: The size of the table that events are enriched from.
         staleness: How old a cached row of the table may be.
     """
 
@@ -94,7 +91,6 @@ class SizingPlan:
     """The size of a job, as `build_plan` computes it.
 
     Attributes:
-        lines: The figures, in the order in which they are shown.
         refused: The demands that this design cannot meet, each with what to do instead.
     """
 

@@ -40,7 +40,6 @@ def clear_alert(job: str, alert: str) -> None:
 
 
 def get_active_alerts() -> Mapping[tuple[str, str], str]:
-    """Return the messages by the names of job and alert."""
     with _lock:
         return dict(_active)
 

@@ -101,9 +101,6 @@ class ProgressReporter:
 
     `report_progress` creates one for a process and closes it. `QueryListener` adds events in
     Spark's threads. The state of each job is changed by the reporter's thread only.
-
-    Attributes:
-        port: The port of the metrics server, None if there is none.
     """
 
     def __init__(
@@ -119,7 +116,6 @@ class ProgressReporter:
         Args:
             client_config: The settings of librdkafka for the cluster of `progress.topic`, or None
                 to send no records.
-            task_interval_s: The time between two reads of the tasks of a job, in seconds.
             task_reader: Reads them; by default one of the first session that is watched.
         """
         self.metrics = ProgressMetrics()
@@ -154,11 +150,7 @@ class ProgressReporter:
         return samples
 
     def enqueue(self, event: _EventHandler, job: str) -> None:
-        """Let the reporter's thread handle an event; count and drop it if the queue is full.
-
-        Args:
-            job: The name of the job or the id of the query, for the count.
-        """
+        """Let the reporter's thread handle an event; count and drop it if the queue is full."""
         try:
             self._events.put_nowait(event)
         except queue.Full:

@@ -61,12 +61,6 @@ class ProgressMetrics:
             self._untold_events[job] += 1
 
     def record_batch(self, job: str, progress: Mapping[str, Any]) -> BatchProgress:
-        """Record a finished batch, and return its parsed progress.
-
-        Raises:
-            KeyError: The progress lacks a field.
-            ValueError: A field of the progress cannot be parsed.
-        """
         batch = parse_batch(progress)
         with self._lock:
             self._batches[job] += 1

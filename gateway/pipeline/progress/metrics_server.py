@@ -25,9 +25,6 @@ class MetricsServer:
         """Bind the port, or a free one if it is 0; requests are answered in the context.
 
         `collect_metrics` is called in the thread of each request.
-
-        Raises:
-            PipelineError: The address cannot be listened on.
         """
         try:
             self._server = ThreadingHTTPServer((host, port), _create_handler(collect_metrics))

@@ -90,7 +90,6 @@ def add_note(query: str, batch: int, **seconds: float) -> None:
     """Add the time that a part of a job took in a batch, for the doctor.
 
     Args:
-        query: The id or the name of the query.
         **seconds: The elapsed time of each part. `sink` is how long writers waited for Kafka.
     """
     with _lock:

@@ -123,7 +123,6 @@ class ExceptionCause(NamedTuple):
 
     Attributes:
         class_name: Its class, of Java with the package.
-        message: Its message; empty if it has none.
     """
 
     class_name: str
@@ -155,7 +154,6 @@ def find_unreadable(causes: Sequence[ExceptionCause]) -> UnreadableOffset | None
 
 
 def classify_causes(causes: Sequence[ExceptionCause]) -> QueryFailure:
-    """Return the failure that a chain of causes means, given the outermost cause first."""
     texts = [f"{cause.class_name}: {cause.message}" for cause in causes]
     names = [
         name for text in texts for groups in _KAFKA_ERROR_PATTERN.findall(text) for name in groups
@@ -175,9 +173,6 @@ def build_kafka_error(operation: str, error: KafkaException) -> PipelineError:
     """Return the error to raise if Kafka did not do something.
 
     This is PipelineUnavailable if another attempt may help. Otherwise the message has the remedy.
-
-    Args:
-        operation: The beginning of the message, such as "topic orders cannot be created".
     """
     cause = error.args[0]
     if advice := _ADVICE_BY_ERROR.get(cause.name()):

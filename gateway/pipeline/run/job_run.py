@@ -34,7 +34,6 @@ class JobRun:
     Attributes:
         failure_reason: Why the job failed permanently; None if it did not.
         has_damaged_state: Whether the last query ended because its state could not be read.
-        resources: They are closed when the job has ended.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class JobRun:
         """Prepare the run; the first `poll` starts the query.
 
         Args:
-            start: Starts the query and returns its StreamingQuery, or raises.
             finish: Does the remaining work when a query has ended without failure.
             have_inputs_changed: Returns whether a topic of the running query was recreated.
             on_waiting: Called by each `poll` that finds the query waiting for records.
@@ -84,7 +82,6 @@ class JobRun:
         return not self.is_done and self._query is None
 
     def poll(self) -> None:
-        """Start the query if that is due, and handle its end."""
         if self.is_done:
             return
         if self._query is None:

@@ -33,9 +33,6 @@ def encode_rows(
 
     The key is null without key columns. Values with a schema are encoded by it, as
     `schemas.encode_values` describes.
-
-    Raises:
-        PipelineError: Two columns have names that differ in case only.
     """
     from pyspark.sql import functions as F
 

@@ -102,7 +102,6 @@ def start_query(
             rows, which were written before (see `state.repair`).
         stop_event: Once it is set, the query is retired at the end of its batch (see
             `retires_itself`).
-        unreadable: The record by which the previous run ended, to be skipped.
         input_topics: The topics of the inputs; None for those that exist now.
     """
     close_clients(job_checkpoint.query_id)
@@ -126,7 +125,6 @@ def start_query(
     )
 
     def prepare_inputs(rows: DataFrame) -> RewoundInputs:
-        """Edit the offsets in the checkpoint before Spark reads them."""
         sources = find_sources(rows)
         rewound = _rewind_recreated(
             spark, job, job_checkpoint, sources, topics.topics, replay_state
@@ -165,11 +163,6 @@ def close_clients(query_id: str) -> None:
 
 
 def create_input_topics(job: Job, settings: Settings) -> InputTopics:
-    """Return the topics that a job reads, as they are now.
-
-    Raises:
-        TopicMissing: A topic does not exist.
-    """
     from gateway.pipeline.exactly_once.recreated_topics import InputTopics
 
     return InputTopics(
@@ -368,7 +361,6 @@ def _build_rows(
 def _create_join_function(
     spark: SparkSession, job: config.Enrich, settings: Settings, write_batch: BatchFunction
 ) -> BatchFunction:
-    """Return the function that joins a batch with the current table, and writes the result."""
     from gateway.pipeline.jobs import enrich
 
     kafka = find_cluster(settings.clusters, job.from_.kafka)
@@ -404,7 +396,6 @@ def _create_batch_function(
     key_digests: Mapping[str, str],
     stop_event: threading.Event,
 ) -> BatchFunction:
-    """Return the function that writes side outputs and the encoded rows of a batch."""
     kafka = find_cluster(settings.clusters, output.kafka)
     is_exactly_once = output.guarantee == "exactly-once"
     if not (is_exactly_once or has_side_outputs(job)):
@@ -534,7 +525,6 @@ def _skip_unreadable(
     stop_event: threading.Event,
     input_topics: InputTopics,
 ) -> None:
-    """Edit the checkpoint so that the query skips a record. Raise PipelineError if it cannot."""
     from gateway.pipeline.unreadable import skip
     from gateway.pipeline.unreadable.dead_letters import DeadLetterWriter
     from gateway.pipeline.unreadable.offsets import find_unfinished_batch
@@ -572,11 +562,7 @@ def _rewind_recreated(
     topics: Mapping[str, TopicDescription],
     replay_state: bool,
 ) -> RewoundInputs:
-    """Edit the checkpoint so that recreated topics are read from their beginning.
-
-    Raises:
-        PipelineError: A topic was recreated, and its state or the job's settings do not allow that.
-    """
+    """Edit the checkpoint so that recreated topics are read from their beginning."""
     from gateway.pipeline.exactly_once import recreated_topics
 
     files = open_files(job_checkpoint.location, spark)

@@ -198,14 +198,12 @@ class _QueryStarter:
         )
 
     def finish_query(self) -> None:
-        """Write the rest of the side outputs, after a query has ended without failure."""
         from gateway.pipeline.exactly_once import side_outputs
 
         assert self._checkpoint is not None
         side_outputs.finish(self._checkpoint.query_id)
 
     def scan_idle(self) -> None:
-        """Write the rest of the side outputs, while the query waits for records."""
         from gateway.pipeline.exactly_once import side_outputs
 
         assert self._checkpoint is not None
@@ -274,7 +272,6 @@ def _check_input_topics(settings: Settings, job: Job, *, has_run: bool) -> None:
     Raises:
         TopicMissing: A topic does not exist that the job has read before. It may be recreated, so
             the job waits for it.
-        PipelineError: A topic does not exist.
     """
     for each in query.resolve_inputs(job).values():
         if each.topic not in topics.list_topics(find_cluster(settings.clusters, each.kafka)):

@@ -82,7 +82,6 @@ def verify_key(job: Job, rows: DataFrame) -> None:
 
 
 def compute_key_digests(job: Job, tables: Mapping[str, DataFrame]) -> dict[str, str]:
-    """Return digests of the settings that the rows of a job and their keys depend on, by name."""
     types = {
         name: {field.name: field.dataType.simpleString() for field in table.schema}
         for name, table in tables.items()

@@ -34,12 +34,7 @@ _TOKEN_LIFETIME_S = 300.0  # after which librdkafka asks for a token again
 
 
 def build_spark_options(kafka: Kafka) -> dict[str, str]:
-    """Return the options of Spark's Kafka source and sink, whose names begin with `kafka.`.
-
-    Raises:
-        PipelineError: The cluster is the embedded one, Java's client cannot do what the settings
-            ask for, or a file cannot be used.
-    """
+    """Return the options of Spark's Kafka source and sink, whose names begin with `kafka.`."""
     options = {
         "bootstrap.servers": format_bootstrap_servers(kafka),
         "security.protocol": _get_security_protocol(kafka),
@@ -69,11 +64,7 @@ def build_client_config(kafka: Kafka) -> dict[str, object]:
 
 
 def format_bootstrap_servers(kafka: Kafka) -> str:
-    """Return the bootstrap servers of a cluster as `host:port`, separated by commas.
-
-    Raises:
-        PipelineError: The cluster is the embedded one, which lives in the gateway's process.
-    """
+    """Return the bootstrap servers of a cluster as `host:port`, separated by commas."""
     if isinstance(kafka.servers, str):
         raise PipelineError(
             "jobs cannot use this Kafka, because it is embedded in the gateway; "
@@ -240,11 +231,7 @@ def _get_secret(value: SecretStr | None) -> str | None:
 
 
 def find_cluster(clusters: Mapping[str, Kafka], name: str | None) -> Kafka:
-    """Return the cluster that an input or output names, or the only one if it names none.
-
-    Raises:
-        PipelineError: No cluster has this name, or there are several and none is named.
-    """
+    """Return the cluster that an input or output names, or the only one if it names none."""
     if name is not None and name in clusters:
         return clusters[name]
     if name is None and len(clusters) == 1:

@@ -17,16 +17,11 @@ from .versions import SPARK_VERSION
 
 
 def read_pinned_jars() -> dict[MavenCoordinate, str]:
-    """Return the SHA-256 of each jar, in hexadecimal."""
     return read_pins(Path(__file__).with_name("jars.sha256"))
 
 
 def fetch_connector_jars() -> Sequence[Path]:
-    """Return the paths of the jars; download those that the user's cache does not have.
-
-    Raises:
-        PipelineError: A jar cannot be downloaded, or its checksum is wrong.
-    """
+    """Return the paths of the jars; download those that the user's cache does not have."""
     description = f"Spark's Kafka connector {SPARK_VERSION}"
     pins = read_pinned_jars()
     directory = JarBundle(description, pins, PipelineError).ensure_fetched(

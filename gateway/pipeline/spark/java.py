@@ -21,11 +21,7 @@ INSTALL_HINT = (
 
 
 def find_java() -> JavaRuntime:
-    """Return the Java that Spark will use, after running it once to learn its version.
-
-    Raises:
-        PipelineError: There is no Java, it does not run, or it is too old.
-    """
+    """Return the Java that Spark will use, after running it once to learn its version."""
     requirement = f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}"
     home = os.environ.get("JAVA_HOME")
     path = Path(home) / "bin" / "java" if home else shutil.which("java")

@@ -76,10 +76,6 @@ def create_session(
 
     If spark-submit started this process, its session is used, with the settings that can still be
     changed.
-
-    Raises:
-        PipelineError: pyspark is not installed, there is no suitable Java, or the jars of the
-            connector cannot be downloaded.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise PipelineError(f"Spark is not installed; {format_install_command('pipeline')}")
@@ -110,11 +106,7 @@ def create_session(
 
 
 def describe_jvm_end(error: Exception) -> str | None:
-    """Return how Spark's JVM has ended, in one line; None if it has not, as far as is known.
-
-    Args:
-        error: The exception that a call of the JVM has raised.
-    """
+    """Return how Spark's JVM has ended, in one line; None if it has not, as far as is known."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark import SparkContext
 

@@ -89,12 +89,7 @@ def build_environment(variables: Mapping[str, str], *, master: str) -> dict[str,
 def _forward_signals(
     processes: Sequence[subprocess.Popen[bytes]], pid_file: Path
 ) -> Iterator[None]:
-    """Pass SIGTERM and SIGINT on to the driver, or to spark-submit until there is a driver.
-
-    Args:
-        processes: spark-submit, once it has been started.
-        pid_file: The file to which the driver writes its process id.
-    """
+    """Pass SIGTERM and SIGINT on to the driver, or to spark-submit until there is a driver."""
 
     def forward_signal(number: int, _: object) -> None:
         for process in processes:

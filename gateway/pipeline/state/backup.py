@@ -55,11 +55,7 @@ class BackupManifest:
 def create_backup(
     source: Files, target: Files, job: str, *, check_content: Any = None
 ) -> BackupManifest:
-    """Copy the newest finished batch into an empty directory. The job may run.
-
-    Raises:
-        PipelineError: There is no finished batch, it is damaged, or the directory is not empty.
-    """
+    """Copy the newest finished batch into an empty directory. The job may run."""
     if target.list_sizes():
         raise PipelineError(f"{target.location} is not empty; name another directory")
     for attempts_left in reversed(range(MAX_ATTEMPTS)):
@@ -74,11 +70,6 @@ def create_backup(
 
 
 def read_manifest(source: Files) -> BackupManifest:
-    """Return the manifest of a backup.
-
-    Raises:
-        PipelineError: The directory has no finished backup, or the manifest is damaged.
-    """
     try:
         content = json.loads(source.read(MANIFEST_FILE))
         files = {name: (size, digest) for name, (size, digest) in content.pop("files").items()}
@@ -92,11 +83,7 @@ def read_manifest(source: Files) -> BackupManifest:
 
 
 def verify_backup(source: Files) -> BackupManifest:
-    """Read all files of a backup, and return its manifest.
-
-    Raises:
-        PipelineError: A file is missing or differs from the copied one.
-    """
+    """Read all files of a backup, and return its manifest."""
     manifest = read_manifest(source)
     for name, (size, digest) in manifest.files.items():
         if (actual := _read_digest(source, name)) != (size, digest):
@@ -115,9 +102,6 @@ def restore_backup(
             checkpoint, when it is complete, so that a job never sees a part of a checkpoint.
         keep_identity: Whether to keep the query id. This is only correct if the job has not run
             further than the backup.
-
-    Raises:
-        PipelineError: The backup is damaged, or a file could not be copied.
     """
     manifest = verify_backup(source)
     for name in target.list_sizes():  # of an earlier restore that was interrupted

@@ -42,7 +42,6 @@ class LoggedDamage(NamedTuple):
 
     Attributes:
         file: The damaged file, or the directory of the store if Spark does not name the file.
-        description: The damage, and how Spark reacts to it.
     """
 
     run_id: str

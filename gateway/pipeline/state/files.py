@@ -46,8 +46,7 @@ class Files(Protocol):
     def fetch(self, name: str) -> contextlib.AbstractContextManager[Path]:
         """Return a context manager that provides a file as a local file."""
 
-    def put(self, source: Path, name: str) -> None:
-        """Copy a local file into the directory."""
+    def put(self, source: Path, name: str) -> None: ...
 
     def rename_to(self, directory: str) -> None:
         """Rename the directory to another location, which must not exist yet."""

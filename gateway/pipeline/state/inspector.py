@@ -33,9 +33,6 @@ class CheckpointInspector:
 
     Each operation creates its own. Every file is checked at most once, and the result is kept,
     because several versions of a store share tables.
-
-    Attributes:
-        sizes: The size of each file in bytes when the inspection began.
     """
 
     files: Files
@@ -50,10 +47,7 @@ class CheckpointInspector:
     def read_tables(self, name: str, store: layout.Store) -> Mapping[str, int]:
         """Return the tables of a snapshot with their sizes in bytes.
 
-        Raises:
-            OSError: The file cannot be read.
-            ValueError: The file cannot be parsed.
-            BadZipFile: The file is damaged.
+        A damaged file raises OSError, ValueError or BadZipFile.
         """
         if name not in self._tables_by_snapshot:
             with self.files.fetch(name) as path:
@@ -106,11 +100,6 @@ class CheckpointInspector:
 
 
 def find_newest_batch(sizes: Mapping[str, int], location: str) -> int:
-    """Return the number of the newest finished batch.
-
-    Raises:
-        PipelineError: No batch is finished.
-    """
     committed = layout.parse_batches(sizes, "commits")
     if not committed:
         raise PipelineError(f"{location} has no finished batch; run the job first")
@@ -120,11 +109,6 @@ def find_newest_batch(sizes: Mapping[str, int], location: str) -> int:
 def find_stores(
     inspector: CheckpointInspector, batch: int
 ) -> Mapping[layout.StoreId, layout.Store]:
-    """Return the stores that a batch had.
-
-    Raises:
-        PipelineError: The checkpoint has no offsets of the batch.
-    """
     name = f"offsets/{batch}"
     if name not in inspector.sizes:
         raise PipelineError(f"{inspector.files.location} has no {name}; restore a backup")

@@ -30,7 +30,6 @@ class StoreId(NamedTuple):
     """A state store within a checkpoint.
 
     Attributes:
-        operator: The number of the operator of the query.
         name: `default`, or the name of one of a join's stores.
     """
 

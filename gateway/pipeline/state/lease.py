@@ -69,11 +69,6 @@ class Lease:
         self._stack.close()
 
     def acquire(self) -> None:
-        """Acquire the lease, unless this object holds it already.
-
-        Raises:
-            PipelineError: Another process holds it.
-        """
         if not self._is_held:
             self._stack.enter_context(hold_lease(self._directory, self._job))
             self._is_held = True

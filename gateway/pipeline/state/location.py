@@ -19,7 +19,6 @@ def is_remote(root: str) -> bool:
 
 
 def find_newest_version(root: str, job: str, spark: Any = None) -> int | None:
-    """Return the number of the version in use, or None before the first run."""
     return max(versions.list_versions(root, job, spark), default=None)
 
 
@@ -46,9 +45,6 @@ def require_idle(root: str, job: str, spark: Any = None, *, force: bool = False)
 
     Args:
         force: Whether to assume that the job does not run if that cannot be known.
-
-    Raises:
-        PipelineError: The job runs, or may run.
     """
     version = find_newest_version(root, job, spark)
     if version is None:

@@ -30,7 +30,6 @@ class StateProfile(NamedTuple):
         maintenance_s: The time between two uploads of snapshots.
         cache_mib: The size of one store's block cache, if memory is not limited.
         memory_mib: The memory of all stores of an executor together; None for no limit.
-        counts_rows: Whether RocksDB counts the rows of each store exactly.
     """
 
     snapshot_after: int
@@ -54,7 +53,6 @@ PROFILES = {
 
 
 def build_settings(state: State, *, is_join: bool = False) -> list[SparkSetting]:
-    """Return the settings for the state of a job, with the most important ones first."""
     profile = PROFILES[state.profile]
     snapshot_after = state.snapshot_after or profile.snapshot_after
     counts_rows = profile.counts_rows and not is_join

@@ -29,9 +29,6 @@ def recover_state(
     Args:
         is_damaged: Whether the query ended because its state could not be read. The files are only
             inspected in this case.
-
-    Raises:
-        PipelineError: The state cannot be repaired.
     """
     batches = repair.find_batches_to_replay(files)
     if is_damaged:

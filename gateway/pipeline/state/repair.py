@@ -54,11 +54,7 @@ def is_damage_error(error: str) -> bool:
 
 
 def repair_state(files: Files, check_content: ContentCheck | None = None) -> RepairResult:
-    """Inspect the state of the newest finished batch, and move damaged files away.
-
-    Raises:
-        PipelineError: No batch with undamaged state has offsets from which the job can be replayed.
-    """
+    """Inspect the state of the newest finished batch, and move damaged files away."""
     try:
         inspector = CheckpointInspector(files, check_content)
         newest = find_newest_batch(inspector.sizes, files.location)
@@ -148,9 +144,6 @@ def _find_whole_batch(inspector: CheckpointInspector, newest: int, damage: list[
     """Return the newest batch with undamaged state after which all batches can be replayed.
 
     Damage of older batches is appended to that of the newest finished one.
-
-    Raises:
-        PipelineError: There is no such batch.
     """
     with_offsets = layout.parse_batches(inspector.sizes, "offsets")
     committed = set(layout.parse_batches(inspector.sizes, "commits"))

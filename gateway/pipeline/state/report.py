@@ -79,11 +79,6 @@ class StateReport:
 def read_state(
     files: Files, job: str, *, verify: bool = False, check_content: ContentCheck | None = None
 ) -> StateReport:
-    """Return the state of a job as its files show it.
-
-    Args:
-        verify: Whether to check every file that the newest finished batch needs.
-    """
     inspector = CheckpointInspector(files, check_content)
     batch = find_newest_batch(inspector.sizes, files.location)
     partitions = [
@@ -94,11 +89,7 @@ def read_state(
 
 
 def count_keys(spark: SparkSession, report: StateReport, location: str, sample_size: int) -> None:
-    """Count the keys of each partition, and add a sample of each store to a report.
-
-    Raises:
-        PipelineError: The job has no state.
-    """
+    """Count the keys of each partition, and add a sample of each store to a report."""
     from pyspark.sql import functions as F
 
     for operator, name, store in _read_operators(spark, location, report):
@@ -183,7 +174,6 @@ def _is_in_store(name: str, prefix: str) -> bool:
 def _read_operators(
     spark: SparkSession, location: str, report: StateReport
 ) -> Iterable[tuple[int, str, str]]:
-    """Return the number, the operator's name and the store's name of each store of a report."""
     rows = spark.read.format("state-metadata").load(location).collect()
     names = {row["operatorId"]: row["operatorName"] for row in rows}
     if not names:

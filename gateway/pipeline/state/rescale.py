@@ -38,8 +38,6 @@ _ABANDONED_PATTERN = re.compile(r"LAST_BATCH_ABANDONED_REPARTITION")
 
 @dataclass(frozen=True, slots=True)
 class RescaleResult:
-    """A change of the number of partitions, and the batch in which Spark did it."""
-
     old_partitions: int
     new_partitions: int
     batch: int
@@ -54,12 +52,7 @@ def read_partition_count(files: Files) -> int | None:
 
 
 def rescale_state(spark: SparkSession, files: Files, new_partitions: int) -> RescaleResult:
-    """Change the number of partitions of a job's state. The job must not run.
-
-    Raises:
-        PipelineError: The last batch is not finished, an earlier change to another number is not
-            finished, or the state has this number of partitions already.
-    """
+    """Change the number of partitions of a job's state. The job must not run."""
     from py4j.protocol import Py4JJavaError
 
     old_partitions = read_partition_count(files)

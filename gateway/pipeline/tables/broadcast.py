@@ -74,11 +74,7 @@ class RefreshedValue(Generic[T]):
         self._refresh_thread: Thread | None = None
 
     def get_current(self) -> T:
-        """Return the value, and begin to read it again if that is due.
-
-        Raises:
-            PipelineError: There is no value yet, and it cannot be read.
-        """
+        """Return the value, and begin to read it again if that is due."""
         if self._refresh_thread is not None and not self._refresh_thread.is_alive():
             self._refresh_thread = None
         if self._value is None:
@@ -189,11 +185,7 @@ def materialize_rows(rows: DataFrame) -> DataFrame:
 
 
 def select_latest_rows(raw: DataFrame, table: Broadcast) -> DataFrame:
-    """Return the latest value of each key, without keys whose latest value is a tombstone.
-
-    Args:
-        raw: The columns of Spark's Kafka source, or those of `TopicReader`.
-    """
+    """Return the latest value of each key, without keys whose latest value is a tombstone."""
     from pyspark.sql import functions as F
 
     key = F.col("key").cast("string").alias(KEY_COLUMN)

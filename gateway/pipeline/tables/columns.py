@@ -18,9 +18,6 @@ def parse_json_column(rows: DataFrame, column: str, fields: Mapping[str, str]) -
 
     All fields are null if the JSON is null or invalid. A field that is not of its type or is out of
     its range is null on its own.
-
-    Args:
-        fields: The names of the fields, with their types as in the settings.
     """
     from pyspark.sql import functions as F
 

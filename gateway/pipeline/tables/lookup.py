@@ -38,7 +38,6 @@ class LookupConfig:
     """The settings of a table for Spark's workers, without pydantic.
 
     Attributes:
-        cache: How many keys a worker caches.
         staleness: How old a value may be, in seconds.
         negative: How long a key without a value is cached, in seconds.
         fallback: `module:function` that is called for keys that Redis does not have, if any.
@@ -75,11 +74,7 @@ class LookupTable:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Prepare the table; Redis is only contacted when the first key is looked up.
-
-        Raises:
-            PipelineError: The fallback cannot be imported, or the URL is wrong.
-        """
+        """Prepare the table; Redis is only contacted when the first key is looked up."""
         self._redis = create_redis(config.server)
         self._fallback = None if config.fallback is None else import_fallback(config.fallback)
         self._cache = LookupCache(config.cache, config.staleness, config.negative)
@@ -166,11 +161,7 @@ _stats_by_job: dict[str, Any] = {}  # in the driver: accumulators of `LookupStat
 def create_lookup_function(
     config: LookupConfig, job: str, spark: SparkSession
 ) -> Callable[..., Any]:
-    """Return a function of Spark from a column of keys to one of JSON as bytes, null without a row.
-
-    Args:
-        job: The name of the job, under which `stats` counts.
-    """
+    """Return a function of Spark from a column of keys to one of JSON, null without a row."""
     import pyarrow as pa
     from pyspark.sql import functions as F
 

@@ -154,7 +154,6 @@ _CONSUMER_CONFIG: Mapping[str, Any] = {
 def _read_messages(
     client_config: Mapping[str, Any], topic: str, partition: int, offset: int
 ) -> Iterator[Any]:
-    """Yield the committed records of a partition as messages, from an offset to its end."""
     consumer = Consumer({**client_config, **_CONSUMER_CONFIG})
     consumer.assign([TopicPartition(topic, partition, offset)])
     try:
@@ -179,11 +178,7 @@ def _poll_message(consumer: Any) -> Any:
 
 
 def _has_ended(message: Any) -> bool:
-    """Return whether a message says that its partition has ended.
-
-    Raises:
-        KafkaException: The message is an error that cannot be retried.
-    """
+    """Return whether a message says that its partition has ended."""
     error = message.error()
     if error is None:
         return False

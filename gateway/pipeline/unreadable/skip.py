@@ -63,7 +63,6 @@ def skip_records(
 
     Args:
         batch: The batch that failed, or None if the checkpoint has no unfinished batch.
-        unreadable: The record that it failed at.
         stop_event: Once it is set, only the record at hand is skipped.
         max_skip_s: How long records are skipped at most. The remaining ones end the query again.
         check_topics: Raises PipelineUnavailable if a topic was recreated since. It is called after
