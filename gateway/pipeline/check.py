@@ -33,11 +33,7 @@ _OPTION_PREFIX = re.compile(r"([A-Za-z_][\w]*(?:\.[A-Za-z_][\w]*)*): ")
 
 
 class JobProblem(NamedTuple):
-    """A problem of a job.
-
-    Attributes:
-        loc: Its path in the file, such as ("pipelines", "jobs", 0, "from", "time").
-    """
+    """A problem with its path in the file, such as ("pipelines", "jobs", 0, "from", "time")."""
 
     loc: Loc
     message: str
@@ -212,12 +208,7 @@ def _check_topic(
     output_topics: set[str],
     check_result: ExternalCheck,
 ) -> None:
-    """Check that an input's topic exists or is the output of a job.
-
-    Args:
-        topics_by_cluster: The topics of the clusters that were asked, None for a cluster that did
-            not answer. The input's cluster is added, so that each is asked once.
-    """
+    """Check that an input's topic exists or is a job's output; ask each cluster once."""
     name = input.kafka or ""
     if name not in topics_by_cluster:
         topics_by_cluster[name] = None
@@ -243,10 +234,7 @@ def _input_loc(job: Job, name: str) -> Loc:
 
 
 def _parse_problem(text: str) -> JobProblem:
-    """Return a problem that a job's module reported as text.
-
-    Text about an option begins with the path of the option and a colon.
-    """
+    """Parse a problem of a job's module, which may begin with the path of an option and a colon."""
     prefix = _OPTION_PREFIX.match(text)
     return (
         JobProblem(tuple(prefix[1].split(".")), text[prefix.end() :])

@@ -78,12 +78,7 @@ class ShopGenerator:
         }
 
     def take_events(self, now: float) -> list[ShopEvent]:
-        """Return the events that are due to be sent and were not returned before, in their order.
-
-        Args:
-            now: The current time in seconds since 1970; infinity for all remaining events, after
-                `close`.
-        """
+        """Return the events due since the last call; after `close`, infinity returns the rest."""
         while (at := min(self._next_at.values())) <= now and at < float("inf"):
             kind = min(self._next_at, key=self._next_at.__getitem__)
             if kind == "clicks":
@@ -139,11 +134,7 @@ class ShopGenerator:
 
 
 def generate_events(traffic: ShopTraffic, start: float, seconds: float) -> Iterator[ShopEvent]:
-    """Generate all events of a shop in the order of sending, including those sent after it closed.
-
-    Args:
-        seconds: How long it is open; whole seconds count.
-    """
+    """Generate all events of a shop in the order of sending, also those sent after it closed."""
     shop = ShopGenerator(traffic, start)
     for second in range(int(seconds)):
         yield from shop.take_events(start + second + 1)

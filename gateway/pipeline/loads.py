@@ -34,12 +34,7 @@ class PartitionLoad(NamedTuple):
 
 
 class KeyLoad(NamedTuple):
-    """The load of a key.
-
-    Attributes:
-        key: The text of the key, as in `salt.keys`.
-        share: Their percentage of the records with a key.
-    """
+    """The load of a key; `share` is its percentage of the sampled records with a key."""
 
     key: str
     records: int

@@ -50,7 +50,6 @@ class SkewReport:
 
     Attributes:
         columns: The columns by which Spark shuffles its rows.
-        advice: What to change in the job, the most important first.
     """
 
     side: str
@@ -131,10 +130,7 @@ def build_report(job: Job, side: str, sample: DataFrame, ranges: OffsetRanges) -
 
 
 def get_grouping_columns(job: Job) -> Mapping[str, tuple[str, ...]]:
-    """Return the columns by which Spark shuffles the rows of each input, by the input's name.
-
-    If a job does not shuffle by columns, the key of the record is used.
-    """
+    """Return the columns by which Spark shuffles each input; the record's key if by none."""
     match job:
         case Join():
             return {"left": tuple(job.on), "right": tuple(job.on.values())}
@@ -152,9 +148,6 @@ def select_newest(
 
     The share of every log is the same, so that a key has the same share of the sample as of the
     topic.
-
-    Args:
-        per_partition: The number of selected records per partition, on average.
     """
     records = {tp: end - start for tp, (start, end) in ranges.items() if end > start}
     share = min(1.0, per_partition * len(ranges) / max(1, sum(records.values())))

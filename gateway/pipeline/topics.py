@@ -22,11 +22,7 @@ REQUEST_TIMEOUT_S = 10.0
 
 
 class TopicDescription(NamedTuple):
-    """A topic as Kafka describes it.
-
-    Attributes:
-        id: Its id as text (KIP-516). A topic that is deleted and recreated has another id.
-    """
+    """A topic; its `id` (KIP-516) changes if it is deleted and recreated."""
 
     name: str
     id: str
@@ -71,11 +67,7 @@ def ensure_topic(kafka: Kafka, name: str, partitions: int | None, known: Collect
 
 
 def create_topic(options: Mapping[str, Any], name: str, partitions: int | None = None) -> None:
-    """Create a topic, unless it exists.
-
-    Args:
-        partitions: The number of partitions; None for the cluster's default.
-    """
+    """Create a topic, unless it exists; the default number of partitions is the cluster's."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # the types lack it
 
@@ -91,11 +83,7 @@ def create_topic(options: Mapping[str, Any], name: str, partitions: int | None =
 
 
 def describe_topic(options: Mapping[str, Any], name: str) -> TopicDescription:
-    """Return the description of a topic.
-
-    Raises:
-        TopicMissing: It does not exist.
-    """
+    """Return the description of a topic, or raise TopicMissing."""
     admin = create_admin_client(options)  # a variable, as in `create_topic`
     return await_topic(request_topic(admin, name), name)
 
@@ -113,11 +101,7 @@ def request_topic(admin: Any, name: str) -> Future[Any]:
 
 
 def await_topic(answer: Future[Any], name: str) -> TopicDescription:
-    """Wait for the answer to `request_topic`, and return the description.
-
-    Raises:
-        TopicMissing: The topic does not exist.
-    """
+    """Wait for the answer to `request_topic`; raise TopicMissing if there is no topic."""
     from confluent_kafka import KafkaError, KafkaException
 
     try:

@@ -105,11 +105,7 @@ class Checkpoint:
         return max(self._list_numbers("commits"), default=None)
 
     def read_batch(self, number: int) -> BatchOffsets:
-        """Return the offsets that a batch reads.
-
-        Raises:
-            PipelineError: Spark has removed the files of the batch, or they have another format.
-        """
+        """Return the offsets that a batch reads; raise PipelineError if Spark has removed them."""
         ends = self._read_ends(number)
         if number == 0:
             return BatchOffsets(

@@ -62,12 +62,7 @@ def build_definition(job: Job, *, is_stateful: bool = False) -> dict[str, Any]:
 def describe_rows(
     job: Job, key_columns: Sequence[str], types: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return the settings that the rows of a job and their keys depend on, by name.
-
-    Args:
-        types: The columns of each input and their types. The settings only have the types if they
-            list the fields of a schema.
-    """
+    """Return the settings that the rows of a job and their keys depend on, by name."""
     options = _dump_options(job)
     options.pop("table", None)  # its columns are refused as keys
     used = _find_used_columns(job, {**options, "to.key": key_columns})
@@ -95,11 +90,6 @@ def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> l
 def encode_definition(
     job: Job, hot_keys: Sequence[str] = (), *, is_stateful: bool = False, query_id: str = ""
 ) -> bytes:
-    """Return the content of `definition.json`.
-
-    Args:
-        hot_keys: The keys that a join spreads over several tasks, which must stay the same, too.
-    """
     settings = build_definition(job, is_stateful=is_stateful)
     content: dict[str, Any] = {"format": FORMAT_VERSION, "job": job.name}
     if query_id:
@@ -112,11 +102,7 @@ def encode_definition(
 
 
 def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings and the hot keys that a `definition.json` has.
-
-    Raises:
-        CheckpointRefused: The file has a format of another version of the gateway.
-    """
+    """Return the settings and the hot keys that a `definition.json` has."""
     content = json.loads(data)
     if content.get("format") != FORMAT_VERSION:
         problem = f"{DEFINITION_FILE} is of format {content.get('format')!r}, not {FORMAT_VERSION}"

@@ -19,7 +19,6 @@ class JobCheckpoint:
     """The version of a job's checkpoint that a query uses.
 
     Attributes:
-        hot_keys: The keys that a join spreads over several tasks.
         is_new: Whether this call of `prepare_checkpoint` created the version.
     """
 
@@ -38,11 +37,7 @@ def prepare_checkpoint(
     fresh: bool = False,
     find_hot_keys: Callable[[], Sequence[str]] = tuple,
 ) -> JobCheckpoint:
-    """Return the version in use of a job's checkpoint, or create one.
-
-    Args:
-        find_hot_keys: Returns the hot keys of a join. It is only called for a new version.
-    """
+    """Return the version in use of a job's checkpoint, or create one with its hot keys."""
     existing = versions.list_versions(root, job.name, spark)
     if fresh or not existing:
         return _begin_version(root, job, (existing or [0])[-1] + 1, spark, find_hot_keys())
@@ -86,11 +81,7 @@ def update_definition(
 def _begin_version(
     root: str, job: Job, version: int, spark: Any, hot_keys: Sequence[str]
 ) -> JobCheckpoint:
-    """Create a version of a checkpoint.
-
-    The query's id is chosen here, because the writer of its rows needs it before Spark would create
-    one.
-    """
+    """Create a version with a query id, which the writer needs before Spark would choose one."""
     location = versions.version_path(root, job.name, version)
     files = open_files(location, spark)
     query_id = str(uuid.uuid4())

@@ -16,11 +16,7 @@ MIN_STUCK_BATCHES = 3  # batches in which the watermark did not move
 
 
 def find_source_backlog(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
-    """Find records that wait in the topic while the job is idle, or while it asks for offsets.
-
-    `diagnose` only calls it if no other cause makes batches long: with such a cause the job falls
-    behind because of it.
-    """
+    """Find records that wait in the topic while the job is idle, or while it asks for offsets."""
     all_batches = [(batch, _count_offsets_behind(batch)) for batch in run.batches_with_input]
     known = [(batch, behind) for batch, behind in all_batches if behind is not None]
     rows = run.get_median(lambda batch: batch.rows)
@@ -185,11 +181,7 @@ def find_late_rows(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause
 
 
 def find_invalid_records(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
-    """Find records that the job could not decode.
-
-    A single record is reported, even of a job that has run one batch, because it is missing from
-    the results.
-    """
+    """Find records that the job could not decode: a single one counts, even in a single batch."""
     batches = [*run.warm_up, *run.batches]
     affected = [batch for batch in batches if batch.invalid_records]
     if not affected:

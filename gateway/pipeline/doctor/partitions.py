@@ -58,10 +58,7 @@ def find_skew(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
 
 
 def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
-    """Find more partitions of the state than the cores need.
-
-    Each partition costs a task and a commit of its stores, however few rows it has.
-    """
+    """Find more state partitions than the cores need, each of which costs a task and commits."""
 
     def overhead_seconds(batch: BatchProgress) -> float:
         total = 0.0

@@ -34,10 +34,7 @@ def group_by_query(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str
 
 
 def _parse_objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON text: one object, a list, or one per line.
-
-    A last line that is cut off is ignored.
-    """
+    """Yield the objects of JSON or JSON lines, of which the last may be cut off."""
     try:
         document = json.loads(text)
     except ValueError:

@@ -65,12 +65,7 @@ class StateOperatorProgress:
 
 @dataclass(frozen=True, slots=True)
 class SourceProgress:
-    """The progress of an input.
-
-    Attributes:
-        offsets_behind: The offsets that the batch left in the topics, or None if the source does
-            not report the latest offsets.
-    """
+    """The progress of an input; `offsets_behind` is None if the source does not report it."""
 
     name: str
     rows: int
@@ -156,12 +151,7 @@ class BatchProgress:
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """The batches of one run of a query, the oldest first.
-
-    Attributes:
-        warm_up: The first batches, which `batches` leaves out. They are slow, but their records
-            count.
-    """
+    """The batches of one run of a query, without the slow ones of its warm-up."""
 
     job: str
     batches: Sequence[BatchProgress]
@@ -175,10 +165,7 @@ class QueryRun:
 
     @property
     def batches_with_tasks(self) -> Sequence[BatchProgress]:
-        """The batches with input whose times of tasks are known, or none if they are too few.
-
-        A running job reads the times of one batch in ten seconds.
-        """
+        """The batches with input whose times of tasks are known, or none if they are too few."""
         batches = [each for each in self.batches_with_input if each.tasks is not None]
         return batches if len(batches) >= MIN_BATCHES else ()
 

@@ -318,10 +318,7 @@ class ExactlyOnceOutput:
         )
 
     def _get_plan(self, epoch: int) -> WriterPlan:
-        """Return the plan for an epoch, and take the query over if that is necessary.
-
-        The plan has the wanted number of writers as soon as that can be changed.
-        """
+        """Return the plan for an epoch, and take the query over if that is necessary."""
         # After a failed attempt the plan in the ledger must still be this driver's. A plan of
         # another driver must not be replaced: the newer process goes on, and this one ends.
         if self._plan is None and self._is_owner:

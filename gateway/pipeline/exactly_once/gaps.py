@@ -59,12 +59,7 @@ class InputGap:
 def find_gaps(
     positions: PartitionOffsets, starts: PartitionOffsets, reported_ends: PartitionOffsets
 ) -> list[InputGap]:
-    """Return the gaps that have not been reported.
-
-    Args:
-        starts: Where the logs begin. A partition without a start does not exist any more, and has
-            no gap.
-    """
+    """Return new gaps; a partition without a start does not exist any more, and has none."""
     gaps = []
     for (topic, partition), offset in sorted(positions.items()):
         end = starts.get((topic, partition), 0)
@@ -91,10 +86,7 @@ def log_gaps(job: str, positions: PartitionOffsets, input_config: Mapping[str, A
 
 
 class GapReporter:
-    """Find and report the gaps of one input of a job.
-
-    `SideOutputs` creates one for each input, closes it, and calls it before every batch.
-    """
+    """The reporter of an input's gaps, which `SideOutputs` calls before every batch."""
 
     def __init__(
         self,

@@ -74,11 +74,7 @@ def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataF
 
 
 def build_late_records(raw: DataFrame, late_rows: DataFrame, input_name: str) -> DataFrame:
-    """Return the records that late rows were made of, ready to be written.
-
-    Args:
-        late_rows: Typed rows with their origin and `WATERMARK_COLUMN`.
-    """
+    """Return the records that late rows were made of, ready to be written."""
     from pyspark.sql import functions as F
 
     names = ["topic", "partition", "offset"]
@@ -93,11 +89,7 @@ def build_late_records(raw: DataFrame, late_rows: DataFrame, input_name: str) ->
 
 
 def add_watermarks(rows: DataFrame, topic: str, batches: Iterable[BatchOffsets]) -> DataFrame:
-    """Add the watermark that each row was compared with, as `WATERMARK_COLUMN`.
-
-    Args:
-        batches: The batches, at least one of which has records of the topic.
-    """
+    """Add the watermark that each row was compared with, as `WATERMARK_COLUMN`."""
     from pyspark.sql import functions as F
 
     # One row of this table is a range of offsets with the watermark of its batch.

@@ -137,10 +137,7 @@ class SideOutputs:
         _running_outputs[query_id] = self
 
     def begin_batch(self, epoch: int) -> None:
-        """Scan the batches before a batch if that is due, and report the gaps before it.
-
-        The batch has offsets and has not been read.
-        """
+        """Scan the batches before a batch if that is due, and report the gaps before it."""
         with self._lock:
             batch = self._checkpoint.read_batch(epoch)
             if self.side_outputs:
@@ -284,11 +281,7 @@ class SideOutputs:
         return list(readable)
 
     def _store_scan_position(self, epoch: int) -> None:
-        """Store the last scanned batch in the ledger.
-
-        A failure has no other effect than that the next start scans these batches again: each
-        `SideOutput` has its own record of the written batches.
-        """
+        """Store the last scanned batch in the ledger. After a failure it is scanned again."""
         ledger, timeout = self.ledger, self._output.transaction_timeout
         try:
             if self._ledger_producer is None:

@@ -88,14 +88,7 @@ class WriteTask:
         yield _build_result_batch(self.write(context.partitionId(), batches))
 
     def write(self, writer: int, batches: Iterable[pa.RecordBatch]) -> TaskResult:
-        """Write all rows and the entry in one transaction, unless they were written before.
-
-        Raises:
-            TransactionInterrupted: Another attempt may succeed.
-            WriteRefused: Kafka refuses the rows.
-            PlanSuperseded: Another driver has taken the query over.
-            CheckpointRefused: The ledger has other batches than the checkpoint.
-        """
+        """Write all rows and the entry in one transaction, unless they were written before."""
         non_empty = (_cast_to_bytes(batch) for batch in batches if batch.num_rows)
         first = next(non_empty, None)
         if first is None:  # no transaction and no entry: a repeated epoch has no rows here, either
@@ -226,10 +219,7 @@ class WriteTask:
 
 
 def _cast_to_bytes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with keys and values as bytes: a text of Spark need not be UTF-8.
-
-    No bytes are copied.
-    """
+    """Return keys and values as bytes, without a copy: a text of Spark need not be UTF-8."""
     for name in ("key", "value"):
         index = batch.schema.get_field_index(name)
         batch = batch.set_column(index, name, batch.column(index).cast("binary"))
@@ -243,10 +233,7 @@ def _build_result_batch(result: TaskResult) -> pa.RecordBatch:
 
 
 def parse_refusal(text: str) -> PipelineError | None:
-    """Return the error of a worker that ends the query, found in Spark's text of a failure.
-
-    It is None if another attempt may succeed, or if no worker of ours raised it.
-    """
+    """Return the error of a worker that ends the query, if Spark's text of a failure has one."""
     for line in text.splitlines():
         _, separator, message = line.partition("CheckpointRefused: ")
         if separator:

@@ -138,12 +138,7 @@ def verify_settings(
 
 
 def verify_owner(owner: str | None, query_id: str, plan: WriterPlan | None) -> None:
-    """Raise CheckpointRefused if a later checkpoint of the job has written its rows.
-
-    Args:
-        owner: The query that the ledger names as the job's owner, or None if it names none.
-        plan: The plan of that query, or None if it has never written.
-    """
+    """Raise CheckpointRefused if a later checkpoint of the job has written its rows."""
     if owner in (None, query_id) or plan is None:
         return
     raise CheckpointRefused(
@@ -155,13 +150,7 @@ def verify_owner(owner: str | None, query_id: str, plan: WriterPlan | None) -> N
 
 
 def must_write(entry: LedgerEntry | None, epoch: int, writers: int, digest: str = "") -> bool:
-    """Return whether a writer must still write its rows of an epoch.
-
-    Raises:
-        CheckpointRefused: The entry is of another batch, or of another number of writers (see
-            `verify_entries`). The driver verified all entries before this writer began, so this is
-            only a safeguard.
-    """
+    """Return whether a writer must still write an epoch; raise CheckpointRefused as a safeguard."""
     if entry is None or entry.epoch < epoch:
         return True
     verify_entries([entry, LedgerEntry(epoch, writers)], epoch, lambda _: digest)

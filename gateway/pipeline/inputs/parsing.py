@@ -141,10 +141,7 @@ def is_out_of_range(
 
 
 def get_column(parsed: Column, text: Column, name: str, type_text: str) -> Column:
-    """Return the value of a field in its type, null if it is out of range.
-
-    The expression never fails, because Spark may evaluate it for rows that a filter removes.
-    """
+    """Return a field in its type, null if out of range. It never fails, even for filtered rows."""
     from pyspark.sql import functions as F
 
     if _is_millis(type_text):
@@ -365,11 +362,7 @@ def _build_name_pattern(name: str) -> str:
 def _iter_decimals(
     data_type: DataType, name: str, *, is_nested: bool
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the fields that are or contain decimals.
-
-    Yields:
-        The name of the field, and whether the decimal is in an array or a map of the field.
-    """
+    """Yield the decimal fields, and whether the decimal is in an array or a map of the field."""
     from pyspark.sql import types as T
 
     match data_type:

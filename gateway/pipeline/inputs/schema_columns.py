@@ -52,12 +52,7 @@ _WELL_KNOWN_TYPES = {
 def parse_schema_columns(
     format: SerializationFormat, text: str, references: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the columns of a schema with their types.
-
-    Args:
-        text: The schema: an Avro record, a JSON Schema of an object, or a Protobuf file, whose
-            first message is used.
-    """
+    """Return the columns of a schema: Avro record, JSON Schema of an object, or first message."""
     parse = _COLUMN_PARSERS.get(format)
     if parse is None:
         raise FormatError(f"columns cannot be derived from a schema of format {format.name}")
@@ -243,10 +238,7 @@ def _parse_message_fields(text: str, references: Mapping[str, str]) -> dict[str,
 
 
 def _convert_field(field: Any, enclosing: tuple[str, ...]) -> str:
-    """Return the type of a column for a field of Protobuf.
-
-    A message within itself, which is one of the enclosing ones, is a string.
-    """
+    """Return a Protobuf field's type; a message within itself is a string."""
     message = field.message_type
     if message is not None and message.GetOptions().map_entry:
         return f"map<string,{_convert_field(message.fields_by_name['value'], enclosing)}>"

@@ -112,10 +112,7 @@ def read_range(
     catalogs: Catalogs,
     ranges: Mapping[TopicPartition, tuple[int, int]],
 ) -> DataFrame:
-    """Return the records of ranges of offsets as the job's columns.
-
-    Records that retention has deleted are left out. A range ends before its second offset.
-    """
+    """Return the records of ranges of offsets, without those that retention has deleted."""
     return parse_records(read_raw_range(spark, kafka, ranges), input, catalogs)
 
 
@@ -173,10 +170,7 @@ def _build_source_options(input: Input) -> dict[str, str]:
 def _format_ranges(
     ranges: Mapping[TopicPartition, tuple[int, int]], bound_index: int | None
 ) -> str:
-    """Return JSON for an option of Spark: the partitions of each topic, or their offsets.
-
-    The index is 0 for the start offsets, 1 for the end offsets, None for partitions only.
-    """
+    """Return JSON of partitions (index None), start offsets (0) or end offsets (1)."""
     topics: dict[str, Any] = {}
     for tp, bounds in ranges.items():
         if bound_index is None:

@@ -34,11 +34,7 @@ _ROW_COLUMN = "_row"  # the JSON of a row of the table, before it is parsed
 
 
 def build(settings: Enrich, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Return the events with the columns of the table.
-
-    Args:
-        tables: The events as `from`, and the table as `TABLE_INPUT` unless it is in Redis.
-    """
+    """Return the events with the columns of the table, which is `TABLE_INPUT` unless in Redis."""
     events = tables["from"].select(*_list_event_columns(settings, tables["from"].columns))
     if isinstance(settings.table, Redis):
         return _look_up_rows(settings, settings.table, events)
@@ -109,10 +105,7 @@ def _check_broadcast(table: Broadcast) -> Iterable[str]:
 
 
 def _list_event_columns(settings: Enrich, columns: Iterable[str]) -> list[str]:
-    """Return the columns of the events that are kept.
-
-    The columns of the record, such as `_offset`, are only kept if the job names them.
-    """
+    """Return the columns to keep; those of the record, such as `_offset`, only if named."""
     named = {settings.on, *settings.to.key}
     return [name for name in columns if name not in RECORD_COLUMN_TYPES or name in named]
 

@@ -84,20 +84,14 @@ def select_late(
 
 
 def select_hot_keys(salt: Salt | None, detected: Sequence[str]) -> tuple[str, ...]:
-    """Return the sorted texts of the keys that are salted; nothing if all keys are, or none.
-
-    The detected keys count if `salt.keys` is `auto`.
-    """
+    """Return the sorted texts of the keys that are salted; nothing if all keys are, or none."""
     if salt is None or salt.keys == "all":
         return ()
     return tuple(sorted(detected if salt.keys == "auto" else salt.keys))
 
 
 def build_key_text(columns: Sequence[str]) -> Column:
-    """Return the text of a key, as `salt.keys` and reports have it.
-
-    This is the text of the column, or a JSON array of texts if the key has several columns.
-    """
+    """Return a key as `salt.keys` has it: one column's text, or a JSON array of several."""
     from pyspark.sql import functions as F
 
     texts = [F.col(column).cast("string") for column in columns]
@@ -158,10 +152,7 @@ def _combine_conditions(conditions: Iterable[str]) -> Column:
 
 
 def _assign_bucket(settings: Join, salt: Salt, hot_keys: Sequence[str]) -> Column:
-    """Return the bucket of a row of left.
-
-    It depends on the offset of the record, so that a repeated batch has the same buckets.
-    """
+    """Return the bucket of a row of left, by its offset, so that a repeated batch has the same."""
     from pyspark.sql import functions as F
 
     bucket = F.pmod(F.xxhash64("_partition", "_offset"), F.lit(salt.buckets)).cast("int")

@@ -52,10 +52,7 @@ def build(settings: Load, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 class BatchLoader:
-    """The function of `foreachBatch` that writes a batch into Redis.
-
-    `run.query` creates one for each query, on a stream that reads `build_input`.
-    """
+    """The function of `foreachBatch` that writes a batch of `build_input` into Redis."""
 
     def __init__(self, settings: Load) -> None:
         self._settings, self._server = settings, RedisConfig.from_settings(settings.into)
@@ -95,11 +92,7 @@ def check_job(settings: Load, columns: Mapping[str, Mapping[str, str]]) -> Itera
 def write_batches(
     server: RedisConfig, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write rows into Redis, in one of Spark's Python workers.
-
-    Yields:
-        Batches with the topic, the partition and the next offset of each row that was written.
-    """
+    """Write rows into Redis in a worker; yield topic, partition and next offset of each row."""
     import pyarrow as pa
 
     redis = RedisTable(server)

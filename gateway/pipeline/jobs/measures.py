@@ -45,10 +45,7 @@ def parse_measures(settings: Mapping[str, str]) -> tuple[Measure, ...]:
 
 
 def check_measures(settings: Mapping[str, str], columns: Mapping[str, str]) -> Iterable[str]:
-    """Yield a problem for each column of a measure that the input does not have.
-
-    Columns are not checked if there are none, because they are unknown then.
-    """
+    """Yield a problem for each unknown column of a measure, if the columns are known."""
     for name, text in settings.items():
         yield from sql.check_columns(f"measures.{name}", sql.iter_columns(text), columns)
 

@@ -75,11 +75,7 @@ class SessionUpdate(NamedTuple):
 def update_sessions(
     open_pieces: pa.Table | None, events: pa.Table | None, rules: SessionRules, watermark_us: int
 ) -> SessionUpdate:
-    """Add events to the open sessions, and close sessions by the watermark.
-
-    Raises:
-        OverflowError: A sum is out of the range of its type.
-    """
+    """Add events to the open sessions, and close sessions by the watermark."""
     previous = _SessionCut.from_pieces(
         open_pieces if open_pieces is not None else rules.schema.empty_table(), rules
     )
@@ -156,10 +152,7 @@ class _SessionCut:
         return pa.table(all_columns, names=rules.schema.names).cast(rules.schema)
 
     def _find_last_pieces(self, rules: SessionRules) -> IntArray | None:
-        """Return the index of the piece with the last event of each session; None without order.
-
-        This need not be the last piece, which is the one that starts last.
-        """
+        """Return the piece with the last event of each session, which need not start last."""
         if not rules.has_order:
             return None
         names = ("lo", "lp", "end")
@@ -262,10 +255,7 @@ class _SessionChanges(NamedTuple):
 
     @classmethod
     def compare(cls, previous: _SessionCut, current: _SessionCut) -> _SessionChanges:
-        """Return the changes between two cuts.
-
-        The current one must have `previous.pieces` and then the new pieces.
-        """
+        """Compare two cuts; the current one has `previous.pieces` first, then the new ones."""
         if not len(current.key_ids):
             return cls(np.zeros(0, bool), np.zeros(0, bool))
         count = len(previous.key_ids)
@@ -344,11 +334,7 @@ def _compute_reach(key_starts: BoolArray, end: IntArray) -> IntArray:
 def _iter_length_cuts(
     session_starts: IntArray, start: IntArray, max_length_us: int
 ) -> Iterator[int]:
-    """Yield the indexes at which sessions that are too long must be cut.
-
-    This is a loop in Python, because few sessions are too long, and each cut depends on the one
-    before.
-    """
+    """Yield the cuts of too long sessions: a loop in Python, because few sessions are so long."""
     ends = np.append(session_starts[1:], len(start))
     is_long = start[ends - 1] - start[session_starts] >= max_length_us
     for begin, end in zip(session_starts[is_long].tolist(), ends[is_long].tolist(), strict=True):

@@ -99,10 +99,7 @@ def _plan_keeps_state(plan: Any) -> bool:
 
 
 def check_job(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield the problems that can be found without Spark's parser.
-
-    These are SQL without SELECT, unknown tables and columns, and tables that are not read.
-    """
+    """Yield the problems that can be found without Spark's parser."""
     tokens = tokenize(settings.sql)
     first = next((token.folded_text for token in tokens if token.text != "("), "")
     if first not in ("select", "with", "from"):

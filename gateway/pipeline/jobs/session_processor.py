@@ -155,10 +155,7 @@ class _SessionColumns:
         self._check_types()
 
     def _check_types(self) -> None:
-        """Raise PipelineError for types that cannot be merged.
-
-        `sessions.check_job` does this earlier, but does not know the types of expressions.
-        """
+        """Raise PipelineError for unmergeable types, which only Spark knows of expressions."""
         unmergeable = set(find_unmergeable(self.rules))
         for index, name in enumerate(self._settings.by):
             if f"k{index}" in unmergeable:
@@ -253,10 +250,7 @@ def _make_valid_text(column: Column, data_type: DataType) -> Column:
 
 
 def _select_result(sessions: pa.Table, width: int) -> pa.Table:
-    """Return the first `width` columns without those for merging, and `start` and `end` as times.
-
-    `state`, the last column, is left out if updates are not emitted.
-    """
+    """Return the first `width` columns but those for merging, with `start` and `end` as times."""
     names = [name for name in sessions.column_names if name not in ORDER_COLUMNS][:width]
     result = sessions.select(names)
     for name in ("start", "end"):

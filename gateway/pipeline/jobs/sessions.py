@@ -115,10 +115,7 @@ def _check_mergeable(settings: Sessions) -> Iterable[str]:
 
 
 def _check_nested_types(settings: Sessions, columns: Mapping[str, str]) -> Iterable[str]:
-    """Yield the problems of columns whose types cannot be merged.
-
-    Only Spark knows the types of expressions: `session_processor` checks them when the job starts.
-    """
+    """Yield columns with unmergeable types; those of expressions are checked at the start."""
     nested = {name: kind for name, kind in columns.items() if kind.startswith(_NESTED_TYPES)}
     yield from (measures.describe_unsupported_key(name) for name in settings.by if name in nested)
     for measure in _parse_measures(settings):
@@ -131,10 +128,7 @@ def _parse_measures(settings: Sessions) -> tuple[measures.Measure, ...]:
 
 
 def _build_aggregate(measure: measures.Measure, settings: Sessions) -> Column:
-    """Return the aggregate of a measure.
-
-    `first` and `last` go by time, because Spark's own depend on the order of rows after a shuffle.
-    """
+    """Return the aggregate; `first` and `last` go by time, as a shuffle has no order."""
     from pyspark.sql import functions as F
 
     if not measure.is_ordered:

@@ -50,7 +50,6 @@ class SqlToken(NamedTuple):
     Attributes:
         kind: `text` (a literal in quotes), `quoted` (a name in backticks), `number`, `name` (also
             keywords and functions) or `sign`.
-        text: The text of the token, of a name in backticks without them.
     """
 
     kind: str
@@ -142,10 +141,7 @@ def _iter_lambda_parameters(tokens: Sequence[SqlToken]) -> Iterator[str]:
 
 
 def check_columns(option: str, names: Iterable[str], columns: Mapping[str, str]) -> Iterator[str]:
-    """Yield a problem for each name that is not a column. Case does not count, as in Spark.
-
-    If there are no columns, they are unknown and not checked.
-    """
+    """Yield a problem for each name that is not a column. Case does not count, as in Spark."""
     known = {*columns, *RECORD_COLUMNS}
     folded = {column.lower() for column in known}
     for name in dict.fromkeys(names):

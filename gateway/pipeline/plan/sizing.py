@@ -30,8 +30,6 @@ class JobRequirements:
         sla: The time from an event to its output, as the 99th percentile.
         output: The rate of rows written. The default is the rate of events for a job without state,
             and a tenth of it for a job with state.
-        executors: Their number, or None to compute it.
-        memory: The memory of an executor for state, or None to compute it.
         active: The share of the state that is in use.
         hot: The share of events that have the most frequent key.
         bandwidth: The rate in bytes from an executor to the store of the checkpoint.
@@ -88,11 +86,7 @@ class PlanLine(NamedTuple):
 
 @dataclass(slots=True)
 class SizingPlan:
-    """The size of a job, as `build_plan` computes it.
-
-    Attributes:
-        refused: The demands that this design cannot meet, each with what to do instead.
-    """
+    """The size of a job; `refused` has the demands that this design cannot meet."""
 
     requirements: JobRequirements
     lines: list[PlanLine] = field(default_factory=list)

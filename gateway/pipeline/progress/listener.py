@@ -157,34 +157,20 @@ class ProgressReporter:
             self.metrics.record_untold_event(self._job_names.get(job, job))
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Handle the events in the queue, and end the thread.
-
-        Args:
-            timeout_s: How long to wait for the events, and again for records that Kafka has not
-                acknowledged.
-        """
+        """Handle the queued events, then end the thread; each may take `timeout_s`."""
         self._events.put(None)
         self._thread.join(timeout_s)
         if self._producer is not None:
             self._producer.close(timeout_s)
 
     def on_query_started(self, query: str, run: str, name: str | None) -> None:
-        """Count and log the start of a query.
-
-        Args:
-            query: The id of the query, which its restarts keep.
-            run: The id of this start of the query.
-        """
         job = self._job_names[query] = name or query
         self.metrics.record_start(job)
         with log_context(job=job, query=query, run=run):
             log.info("query of job %s begins", job)
 
     def on_query_progress(self, record: dict[str, Any]) -> None:
-        """Report a batch everywhere, and add `tasks`, `notes` and `alerts` to its record.
-
-        A trigger without a batch is ignored.
-        """
+        """Report a batch everywhere, and add `tasks`, `notes` and `alerts` to its record."""
         query, job = record["id"], record.get("name") or record["id"]
         if "addBatch" not in record.get("durationMs", {}):
             return  # the trigger ran no batch
@@ -214,10 +200,7 @@ class ProgressReporter:
                 log.info("query of job %s is stopped", job)
 
     def _should_read_tasks(self, job: str, record: Mapping[str, Any]) -> bool:
-        """Return whether to read the tasks of a batch, which begins a new interval.
-
-        The tasks of one batch with input are read in each interval.
-        """
+        """Return whether a new interval begins: the tasks of one batch are read in each."""
         now = time.monotonic()
         if (
             not record["numInputRows"]
@@ -276,11 +259,7 @@ def report_progress(
     task_interval_s: float = TASK_INTERVAL_S,
     task_reader: TaskMetricsReader | None = None,
 ) -> Iterator[ProgressReporter]:
-    """Report the progress of jobs while the context is entered; see `ProgressReporter`.
-
-    Raises:
-        PipelineError: The port `progress.listen` cannot be used.
-    """
+    """Report progress while the context is entered; see `ProgressReporter`."""
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs each call as INFO
     with ExitStack() as stack:
         reporter = ProgressReporter(section, jobs, client_config, task_interval_s, task_reader)

@@ -44,12 +44,7 @@ class ProgressMetrics:
             self._running[job] = True
 
     def record_end(self, job: str, error: str | None) -> None:
-        """Record that the query of a job has ended.
-
-        Args:
-            error: Spark's name for the kind of error, such as `STREAM_FAILED`, or None if the query
-                was stopped.
-        """
+        """Record the end of a query, with Spark's name for the error unless it was stopped."""
         with self._lock:
             self._running[job] = False
             if error:

@@ -16,16 +16,10 @@ from gateway.telemetry.samples import MetricSamples
 
 
 class MetricsServer:
-    """An HTTP server in threads that answers `GET /metrics` while its context is entered.
-
-    `report_progress` creates it if `progress.listen` is set.
-    """
+    """An HTTP server in threads that answers `GET /metrics` while its context is entered."""
 
     def __init__(self, host: str, port: int, collect_metrics: Callable[[], MetricSamples]) -> None:
-        """Bind the port, or a free one if it is 0; requests are answered in the context.
-
-        `collect_metrics` is called in the thread of each request.
-        """
+        """Bind the port (0: a free one). `collect_metrics` runs in the thread of each request."""
         try:
             self._server = ThreadingHTTPServer((host, port), _create_handler(collect_metrics))
         except OSError as error:

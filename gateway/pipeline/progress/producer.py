@@ -21,11 +21,7 @@ class ProgressProducer:
     def __init__(
         self, topic: str, client_config: Mapping[str, Any], on_lost: Callable[[str], None]
     ) -> None:
-        """Create the client; it connects in the background.
-
-        Args:
-            on_lost: Called with the name of the job for each record that Kafka did not accept.
-        """
+        """Create the client; it connects in the background."""
         self.topic = topic
         self._on_lost = on_lost
         self._producer = Producer(

@@ -39,10 +39,7 @@ def get_progress_path(checkpoints: str, job: str) -> Path:
 
 
 class ProgressFile:
-    """The file of one job, written by the process that runs the job.
-
-    Lines of an earlier process are kept; the doctor looks at the latest run.
-    """
+    """The progress file of one job, which keeps the lines of earlier processes."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, and drop the part of a line that a killed process has left."""

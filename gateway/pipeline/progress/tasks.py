@@ -52,9 +52,6 @@ class TaskMetricsReader:
     def read_batch(self, run_id: str, batch: int) -> dict[str, Any] | None:
         """Return the times of a batch's tasks, or None if Spark does not know them any more.
 
-        The result becomes `tasks` in the progress of the batch, and `query_run.TaskMetrics` in the
-        doctor.
-
         Args:
             run_id: The id of the query's start, which Spark uses as the job group.
         """
@@ -72,10 +69,7 @@ class TaskMetricsReader:
         }
 
     def _find_jobs(self, run_id: str, batch: int) -> list[dict[str, Any]]:
-        """Return the jobs of a batch, which Spark names in the description of a job.
-
-        The search goes backwards from the latest job, because Spark keeps a thousand.
-        """
+        """Return the jobs of a batch, searching backwards: Spark keeps a thousand."""
         jobs = []
         for job_id in sorted(
             self._to_python(self._tracker.getJobIdsForGroup(run_id)), reverse=True
@@ -108,10 +102,7 @@ class TaskMetricsReader:
         return summarize_stage(stage, summary or {})
 
     def _sum_python_seconds(self, job_ids: set[int]) -> float:
-        """Return the seconds of Python workers over all tasks, from metrics of SQL executions.
-
-        The search goes backwards from the latest execution.
-        """
+        """Return the seconds of Python workers over all tasks, from metrics of SQL executions."""
         total = 0.0
         count = self._sql_store.executionsCount()
         executions = self._sql_store.executionsList(

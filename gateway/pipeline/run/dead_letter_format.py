@@ -7,10 +7,7 @@ ORIGIN_HEADER, REASON_HEADER = "X-Origin-Topic", "X-Reason"
 
 
 def get_dead_letter_topic(topic: str) -> str:
-    """Return the topic for the rows that an output refuses.
-
-    This is the output itself if it is a topic of dead letters or late records.
-    """
+    """Return the topic of refused rows: the output itself if it is one of dead letters."""
     return topic if topic.endswith((".dlq", ".late")) else f"{topic}.dlq"
 
 

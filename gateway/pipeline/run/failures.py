@@ -119,11 +119,7 @@ class QueryFailure(NamedTuple):
 
 
 class ExceptionCause(NamedTuple):
-    """An exception in a chain of causes.
-
-    Attributes:
-        class_name: Its class, of Java with the package.
-    """
+    """An exception in a chain of causes; a class of Java has its package."""
 
     class_name: str
     message: str
@@ -189,10 +185,7 @@ def list_query_causes(query: Any) -> list[ExceptionCause]:
 
 
 def list_causes(error: BaseException) -> list[ExceptionCause]:
-    """Return the causes of an exception, the outermost first: those of Java if the JVM raised it.
-
-    Otherwise this is the exception itself.
-    """
+    """Return the causes of an exception, those of Java if it is of the JVM, else itself."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     return _list_java_causes(java) or [ExceptionCause(type(error).__name__, str(error))]
 

@@ -60,10 +60,7 @@ def get_key_columns(job: Job) -> tuple[str, ...]:
 
 
 def build_key(rows: DataFrame, key_columns: Sequence[str]) -> Column:
-    """Return the key of a record: the text of a single column, or a JSON array of several.
-
-    It is null without key columns.
-    """
+    """Return the key of a record: the text of a single column, or a JSON array of several."""
     from pyspark.sql import functions as F
 
     if not key_columns:

@@ -202,10 +202,7 @@ def reset_metrics(query: Any) -> None:
 
 
 def retires_itself(job: Job) -> bool:
-    """Return whether the batches of a job end in Python, and retire their query there.
-
-    At that point all rows of a batch are written.
-    """
+    """Return whether the batches of a job end in Python, and retire their query there."""
     if isinstance(job, config.Load):
         return True
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
@@ -606,10 +603,7 @@ def _log_gaps(
 
 
 def build_sink_options(output: Output, kafka: Kafka) -> dict[str, str]:
-    """Return the options of Spark's Kafka sink for the rows of `output.encode_rows`.
-
-    The cluster is asked for the topic's `max.message.bytes`.
-    """
+    """Return the options of Spark's Kafka sink for the rows of `output.encode_rows`."""
     max_bytes = fetch_max_message_bytes(build_client_config(kafka), output.topic)
     options = build_spark_options(kafka) | {
         "kafka.compression.type": "lz4",

@@ -54,11 +54,7 @@ POLL_INTERVAL_S = 1.0  # between two checks of the queries; a signal ends the wa
 
 
 def run_jobs(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, fresh: bool) -> int:
-    """Run jobs until all have ended, or a signal arrives.
-
-    Returns:
-        The exit code: 1 if at least one job failed, which the log explains, otherwise 0.
-    """
+    """Run jobs until all have ended, or a signal arrives; return 1 if one failed, else 0."""
     with stop_on_signals() as stop_event, ExitStack() as stack:
         spark = create_session(pipelines.spark, f"gateway-{settings.name}")
         if not is_submitted():
@@ -226,10 +222,7 @@ def _recover_state(
     *,
     is_damaged: bool,
 ) -> None:
-    """Repair the state of a job before its query starts.
-
-    Only if the last query could not read the state, the contents of its files are checked, too.
-    """
+    """Repair the state; the contents of files are only checked if it could not be read."""
     check_content = integrity.create_content_check(spark._jvm) if is_damaged else None
 
     def run_once() -> None:
@@ -283,10 +276,7 @@ def _check_input_topics(settings: Settings, job: Job, *, has_run: bool) -> None:
 
 
 def _warn_of_few_cores(spark: SparkSession, settings: Settings, jobs: Sequence[Job]) -> None:
-    """Warn if jobs in real-time mode have more partitions than there are cores.
-
-    In real-time mode, a task runs for each partition all the time. Without a core, it waits.
-    """
+    """Warn if real-time jobs have more partitions, each with a task at all times, than cores."""
     cores = int(spark.sparkContext.defaultParallelism)
     needed = 0
     for job in jobs:

@@ -156,11 +156,7 @@ def _build_librdkafka_sasl(sasl: Sasl) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class TokenProvider:
-    """A callback that gives librdkafka the current token.
-
-    It is a class instead of a function so that it can be pickled for workers. A file is read at
-    each call.
-    """
+    """A callback that gives librdkafka the token; a class, so that it can be pickled."""
 
     token: str | None
     file: str | os.PathLike[str] | None

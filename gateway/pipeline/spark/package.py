@@ -20,10 +20,7 @@ _ARCHIVE_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # fixed, so that equal files give eq
 
 
 def build_archive() -> Path:
-    """Return the path of a zip archive with the package's files.
-
-    It is in the user's cache, and is only built when no archive of the same files is there.
-    """
+    """Return a zip archive of the package in the user's cache, built for these files once."""
     files = sorted(_iter_files())
     digest = hashlib.sha256()
     for path in files:

@@ -125,11 +125,7 @@ def describe_jvm_end(error: Exception) -> str | None:
 
 
 def format_jvm_end(status: int) -> str:
-    """Return the line for a JVM that has ended.
-
-    Args:
-        status: Its exit code, or the negative number of the signal that ended it.
-    """
+    """Return the line for a JVM that ended by an exit code, or a negative signal number."""
     ended = f"exit code {status}" if status >= 0 else f"signal {-status}"
     hints = {
         -signal.SIGKILL: "the machine may have had no memory left: lower spark.memory",

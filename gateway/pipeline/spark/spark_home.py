@@ -51,11 +51,7 @@ def spark_home_for_workers(spark: Spark) -> Iterator[None]:
 
 
 def link_spark_home() -> Path:
-    """Return the home in the user's cache; create the links that it lacks.
-
-    Raises:
-        OSError: The home cannot be created.
-    """
+    """Return the home in the user's cache; raise OSError if its links cannot be created."""
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None and spec.origin is not None, "pyspark is not installed"
     wheel = Path(spec.origin).parent

@@ -73,11 +73,7 @@ def run_command(command: Sequence[str], *, master: str) -> int:
 
 
 def build_environment(variables: Mapping[str, str], *, master: str) -> dict[str, str]:
-    """Return the environment variables of spark-submit.
-
-    The defaults are this process's Python, both for the driver and for the nodes. The variables of
-    this process override them.
-    """
+    """Return the environment of spark-submit: this process's, with its Python as the default."""
     defaults = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if master.startswith("local"):
         # Spark would use the address of the machine's name, which may not be this machine's.

@@ -34,12 +34,7 @@ MAX_ATTEMPTS = 3  # a running job may delete a file between its listing and its 
 
 @dataclass(frozen=True, slots=True)
 class BackupManifest:
-    """The content of `backup.json`.
-
-    Attributes:
-        taken: When the backup was taken, in seconds since 1970.
-        files: The size in bytes and the SHA-256 of each file, by name.
-    """
+    """The content of `backup.json`: sizes and SHA-256 of files, `taken` in seconds since 1970."""
 
     job: str
     query: str

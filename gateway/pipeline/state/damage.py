@@ -38,11 +38,7 @@ POLL_INTERVAL_S = 1.0
 
 
 class LoggedDamage(NamedTuple):
-    """A line of the log that reports damage.
-
-    Attributes:
-        file: The damaged file, or the directory of the store if Spark does not name the file.
-    """
+    """Damage in the log; `file` is the store's directory if Spark does not name a file."""
 
     run_id: str
     file: str

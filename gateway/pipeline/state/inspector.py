@@ -13,10 +13,7 @@ from .files import Files
 
 @dataclass(slots=True)
 class Damage:
-    """A damaged or missing file, and the version of a store that it belongs to.
-
-    The description is the rest of a sentence that begins with the file's name.
-    """
+    """A damaged or missing file of a store; the description follows the file's name."""
 
     file: str
     description: str

@@ -27,11 +27,7 @@ _BLOCK_HEADER = struct.Struct("<8sBIII")
 
 
 def describe_damage(path: Path, check_content: ContentCheck | None = None) -> str | None:
-    """Return the damage of a local file, or None if none is found.
-
-    The checksums are verified if they are beside the file. Errors that reading the file raises are
-    returned as descriptions.
-    """
+    """Return the damage of a local file and its checksums, also errors of reading, or None."""
     try:
         return _check_crc(path) or _check_format(path, check_content)
     except FileNotFoundError:

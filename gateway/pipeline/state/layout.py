@@ -27,11 +27,7 @@ RETAINED_SNAPSHOTS = 2
 
 
 class StoreId(NamedTuple):
-    """A state store within a checkpoint.
-
-    Attributes:
-        name: `default`, or the name of one of a join's stores.
-    """
+    """A state store; `name` is `default`, or that of one of a join's stores."""
 
     operator: int
     partition: int
@@ -117,10 +113,7 @@ def is_always_needed(name: str) -> bool:
 
 
 def parse_partition_count(offsets: bytes) -> int:
-    """Return the number of partitions of the state, from a file of `offsets`.
-
-    Its second line is JSON with Spark's settings.
-    """
+    """Return the number of partitions, from Spark's settings in a file of `offsets`."""
     conf = json.loads(offsets.split(b"\n")[1])["conf"]
     return int(conf["spark.sql.shuffle.partitions"])
 

@@ -24,11 +24,7 @@ ACTIVE_WINDOW_S = 300.0
 
 @contextlib.contextmanager
 def hold_lease(directory: str, job: str) -> Iterator[None]:
-    """Hold the lease of a job, unless its checkpoints are on a remote file system.
-
-    Raises:
-        PipelineError: Another process of this machine holds the lease.
-    """
+    """Hold the lease of a local job; raise PipelineError if another process holds it."""
     root = versions.local_path(directory)
     if root is None:
         yield

@@ -39,11 +39,7 @@ _LATER_DIRECTORY = f"{layout.DAMAGED_DIRECTORY}/later"
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """The result of `repair_state`.
-
-    Attributes:
-        damage: The damaged files, which are in `damaged/` now.
-    """
+    """The damaged files, now in `damaged/`, and the batches to replay."""
 
     damage: list[Damage]
     batches_to_replay: list[int]
@@ -94,11 +90,7 @@ def find_batches_to_replay(files: Files) -> list[int]:
 
 
 def replay_batches(files: Files, batches: Iterable[int], run_once: Callable[[], object]) -> None:
-    """Replay batches in their order.
-
-    Args:
-        run_once: Runs the job's query with `trigger(once=True)` to its end, and discards its rows.
-    """
+    """Replay batches in order; `run_once` runs the query to its end and discards its rows."""
     for batch in batches:
         with isolate_batch(files, batch):
             run_once()
@@ -141,10 +133,7 @@ def _inspect_batch(inspector: CheckpointInspector, batch: int) -> tuple[list[Dam
 
 
 def _find_whole_batch(inspector: CheckpointInspector, newest: int, damage: list[Damage]) -> int:
-    """Return the newest batch with undamaged state after which all batches can be replayed.
-
-    Damage of older batches is appended to that of the newest finished one.
-    """
+    """Return the newest batch with undamaged state after which all batches can be replayed."""
     with_offsets = layout.parse_batches(inspector.sizes, "offsets")
     committed = set(layout.parse_batches(inspector.sizes, "commits"))
     partitions = layout.parse_partition_count(inspector.files.read(f"offsets/{newest}"))

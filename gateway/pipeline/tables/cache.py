@@ -24,9 +24,7 @@ class LookupStats:
     """Counters of lookups, summed over batches. Keys are the distinct keys of each batch.
 
     Attributes:
-        rows: Rows with a key.
         hits: Keys that the cache answered, including keys that are known to have no value.
-        failures: Requests that the table did not answer.
     """
 
     rows: int = 0
@@ -100,10 +98,7 @@ class LookupCache:
         self._entries.update(zip(keys, zip(values, repeat(requested_at)), strict=True))
 
     def get_values(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return the values of distinct keys, which become the most recently used.
-
-        All of the keys must be in the cache.
-        """
+        """Return the values of distinct cached keys, which become the most recently used."""
         entries = self._entries
         pop = entries.pop
         values = []

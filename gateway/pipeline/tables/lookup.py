@@ -112,20 +112,12 @@ class LookupTable:
         return values
 
     def take_stats(self, rows: int = 0) -> LookupStats:
-        """Return the counters since the last call, and set them to 0.
-
-        Args:
-            rows: How many rows were looked up, which only the caller knows.
-        """
+        """Return the counters since the last call, with the caller's number of rows, and reset."""
         counted, self._cache.stats = self._cache.stats, LookupStats()
         return replace(counted, rows=rows)
 
     def _fetch_values(self, keys: Sequence[str]) -> None:
-        """Store the values of keys in the cache: those of Redis, or else those of the fallback.
-
-        Raises:
-            RedisUnavailable: Redis does not answer. Some values may have been stored.
-        """
+        """Store values of Redis or the fallback; some are stored even if Redis stops answering."""
         stats = self._cache.stats
         for chunk, values, requested_at in self._redis.fetch_values(keys):
             stats.answered_keys += len(chunk)

@@ -49,9 +49,6 @@ class DeadLetterWriter:
 
     The runner creates one for each start of the job, while it holds the job's lease. Between calls,
     `_next_offsets` agrees with the ledger for every partition that was written.
-
-    Attributes:
-        output: The output of the job, after which the ledger is named.
     """
 
     query_id: str

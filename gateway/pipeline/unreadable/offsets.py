@@ -29,12 +29,7 @@ from gateway.pipeline.state.files import Files, discard_state
 
 
 class PartitionRange(NamedTuple):
-    """The offsets that a batch reads of one partition by one source.
-
-    Attributes:
-        line: The line of the source in the offsets of a batch, from 0.
-        end: The offset after the last one.
-    """
+    """The offsets that a batch reads of a partition by the source of a line, from 0."""
 
     line: int
     input_name: str

@@ -22,11 +22,7 @@ READ_TIMEOUT_S = 30.0
 
 
 class UnreadableRecord(NamedTuple):
-    """A record that Spark cannot read.
-
-    Attributes:
-        headers: Its headers; empty if they cannot be read, see `_read_headers`.
-    """
+    """A record that Spark cannot read, without headers if the client cannot read them."""
 
     offset: int
     timestamp_ms: int
@@ -88,10 +84,7 @@ def read_run(
 def find_next_unreadable(
     client_config: Mapping[str, Any], topic: str, partition: int, start: int, end: int
 ) -> int | None:
-    """Return the offset of the next record before `end` that Spark cannot read, if one is near.
-
-    At most `MAX_LOOK_AHEAD_RECORDS` are read.
-    """
+    """Return the next unreadable offset before `end`, within `MAX_LOOK_AHEAD_RECORDS`."""
     if start >= end:
         return None
     for message in islice(

@@ -31,11 +31,7 @@ MAX_SKIP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class InputSource:
-    """An input of a job in which records may be skipped.
-
-    Attributes:
-        dead_letters: The writer of skipped records; None if the input has no dead letters.
-    """
+    """An input whose records may be skipped, and written as dead letters if it has them."""
 
     input: Input
     cluster: Kafka
