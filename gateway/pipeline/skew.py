@@ -164,7 +164,6 @@ def measure_skew(
     catalogs: Catalogs,
     per_partition: int,
 ) -> list[SkewReport]:
-    """Return a report of each input of a job."""
     reports = []
     for side, input in get_inputs(job).items():
         kafka = find_cluster(clusters, input.kafka)

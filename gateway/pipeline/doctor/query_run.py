@@ -249,7 +249,6 @@ def _is_first_batch(record: Mapping[str, Any]) -> bool:
 
 
 def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
-    """Return the progress of a batch."""
     times, phases = record.get("eventTime") or {}, record["durationMs"]
     phases = {name: float(value) / 1000 for name, value in phases.items()}
     notes = record.get("notes") or {}

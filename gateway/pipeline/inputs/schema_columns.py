@@ -52,7 +52,7 @@ _WELL_KNOWN_TYPES = {
 def parse_schema_columns(
     format: SerializationFormat, text: str, references: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the columns of a schema: Avro record, JSON Schema of an object, or first message."""
+    """Return the columns of an Avro record, a JSON Schema, or the first Protobuf message."""
     parse = _COLUMN_PARSERS.get(format)
     if parse is None:
         raise FormatError(f"columns cannot be derived from a schema of format {format.name}")

@@ -31,7 +31,7 @@ MAX_SKIP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class InputSource:
-    """An input whose records may be skipped, and written as dead letters if it has them."""
+    """An input whose records may be skipped; without `dead_letters` they are not written."""
 
     input: Input
     cluster: Kafka
