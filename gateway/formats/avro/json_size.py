@@ -1,10 +1,10 @@
-"""Limit how much JSON the bytes of an Avro value may become, and how deep, before reading them.
+"""Limit the size and the depth of the JSON that the bytes of an Avro value become.
 
 A null takes no bytes, and so does a record of nulls. An array of them is as long as its count says:
 5 bytes can become 100 MB of JSON. So the JSON of a value may have FREE_JSON_BYTES, and in addition
 JSON_BYTES_PER_BYTE for each byte of Avro.
 
-Most schemas cannot exceed that, which is found out once per schema. The *surplus* of a type is by
+Most schemas cannot exceed that, which is computed once per schema. The *surplus* of a type is by
 how many bytes its JSON may at most exceed JSON_BYTES_PER_BYTE times its Avro; the elements of an
 array or map must not have a positive one. Values of other schemas are walked through before they
 are read, which takes 0.3 us for each value in them.
@@ -32,29 +32,22 @@ _ESCAPED_CHAR_BYTES = 6  # bytes of JSON for a byte of text, at most: \u0000
 _MAX_ROUNDS = 8  # in which the surpluses of recursive types must settle
 
 
-class JsonTooLarge(ValueError):
-    """The JSON of a value would have more bytes than is allowed."""
+class JsonTooLarge(ValueError): ...
 
 
 class JsonSizeLimit:
     """The limits for values of one schema. Each `AvroCodec` has one.
 
-    Attributes:
-        is_bounded: No value of the schema can become too much JSON.
+    Args:
+        plain: The schema as fastavro gets it, in which each named type is defined once.
+        full_names: The name that a union shows for a named type, by its name in `plain`.
+        max_scale: The largest scale of the schema's decimals. All bytes and fixed count as so many
+            digits, because `plain` does not tell which of them are decimals.
     """
 
     def __init__(
         self, plain: Any, full_names: Mapping[str, str] | None = None, max_scale: int = 0
     ) -> None:
-        """Measure a schema.
-
-        Args:
-            plain: The schema as fastavro gets it, in which each named type is defined once.
-            full_names: The name that a union shows for a named type, by its name in `plain`.
-            max_scale: The largest scale of the schema's decimals. A decimal has that many digits,
-                also if it is one byte. So have all bytes and fixed, as far as the limit is
-                concerned: `plain` does not tell which of them are decimals.
-        """
         self._full_names = full_names or {}
         self._max_text_bytes = _PUNCTUATION_BYTES + max_scale
         self._named: dict[str, Mapping[str, Any]] = {}
@@ -74,20 +67,14 @@ class JsonSizeLimit:
         Raises:
             JsonTooLarge: It would become too much JSON.
             RecursionError: It is too deep.
-            IndexError: It is cut off.
-            ValueError: A number in it has more than ten bytes.
+            ValueError, IndexError: It is malformed.
         """
         if not self.is_bounded or (self._is_recursive and len(data) > MAX_SHALLOW_BYTES):
             walker = _SizeWalker(self._named, self._full_names, self._max_text_bytes, data)
             walker.walk_value(self._plain, 0)
 
     def _collect(self, plain: Any, enclosing: frozenset[str]) -> None:
-        """Collect the named types, and note whether one contains itself.
-
-        Args:
-            plain: A part of the schema.
-            enclosing: The names of the types that enclose it.
-        """
+        """Collect the named types, and note whether one contains itself."""
         for branch in plain if isinstance(plain, list) else (plain,):
             if isinstance(branch, dict):
                 names = enclosing
@@ -100,11 +87,7 @@ class JsonSizeLimit:
                 self._is_recursive = True
 
     def _has_bounded_surplus(self) -> bool:
-        """Compute the surplus of all named types.
-
-        Returns:
-            False if that of a recursive type grows with the depth of a value.
-        """
+        """Compute all surpluses; False if one grows with the depth of a recursive value."""
         # A type may use one that is computed later, so repeat until nothing changes.
         for _ in range(_MAX_ROUNDS):
             before = dict(self._surplus)
@@ -115,7 +98,6 @@ class JsonSizeLimit:
         return False
 
     def _measure_named(self, plain: Mapping[str, Any]) -> float:
-        """Return the surplus of an enum, fixed or record by its definition."""
         if plain["type"] == "enum":
             return (
                 max(map(len, plain["symbols"]), default=0)
@@ -132,7 +114,6 @@ class JsonSizeLimit:
         )
 
     def _measure_surplus(self, plain: Any) -> float:
-        """Return the surplus of any type."""
         if isinstance(plain, list):
             return (
                 max((self._measure_branch(branch) for branch in plain), default=0)
@@ -156,7 +137,6 @@ class JsonSizeLimit:
         return self._surplus[plain["name"]]
 
     def _measure_branch(self, plain: Any) -> float:
-        """Return the surplus of a branch of a union, with the name that it may be shown with."""
         name = _get_branch_name(plain, self._full_names)
         return len(name) + _PUNCTUATION_BYTES + self._measure_surplus(plain)
 
@@ -178,13 +158,7 @@ class _SizeWalker:
         self._bytes_left = FREE_JSON_BYTES + JSON_BYTES_PER_BYTE * len(data)
 
     def walk_value(self, plain: Any, pos: int) -> int:
-        """Walk through the value of a type at a position, and return where it ends.
-
-        Raises:
-            JsonTooLarge: It would become too much JSON.
-            RecursionError: It is too deep.
-            IndexError: It is cut off.
-        """
+        """Walk through a value, and return where it ends; raises as `JsonSizeLimit.check`."""
         if isinstance(plain, list):
             branch, pos = self._read_long(pos)
             name = _get_branch_name(plain[branch], self._full_names)

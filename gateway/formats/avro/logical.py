@@ -25,12 +25,7 @@ from gateway.formats.schema_mismatch import SchemaMismatch
 
 
 class LogicalType(NamedTuple):
-    """The two conversions of a logical type.
-
-    Attributes:
-        to_json: Converts the value of the base type to JSON.
-        from_json: Converts JSON to a value of the base type; raises SchemaMismatch.
-    """
+    """The two conversions of a logical type; `from_json` raises SchemaMismatch."""
 
     to_json: Callable[[Any], Any]
     from_json: Callable[[Any], Any]
@@ -56,17 +51,9 @@ _TIME = re.compile(
 
 
 def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | None:
-    """Create the logical type of a schema.
+    """Create the logical type of a schema; raises ValueError for a decimal with too large a scale.
 
-    Args:
-        schema: The schema, which may have a `logicalType`.
-        base: The type that it is based on.
-
-    Returns:
-        None if there is none, or one that is unknown or does not fit its base, which is ignored.
-
-    Raises:
-        ValueError: It is a decimal with too large a scale.
+    An unknown one, and one that does not fit its base, is ignored: None.
     """
     name = schema.get("logicalType")
     size = schema.get("size")
@@ -90,11 +77,7 @@ def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | N
 
 
 def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType | None:
-    """Create a decimal; `size` is that of its fixed in bytes, None for bytes.
-
-    Raises:
-        ValueError: Its scale is too large.
-    """
+    """Create a decimal; `size` is that of its fixed in bytes, None for bytes."""
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int:
         return None
@@ -171,7 +154,6 @@ def _parse_date(value: Any) -> Any:
 
 
 def _create_time(per_second: int) -> LogicalType:
-    """Create a time of day, in units of which a second has so many."""
     digits = _DIGITS[per_second]
 
     def to_json(units: int) -> Any:
@@ -227,7 +209,6 @@ def _create_timestamp(per_second: int, zone: str) -> LogicalType:
 
 
 def _parse_fraction(text: str | None, digits: int) -> int:
-    """Return the fraction of a second as a number of so many digits."""
     text = (text or "").rstrip("0")
     if len(text) > digits:
         raise SchemaMismatch(f"has more than {digits} digits of a second")

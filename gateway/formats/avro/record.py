@@ -29,11 +29,10 @@ class DefaultBudget:
     """
 
     def __init__(self) -> None:
-        """Create a budget of `MAX_DEFAULT_BYTES`."""
         self._bytes_left = MAX_DEFAULT_BYTES
 
     def spend(self, size: int) -> None:
-        """Take bytes from the budget; raises SchemaMismatch if it has not so many."""
+        """Take bytes from the budget; raises SchemaMismatch if it does not have so many."""
         self._bytes_left -= size
         if self._bytes_left < 0:
             raise SchemaMismatch(
@@ -41,7 +40,6 @@ class DefaultBudget:
             )
 
     def renew(self) -> None:
-        """Make the budget what it was at first."""
         self._bytes_left = MAX_DEFAULT_BYTES
 
 
@@ -49,16 +47,11 @@ class RecordFields:
     """The fields of one record type.
 
     The builder of a schema creates one for each record, adds the fields, and calls
-    `resolve_defaults` when all types of the schema are complete. After that nothing changes.
+    `resolve_defaults` when all types of the schema are complete. After that nothing changes. The
+    records of a schema share `budget`.
     """
 
     def __init__(self, name: str, budget: DefaultBudget) -> None:
-        """Create a record without fields.
-
-        Args:
-            name: The full name, for error messages.
-            budget: Shared by all records of the schema.
-        """
         self._name = name
         self._budget = budget
         self._types: dict[str, AvroType] = {}
@@ -70,14 +63,7 @@ class RecordFields:
         self._converters: list[tuple[str, ConvertToJson]] = []  # for what is not JSON as it is read
 
     def add_field(self, schema: Mapping[str, Any], field_type: AvroType) -> None:
-        """Add a field.
-
-        Args:
-            schema: The field in the schema, with its name and perhaps a default.
-
-        Raises:
-            ValueError: The record has a field of this name.
-        """
+        """Add a field; raises ValueError if the record has one of this name."""
         name = schema["name"]
         if type(name) is not str:
             raise ValueError(f"{self._name} has a field whose name is {describe_json_type(name)}")
@@ -90,27 +76,20 @@ class RecordFields:
             self._schema_defaults[name] = schema["default"]
 
     def get_converter(self) -> ConvertToJson | None:
-        """Return what converts a record that was read to JSON; None if it is JSON already."""
         return self.to_json if self._converters else None
 
     def resolve_defaults(self, measure: Callable[[Any], int]) -> None:
-        """Compute the defaults of all fields.
+        """Compute the defaults of all fields; raises ValueError if one contains itself.
 
         Avro's own libraries differ about a default that does not fit its field. Here the field is
-        required.
-
-        Args:
-            measure: Returns about how many bytes of Avro a default has; may raise ValueError.
-
-        Raises:
-            ValueError: A default contains itself.
+        required. `measure` returns about how many bytes of Avro a default has.
         """
         for name in self._schema_defaults:
             self._resolve_default(name)
         self._default_sizes = {name: measure(value) for name, value in self._defaults.items()}
 
     def from_json(self, value: Any) -> dict[str, Any]:
-        """Convert a JSON object to what fastavro writes; raises SchemaMismatch."""
+        """Convert a JSON object to the value that fastavro writes; raises SchemaMismatch."""
         if type(value) is not dict:
             raise self._build_type_mismatch(value)
         # Before the fields are converted: a union tries one record after the other, which takes
@@ -128,12 +107,7 @@ class RecordFields:
         return converted
 
     def default_from_json(self, value: Any) -> dict[str, Any]:
-        """Convert a default of the schema, in which this record stands, to what fastavro writes.
-
-        Raises:
-            SchemaMismatch: The default does not fit.
-            ValueError: The default contains itself.
-        """
+        """Convert a default; raises SchemaMismatch, or ValueError if it contains itself."""
         if type(value) is not dict:
             raise self._build_type_mismatch(value)
         # First, so that a default that lacks a field is not said to contain itself. Which defaults
@@ -157,7 +131,6 @@ class RecordFields:
         return value
 
     def _resolve_default(self, name: str) -> None:
-        """Compute the default of a field, unless that was done before."""
         if name in self._resolved:
             return
         if name in self._resolving:
@@ -169,7 +142,6 @@ class RecordFields:
         self._resolved.add(name)
 
     def _check_names(self, value: Mapping[str, Any], optional: Container[str]) -> None:
-        """Raise SchemaMismatch if an object lacks a field that is not optional, or has others."""
         for name in self._types:
             if name not in value and name not in optional:
                 raise self._build_missing_field(name)
@@ -184,7 +156,6 @@ class RecordFields:
         return SchemaMismatch(f"lacks '{name}' of {self._name}")
 
     def _build_unknown_field(self, value: Mapping[str, Any]) -> SchemaMismatch:
-        """Return the exception for an object that has more fields than this record."""
         unknown = next(name for name in value if name not in self._types)
         if type(unknown) is not str:  # from a caller of the Python API
             return SchemaMismatch("has a field whose name is not a string")

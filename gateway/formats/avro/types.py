@@ -37,10 +37,9 @@ class AvroType:
     Attributes:
         name: The name that a union uses for its branch, as in `{"string": ...}`.
         plain: The schema that fastavro reads and writes it by.
-        from_json: Converts a JSON value to what fastavro writes; raises SchemaMismatch.
-        default_from_json: The same for a default in a schema, in which a logical type is written
-            as its base type, and a union without the name of its branch.
-        to_json: Converts what fastavro read to JSON; None if that is JSON already.
+        default_from_json: For defaults of a schema, which have a logical type as its base type, and
+            a union without the name of its branch.
+        to_json: None if the values that fastavro reads are JSON already.
     """
 
     __slots__ = ("default_from_json", "from_json", "name", "plain", "to_json")
@@ -53,7 +52,6 @@ class AvroType:
         to_json: ConvertToJson | None = None,
         default_from_json: ConvertFromJson | None = None,
     ) -> None:
-        """Create a type; without `default_from_json`, defaults are converted like values."""
         self.name = name
         self.plain = plain
         self.from_json = from_json
@@ -61,7 +59,6 @@ class AvroType:
         self.to_json = to_json
 
     def as_logical(self, logical_type: LogicalType) -> AvroType:
-        """Return a logical type that is based on this type."""
         base_from_json, logical_from_json = self.from_json, logical_type.from_json
         return AvroType(
             self.name,
@@ -72,7 +69,6 @@ class AvroType:
         )
 
     def convert(self, value: Any) -> Any:
-        """Convert what fastavro read to JSON."""
         return value if self.to_json is None else self.to_json(value)
 
 
@@ -99,7 +95,6 @@ def _check_boolean(value: Any) -> bool:
 
 
 def _create_integer_check(bits: int, name: str) -> ConvertFromJson:
-    """Create the check of int or long. JSON's 1.0 is a whole number, too."""
     low, high = -(1 << bits - 1), (1 << bits - 1) - 1
 
     def check(value: Any) -> int:
@@ -141,7 +136,6 @@ def _check_float(value: Any) -> float:
 
 
 def float_to_json(value: float) -> float | str:
-    """Return a float as JSON, which has no NaN and no infinities: these become text."""
     # Not so for the infinities, whose difference is NaN, nor for NaN itself.
     if value - value == 0:
         return value
@@ -159,7 +153,6 @@ def _check_string(value: Any) -> str:
 
 
 def _encode_latin1(value: Any) -> bytes:
-    """Return the bytes of text in which each character, U+0000 to U+00FF, stands for one byte."""
     if type(value) is bytes:  # comes from a logical type
         return value
     if type(value) is not str:
@@ -202,7 +195,6 @@ def create_fixed(name: str, label: str, size: int) -> AvroType:
 
 
 def create_enum(name: str, label: str, symbols: list[str]) -> AvroType:
-    """Create an enum; `label` is its name for fastavro."""
     known = frozenset(symbols)
 
     def check(value: Any) -> str:
@@ -218,7 +210,6 @@ def create_enum(name: str, label: str, symbols: list[str]) -> AvroType:
 
 
 def create_array(items: AvroType) -> AvroType:
-    """Create an array."""
     convert = items.to_json
     return AvroType(
         "array",
@@ -245,7 +236,6 @@ def _create_array_converter(item_from_json: ConvertFromJson) -> ConvertFromJson:
 
 
 def create_map(values: AvroType) -> AvroType:
-    """Create a map."""
     convert = values.to_json
     return AvroType(
         "map",
@@ -273,12 +263,10 @@ def _create_map_converter(value_from_json: ConvertFromJson) -> ConvertFromJson:
 
 
 def suggest_name(name: str, known: list[str]) -> str:
-    """Return the hint of an error message about an unknown name."""
     closest = find_closest(name, known)
     return f"did you mean {closest}?" if closest else f"use one of {', '.join(known[:12])}"
 
 
 def apply_logical_type(base_type: AvroType, schema: Mapping[str, Any]) -> AvroType:
-    """Return the logical type of a schema, or its base type if it has none that is known."""
     logical_type = create_logical_type(schema, schema["type"])
     return base_type if logical_type is None else base_type.as_logical(logical_type)

@@ -19,13 +19,10 @@ LOGICAL_READERS[f"float-{_BRANCH_LOGICAL_TYPE}"] = lambda data, *_: ("float", da
 
 
 def mark_branches(plain: Any) -> Any:
-    """Return a schema by which fastavro returns the branch of int and float in unions.
+    """Mark int and float in unions of a plain schema, so that fastavro returns their branch.
 
     It reads int and long as the same type of Python, and float and double as well. In a union that
     has both, a value would otherwise be shown, and written again, as the other branch.
-
-    Args:
-        plain: The schema as fastavro gets it.
     """
     if isinstance(plain, list):
         marked = [mark_branches(branch) for branch in plain]
@@ -43,10 +40,10 @@ def mark_branches(plain: Any) -> Any:
 
 
 class UnionAttempts:
-    """What branches of unions have made of the objects and arrays of one JSON value.
+    """The results of converting the objects and arrays of one JSON value by branches of unions.
 
     A union tries one branch after the other. Where records contain themselves, each level would
-    multiply the attempts at what is inside: a value of 300 bytes, 16 levels deep in two similar
+    multiply the attempts at the levels inside: a value of 300 bytes, 16 levels deep in two similar
     records, took 5 s. So no branch is asked twice about the same object.
 
     One instance per schema, owned by its codec, which calls `clear` after each value and after the
@@ -54,12 +51,10 @@ class UnionAttempts:
     """
 
     def __init__(self) -> None:
-        """Create one without attempts."""
         self._converted: dict[tuple[int, int, bool], Any] = {}
         self._mismatches: dict[tuple[int, int, bool], tuple[str, tuple[str, ...]]] = {}
 
     def convert(self, branch: AvroType, value: Any, *, is_default: bool = False) -> Any:
-        """Convert a value, or a default, by a branch; raises SchemaMismatch if it does not fit."""
         convert = branch.default_from_json if is_default else branch.from_json
         if type(value) is not dict and type(value) is not list:
             return convert(value)
@@ -75,19 +70,15 @@ class UnionAttempts:
         return self._converted[key]
 
     def clear(self) -> None:
-        """Forget all attempts."""
         self._converted.clear()
         self._mismatches.clear()
 
 
 def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
-    """Create a union.
+    """Create a union, which shares `attempts` with the others of the schema.
 
     A value may name its branch, as in `{"string": "x"}`, or not; then it is of the first branch
     that accepts it. A default never names its branch.
-
-    Args:
-        attempts: Shared by all unions of the schema.
 
     Raises:
         ValueError: The union contains a union, or two branches of one name (Avro specification
@@ -137,7 +128,6 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
         )
 
     def default_from_json(value: Any) -> tuple[str, Any]:
-        """Convert a default, which is of the first branch that accepts it."""
         for branch in list_candidates(value):
             try:
                 return labels[branch.name], attempts.convert(branch, value, is_default=True)
@@ -157,8 +147,6 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
 
 
 def _create_nullable_converter(branch: AvroType, names: Collection[str]) -> Any:
-    """Create what shows a value of a union of null and one other branch: as it is."""
-
     def to_json(value: Any) -> Any:
         if value is None:
             return None
@@ -174,7 +162,6 @@ def _create_nullable_converter(branch: AvroType, names: Collection[str]) -> Any:
 
 
 def _create_branch_converter(branches: list[AvroType]) -> Any:
-    """Create what shows a value of a union of several branches: with the name of its branch."""
     # Branches that fastavro returns with a label are found by it, the others by the Python type.
     by_label = {branch.plain: branch for branch in branches if isinstance(branch.plain, str)}
     by_python_type = {
