@@ -1,6 +1,6 @@
 """Encode each record as a CloudEvent 1.0 in the JSON format: the format `cloudevents`.
 
-A record that is a CloudEvent already (Kafka protocol binding 1.0.2) stays the event it is. In
+A record that is a CloudEvent already (Kafka protocol binding 1.0.2) keeps its identity. In
 structured mode (`content-type: application/cloudevents+json`) its value is passed on unchanged, in
 binary mode (`ce_specversion: 1.0`) its attributes come from the `ce_` headers. Any other record
 becomes an event of type `org.apache.kafka.record`.
@@ -37,7 +37,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def encode_cloudevents(record: Record) -> Payload:
-    """Encode a record in the format `cloudevents`."""
     value = record.value
     if value is None:
         return encode_delete(record)
@@ -50,7 +49,7 @@ def encode_cloudevents(record: Record) -> Payload:
 
 
 def drop_content_type(record: Record) -> Record:
-    """Return a record without the content type of bytes that were decoded into JSON."""
+    """Remove the content type of the bytes from a record whose value was decoded into JSON."""
     return record._replace(
         headers=tuple(
             (name, content)
@@ -62,7 +61,6 @@ def drop_content_type(record: Record) -> Record:
 
 
 def _build_attributes(record: Record, headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return all attributes of an event but its data."""
     (topic, partition), offset = record.tp, record.offset
     event: dict[str, Any] = {
         "specversion": "1.0",
@@ -85,7 +83,7 @@ def _build_attributes(record: Record, headers: Mapping[str, str]) -> dict[str, A
 
 
 def _extract_attributes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes in `ce_` headers; empty ones and invalid names are left out."""
+    """Return the attributes in `ce_` headers. Empty ones and invalid names are left out."""
     return {
         match[1]: text
         for name, text in headers.items()
@@ -94,7 +92,6 @@ def _extract_attributes(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _build_data(value: bytes, content_type: str | None) -> dict[str, Any]:
-    """Return the members for the value, by the content type or, without one, by what it is."""
     if content_type is None or _JSON.fullmatch(_parse_media_type(content_type)):
         if _parse_json(value) is not _NOT_JSON:
             return {
@@ -140,11 +137,7 @@ def _parse_media_type(content_type: str | None) -> str:
 
 
 def _format_rfc3339(timestamp_ms: int) -> str | None:
-    """Return a time as RFC 3339.
-
-    Returns:
-        None for a record without a time, and after the year 9999, which RFC 3339 cannot write.
-    """
+    """Return None for a record without a time, and after the year 9999 (the end of RFC 3339)."""
     if timestamp_ms < 0:
         return None
     try:

@@ -1,14 +1,13 @@
 """Encode JSON values as the bytes of keys and values, and decode them, in six formats.
 
-Formats with a schema are framed like Confluent's serializers do: a zero byte, the schema's id
-(4 bytes, big-endian), for protobuf the indexes of the message, and the payload. Null is a tombstone
-in every format. Zero bytes decode to the empty string, since a framed value has at least five.
-Confluent's clients from version 8 may put the frame into a header of the record instead
-(`frame_record`), with the schema's GUID: a byte one and 16 bytes.
+Formats with a schema are framed like Confluent's serializers do: a zero byte, the schema's id (4
+bytes, big-endian), for protobuf the indexes of the message, and the payload. Confluent's clients
+from version 8 may put the frame into a header instead (`frame_record`), with the schema's GUID: a
+byte one and 16 bytes. Null is a tombstone in every format. Zero bytes decode to the empty string,
+since a framed value has at least five.
 
-A request to a registry takes time, so `encode` and `decode` each have a counterpart that never
-waits (`encode_cached`, `decode_cached`) and raises `SchemaNotLoaded` if the registry would have to
-be asked first.
+`encode` and `decode` may wait for the registry, and raise FormatError or RegistryUnavailable. Their
+counterparts `*_cached` never wait, and raise `SchemaNotLoaded` instead of asking it.
 """
 
 from __future__ import annotations
@@ -51,21 +50,17 @@ class SchemaNotLoaded(Exception):
 
 
 class SchemaCodec(Protocol):
-    """Define what encodes and decodes values of one schema; each method may raise FormatError."""
+    """Encode and decode the payloads of one schema. Each method may raise FormatError."""
 
-    def encode(self, value: Any) -> bytes:
-        """Encode a JSON value as the payload behind the frame."""
+    def encode(self, value: Any) -> bytes: ...
 
-    def decode(self, data: bytes) -> Any:
-        """Decode the payload behind the frame into a JSON value."""
+    def decode(self, data: bytes) -> Any: ...
 
     def decode_text(self, data: bytes) -> bytes:
-        """Decode the payload behind the frame into JSON text, whose value `decode` returns."""
+        """Decode the payload into JSON text instead of a value."""
 
 
 class _CompiledSchema(NamedTuple):
-    """The codec of a schema, or why it cannot be compiled."""
-
     format: SerializationFormat
     codec: SchemaCodec | FormatError
 
@@ -79,21 +74,15 @@ class Codecs:
     """Encode and decode keys and values, with the schemas of one registry.
 
     The hub and the pipeline create one for each catalog that they use, the sidecar a single one.
-    Compiled schemas are kept under their ids while there is room; one that cannot be compiled is
-    kept as its error.
+    Compiled schemas, and the errors of unusable ones, are kept under their ids while there is room.
+    Without a catalog, formats that need a schema are refused.
     """
 
     def __init__(self, catalog: SchemaRegistry | None = None) -> None:
-        """Create codecs that know no schema yet.
-
-        Args:
-            catalog: The registry; without one, formats that need a schema are refused.
-        """
         self._registry = None if catalog is None else CachedRegistryClient(catalog)
         self._compiled: SizedCache[SchemaId, _CompiledSchema] = SizedCache(MAX_COMPILED_BYTES)
 
     async def close(self) -> None:
-        """Close the connections to the registry; it may be asked again later."""
         if self._registry is not None:
             await self._registry.close()
 
@@ -105,19 +94,7 @@ class Codecs:
         value: Any,
         schema: SchemaSelector = LATEST_SCHEMA,
     ) -> EncodedData:
-        """Encode a JSON value, asking the registry if needed.
-
-        Args:
-            format: How to write it.
-            topic: The topic, which names the subject unless `schema` does.
-            is_key: Whether it is the key of a record, and not the value.
-            value: The value; None is a tombstone.
-            schema: Which schema to write with, for formats that have one.
-
-        Raises:
-            FormatError: The value does not fit, or there is no such schema.
-            RegistryUnavailable: The registry cannot be asked now.
-        """
+        """Encode a JSON value; None is a tombstone. The subject is that of the topic by default."""
         if value is None or not format.has_schema:
             return self.encode_cached(format, topic, is_key, value, schema)
         resolved = await self._find_schema(format, topic, is_key, schema)
@@ -126,12 +103,6 @@ class Codecs:
     async def decode(
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None
     ) -> Any:
-        """Decode the bytes of a key or value into a JSON value, asking the registry if needed.
-
-        Raises:
-            FormatError: The bytes are not of the format, or there is no such schema.
-            RegistryUnavailable: The registry cannot be asked now.
-        """
         await self.load_schemas(format, topic, is_key, (data,))
         return self.decode_cached(format, topic, is_key, data)
 
@@ -143,12 +114,6 @@ class Codecs:
         value: Any,
         schema: SchemaSelector = LATEST_SCHEMA,
     ) -> EncodedData:
-        """Encode a JSON value like `encode`, without waiting.
-
-        Raises:
-            FormatError: As `encode`.
-            SchemaNotLoaded: The registry must be asked first.
-        """
         if value is None:
             return EncodedData(None)
         if not format.has_schema:
@@ -162,12 +127,6 @@ class Codecs:
     def decode_cached(
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None
     ) -> Any:
-        """Decode bytes like `decode`, without waiting.
-
-        Raises:
-            FormatError: As `decode`.
-            SchemaNotLoaded: The registry must be asked first.
-        """
         if not data:
             return None if data is None else ""
         if not format.has_schema:
@@ -176,12 +135,7 @@ class Codecs:
         return codec.decode(data[size:])
 
     def decode_text_cached(self, format: SerializationFormat, data: bytes) -> bytes:
-        """Decode bytes with a schema into JSON text, without waiting.
-
-        Raises:
-            FormatError: As `decode`.
-            SchemaNotLoaded: The registry must be asked first.
-        """
+        """Decode bytes with a schema into JSON text."""
         codec, size = self._get_codec(format, data)
         return codec.decode_text(data[size:])
 
@@ -192,13 +146,10 @@ class Codecs:
         is_key: bool,
         payloads: Iterable[bytes | None],
     ) -> None:
-        """Look up all schemas that some keys or values were written with, some in parallel.
+        """Look up all schemas of some keys or values; raises RegistryUnavailable.
 
         After that `decode_cached` does not raise SchemaNotLoaded for them, unless they are more
         than the cache holds.
-
-        Raises:
-            RegistryUnavailable: The registry cannot be asked now.
         """
         if format.has_schema:
             ids = {frame[0] for data in payloads if data and (frame := _read_frame(data))}
@@ -207,12 +158,9 @@ class Codecs:
                 await self.load_schema_ids(missing[start : start + MAX_PARALLEL_LOADS])
 
     async def load_schema_ids(self, ids: Sequence[SchemaId]) -> None:
-        """Look up schemas in parallel, at most MAX_PARALLEL_LOADS.
+        """Look up schemas in parallel, at most MAX_PARALLEL_LOADS; raises RegistryUnavailable.
 
         A schema that does not exist raises nothing here: decoding raises it, for one record.
-
-        Raises:
-            RegistryUnavailable: The registry cannot be asked now.
         """
         if self._registry is None:
             return
@@ -222,11 +170,7 @@ class Codecs:
                 raise result
 
     def find_missing_id(self, data: bytes) -> SchemaId | None:
-        """Return the id of the schema that must be loaded before framed bytes can be decoded.
-
-        Returns:
-            The id; None if nothing must be loaded, or loading does not help.
-        """
+        """Return the id of the schema to load before framed bytes are decoded, if any."""
         frame = _read_frame(data)
         if frame is None or frame[0] in self._compiled or self._registry is None:
             return None
@@ -245,7 +189,7 @@ class Codecs:
     async def _find_schema(
         self, format: SerializationFormat, topic: str, is_key: bool, selector: SchemaSelector
     ) -> Schema:
-        """Ask the registry for the schema to write with; `_build_key` has the same order."""
+        """Ask the registry for the schema to write with. `_build_key` has the same precedence."""
         registry = self._require_registry(format)
         subject = selector.subject or build_subject_name(topic, is_key)
         if selector.text is not None:
@@ -262,7 +206,6 @@ class Codecs:
         return EncodedData(_FRAME.pack(0, schema.id) + codec.encode(value), schema.id)
 
     def _get_codec(self, format: SerializationFormat, data: bytes) -> tuple[SchemaCodec, int]:
-        """Return the codec of the schema of framed bytes, without waiting, and the frame's size."""
         if (frame := _read_frame(data)) is None:
             name = format.name.lower()
             problem = f"the bytes are not {name} as a schema registry's clients write it"
@@ -282,7 +225,6 @@ class Codecs:
         return compiled.get_codec(), size
 
     def _compile_once(self, format: SerializationFormat, schema: Schema) -> SchemaCodec:
-        """Return the codec of a schema, compiling it at the first use."""
         if schema.format is not format:
             raise _build_format_error(schema.id, schema.format, format)
         compiled = self._compiled.get(schema.id)
@@ -300,7 +242,7 @@ class Codecs:
 def frame_record(
     record: Record, key_format: SerializationFormat, value_format: SerializationFormat
 ) -> Record:
-    """Return a record whose key and value begin with the frames that its headers have for them."""
+    """Prepend the frames in the headers of a record to its key and value."""
     if not record.headers or not (key_format.has_schema or value_format.has_schema):
         return record
     for name, frame in record.headers:
@@ -312,7 +254,6 @@ def frame_record(
 
 
 def _read_frame(data: bytes) -> tuple[SchemaId, int] | None:
-    """Return the id of the schema and the size of the frame; None if bytes are not framed."""
     if data[:1] == b"\0" and len(data) >= _FRAME.size:
         return int(_FRAME.unpack_from(data)[1]), _FRAME.size
     if data[:1] == b"\1" and len(data) >= _GUID_FRAME_SIZE:
@@ -328,27 +269,17 @@ def _build_format_error(
 
 
 def _build_key(format: SerializationFormat, subject: str, selector: SchemaSelector) -> Any:
-    """Return the key under which `CachedRegistryClient` keeps a schema."""
     if selector.text is not None:
         return subject, format, selector.text, selector.references
     return selector.id if selector.id is not None else (subject, selector.version)
 
 
 def compile_schema(schema: Schema) -> SchemaCodec:
-    """Compile a schema into the codec of its values.
-
-    Raises:
-        FormatError: The schema cannot be used.
-    """
+    """Compile a schema; raises FormatError if it cannot be used."""
     return SCHEMA_CODECS[schema.format](schema.text, schema.references)
 
 
 def _require_codec(extra: str) -> None:
-    """Check that the library of a codec is installed; registries have schemas of all formats.
-
-    Raises:
-        FormatError: It is not.
-    """
     try:
         require_extra(extra, f"this schema ({extra})")
     except ExtraMissing as exc:

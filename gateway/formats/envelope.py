@@ -1,9 +1,8 @@
 """Encode the whole record as one JSON object, exact to the byte: the format `envelope`.
 
-The object is `{"topic", "partition", "offset", "timestamp", "key", "value", "headers": [[name,
-value]]}`, with the timestamp in milliseconds since 1970 (-1 for none). Keys and values, also those
-of headers, follow the rule of `formats.event`. A tombstone is the event `delete` with the same
-object, whose value is null.
+The timestamp is in milliseconds since 1970 (-1 for none), headers are a list of `[name, value]`.
+Keys and values, also those of headers, follow the rule of `formats.event`. A tombstone is the event
+`delete` with the same object, whose value is null.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from .event_schema import (
 
 
 def encode_envelope(record: Record) -> Payload:
-    """Encode a record in the format `envelope`."""
     (topic, partition), offset, _, timestamp, key, value, headers = record
     data = orjson.dumps(
         {

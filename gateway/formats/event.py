@@ -32,10 +32,9 @@ DELETE_EVENT = "delete"
 
 @dataclass(frozen=True, slots=True)
 class EventFormat:
-    """A format of events: how records become their data, and how documents describe it.
+    """An event format: how records become data, and how documents describe it.
 
     Attributes:
-        create: Creates the function that encodes records.
         schema: The JSON Schema of the data; None for `value`, whose data depends on more options.
         delete_schema: The JSON Schema of a tombstone's data; None if it is that of `encode_delete`.
     """
@@ -55,7 +54,6 @@ def decode_utf8(data: bytes) -> str | None:
 
 
 def bytes_to_json(data: bytes | None) -> str | dict[str, str] | None:
-    """Return bytes as a JSON value by the rule of this module."""
     if data is None:
         return None
     text = decode_utf8(data)
@@ -63,21 +61,17 @@ def bytes_to_json(data: bytes | None) -> str | dict[str, str] | None:
 
 
 def json_to_bytes(value: str | Mapping[str, str] | None) -> bytes | None:
-    """Return the bytes that `bytes_to_json` has written as a JSON value."""
     if value is None:
         return None
     return value.encode() if isinstance(value, str) else b64decode(value["base64"])
 
 
 def create_json_encoder(format: Format) -> Callable[[bytes], bytes]:
-    """Create what turns the payloads of a format into JSON on one line.
+    """Create the function that turns the payloads of a format into JSON on one line.
 
-    It is for wires that carry JSON only. A payload that is JSON stays as it is (its numbers, too),
-    without a byte order mark; any other text becomes a string. If the format writes base64, every
-    payload becomes a string, because `1234` and `true` are base64 as well as JSON.
-
-    Args:
-        format: The format. It is called with a sample value to see whether it writes base64.
+    A payload that is JSON stays as it is (its numbers, too), without a byte order mark; any other
+    text becomes a string. If the format writes base64, which a sample shows, every payload becomes
+    a string, because `1234` and `true` are base64 as well as JSON.
     """
     _, payload = format(Record(TopicPartition("", 0), 0, -1, -1, None, b"{}"))
     return _to_json if payload.startswith(b"{") else _to_json_string
@@ -88,7 +82,6 @@ def _to_json_string(payload: bytes) -> bytes:
 
 
 def _to_json(payload: bytes) -> bytes:
-    """Return a payload that is not base64 as JSON on one line."""
     try:
         parse_json(payload)
     except orjson.JSONDecodeError:

@@ -19,23 +19,15 @@ ANY_SCHEMA: Schema = {}
 def build_object_schema(
     required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None
 ) -> Schema:
-    """Return the schema of an object.
-
-    Args:
-        required: The members that it always has.
-        optional: The members that it may have.
-    """
     properties = {**required, **(optional or {})}
     return {"type": "object", "required": list(required), "properties": properties}
 
 
 def build_ref(name: str) -> Schema:
-    """Return a reference to a schema of the document."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def make_nullable(schema: Schema) -> Schema:
-    """Return a schema that also allows null."""
     return {**schema, "type": [schema["type"], "null"]}
 
 

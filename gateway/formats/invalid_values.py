@@ -1,8 +1,8 @@
 """Represent keys and values of topics that have a model, above all those that do not fit it.
 
 The record keeps its bytes. An `InvalidValue` is shown as an `error` event in place of the record,
-whatever the format. A `RawValue` is shown as the bytes it is: by `envelope` and `cloudevents` like
-any other bytes, by `value` as `{"base64": "..."}`, because its other values are JSON.
+whatever the format. A `RawValue` is shown as bytes: by `envelope` and `cloudevents` like any other
+bytes, by `value` as `{"base64": "..."}`, because its other values are JSON.
 """
 
 from __future__ import annotations
@@ -25,28 +25,19 @@ class RawValue(bytes):
 
 
 class InvalidValue(RawValue):
-    """The bytes of a value that does not fit the model and is shown as an error.
-
-    Attributes:
-        reason: Why, in words.
-    """
+    """The bytes of a value that does not fit the model and is shown as an error."""
 
     reason: str
 
     @classmethod
     def create(cls, data: bytes | None, reason: str) -> InvalidValue:
-        """Create one from the bytes of a value; None for a record without one."""
         invalid = cls(data or b"")
         invalid.reason = reason
         return invalid
 
 
 def wrap_format(format: Format, format_name: str, decoded_topics: Collection[str] = ()) -> Format:
-    """Wrap a format for topics whose records may not fit their model.
-
-    Args:
-        decoded_topics: The topics whose values are decoded into JSON.
-    """
+    """Wrap a format for topics with a model. Values of `decoded_topics` are decoded into JSON."""
 
     def encode(record: Record) -> Payload:
         value = record.value
@@ -62,7 +53,6 @@ def wrap_format(format: Format, format_name: str, decoded_topics: Collection[str
 
 
 def describe_invalid(record: Record, value: InvalidValue) -> dict[str, object]:
-    """Return the data of the `error` event for a record."""
     message = (
         f"the record at {record.tp} offset {record.offset} is not of its topic's model: "
         f"{value.reason}; read it with onInvalid: raw, or correct who writes it"

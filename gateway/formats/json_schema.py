@@ -1,10 +1,10 @@
 """Validate JSON by a JSON Schema, when it is written and when it is read.
 
-A schema that names no draft is of draft 7, as in Confluent's serializers. `$ref` finds what the
-registry has under that name and nothing else: a schema must not make the gateway fetch URLs.
+A schema that names no draft is of draft 7, as in Confluent's serializers. `$ref` finds only schemas
+that the registry lists as references: a schema must not make the gateway fetch URLs.
 
-A pattern that only the engine of another language takes, such as Java's `++`, is left out in
-reading: who wrote the record has checked it. Nothing is written by such a schema.
+A pattern that only the engine of another language compiles, such as Java's `++`, is ignored in
+reading, because the writer of the record has checked it. Writing by such a schema is refused.
 """
 
 from __future__ import annotations
@@ -30,14 +30,7 @@ class JsonSchemaCodec:
     """The codec of one JSON Schema; `Codecs` creates and keeps one per schema id."""
 
     def __init__(self, text: str, references: Mapping[str, str]) -> None:
-        """Compile a schema.
-
-        Args:
-            references: The schemas that it refers to, by the names that it uses for them.
-
-        Raises:
-            FormatError: The schema cannot be used.
-        """
+        """Compile a schema with its references by name; raises FormatError if it cannot be used."""
         self._unusable_patterns: list[str] = []
         try:
             schema, _, retriever = load_schema(text, references)
@@ -62,7 +55,6 @@ class JsonSchemaCodec:
             raise FormatError(f"the JSON Schema cannot be used: {exc}; correct it") from None
 
     def encode(self, value: Any) -> bytes:
-        """Return a value as JSON text, if the schema allows it; raises FormatError if not."""
         for pattern in self._unusable_patterns:
             raise FormatError(
                 f"the pattern {pattern} of the JSON Schema cannot be checked here; write it as "
@@ -78,7 +70,6 @@ class JsonSchemaCodec:
             raise FormatError(f"the value cannot be written as JSON: {exc}") from None
 
     def decode(self, data: bytes) -> Any:
-        """Return the value of JSON text, if the schema allows it; raises FormatError if not."""
         try:
             value = parse_json(data)
         except orjson.JSONDecodeError as exc:
@@ -87,7 +78,6 @@ class JsonSchemaCodec:
         return value
 
     def decode_text(self, data: bytes) -> bytes:
-        """Return JSON text without a byte order mark, if the schema allows it, as `decode`."""
         self.decode(data)
         return data.removeprefix(BOM_UTF8)
 
@@ -103,11 +93,7 @@ class JsonSchemaCodec:
 
 
 def load_schema(text: str, references: Mapping[str, str]) -> tuple[Any, str, Callable[[str], Any]]:
-    """Return a schema, its identifier, and what returns the schema of a URI that it refers to.
-
-    Args:
-        references: The schemas that it refers to, by the names that it uses for them.
-    """
+    """Return a schema, its identifier, and the function that finds the schema of a URI."""
     schema = orjson.loads(text)
     base = _BASE_URI
     if isinstance(schema, dict):  # relative references resolve only if it has an id
@@ -118,7 +104,6 @@ def load_schema(text: str, references: Mapping[str, str]) -> tuple[Any, str, Cal
 
 
 def _remove_unusable_patterns(schema: Any) -> list[str]:
-    """Remove the patterns that cannot be compiled from a schema, and return them."""
     removed = []
     if isinstance(schema, dict):
         pattern = schema.get("pattern")
@@ -146,14 +131,10 @@ def _is_usable(pattern: str) -> bool:
 
 
 def _create_retriever(references: Mapping[str, Any], base: str) -> Callable[[str], Any]:
-    """Create what finds a reference by its name, resolved or not, or by its own identifier.
+    """Create the function that finds a reference by its name, resolved or not, or by its own id.
 
-    A reference is returned with the URI that it was asked for as its identifier. If it had another
-    one of its own, jsonschema_rs (0.60) would not ask for what it refers to in turn.
-
-    Args:
-        references: The parsed schemas by name.
-        base: The identifier of the schema that refers to them.
+    A reference is returned with the requested URI as its identifier: jsonschema_rs (0.60) would not
+    ask for the references of a schema with another one.
     """
     by_uri = {
         uri: schema for name, schema in references.items() for uri in (name, urljoin(base, name))
@@ -175,7 +156,6 @@ def _create_retriever(references: Mapping[str, Any], base: str) -> Callable[[str
 
 
 def _identifier_keywords(schema: Any) -> list[str]:
-    """Return the keywords that hold a schema's own identifier: one, or none."""
     if not isinstance(schema, dict):
         return []
     keyword = "id" if "draft-04" in str(schema.get("$schema")) else "$id"

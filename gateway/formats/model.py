@@ -37,8 +37,6 @@ class Model:
         Args:
             name: With codecs a format that has a schema; without codecs one that has none, or
                 `boolean`, `int`, `long`, `float` or `double`.
-            codecs: The codecs of its catalog, if it has one.
-            is_key: Whether it is for keys.
         """
         self.name = name
         self._codecs = codecs or Codecs()
@@ -49,31 +47,19 @@ class Model:
             self._plain = PLAIN_CODECS[SerializationFormat.parse(name)]
 
     def frame_record(self, record: Record) -> Record:
-        """Return a record whose key or value, which are of the model, begin with their frames."""
         format = self._format or SerializationFormat.BINARY
         key = format if self._is_key else SerializationFormat.BINARY
         value = SerializationFormat.BINARY if self._is_key else format
         return frame_record(record, key, value)
 
     def find_missing_id(self, data: bytes) -> SchemaId | None:
-        """Return the id of the schema that must be loaded before decoding; None for none."""
         return None if self._format is None else self._codecs.find_missing_id(data)
 
     async def load_schema_ids(self, ids: Sequence[SchemaId]) -> None:
-        """Load schemas from the registry, at most MAX_PARALLEL_LOADS.
-
-        Raises:
-            RegistryUnavailable: The registry cannot be asked now.
-        """
         await self._codecs.load_schema_ids(ids)
 
     def decode(self, data: bytes) -> bytes:
-        """Convert Kafka's bytes to what clients see.
-
-        Raises:
-            FormatError: The bytes do not fit the model.
-            SchemaNotLoaded: The schema must be loaded first.
-        """
+        """Convert Kafka's bytes to a client's; raises FormatError or SchemaNotLoaded."""
         text = self._decode_text(data)
         if self._is_key and text[:1] == b'"':
             return str(parse_json(text)).encode()
@@ -95,12 +81,7 @@ class Model:
         return orjson.dumps(float_to_json(number) if type(number) is float else number)
 
     async def encode(self, topic: str, data: bytes) -> bytes:
-        """Convert what a client wrote to Kafka's bytes.
-
-        Raises:
-            FormatError: It does not fit the model.
-            RegistryUnavailable: The registry cannot be asked now.
-        """
+        """Convert a client's bytes to Kafka's; raises FormatError or RegistryUnavailable."""
         if self._is_key:
             try:
                 return await self._encode_value(topic, data.decode())

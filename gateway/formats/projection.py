@@ -1,9 +1,8 @@
 """Reduce a record's value to some of its fields, before a format encodes the record.
 
-Fields that are not selected are removed. A value that is no JSON gives an `error` event, JSON that
-is no object becomes null, a tombstone stays one, and key and headers are not changed. Fields stay
-where they are, so that a pointer finds in the projection what it finds in the value: unselected
-elements of an array before a selected one become null. Numbers keep their digits.
+A value that is no JSON gives an `error` event, JSON that is no object becomes null, a tombstone
+stays one, and key and headers are not changed. Fields stay at their pointers: unselected elements
+of an array before a selected one become null. Numbers keep their digits.
 
 Measured for 3 of 6 fields of a value of 200 bytes, once for all clients of a view: 3 us, or 7 us if
 one of the fields is a fraction, whose digits orjson does not keep (`core.channel.exact_json`).
@@ -28,14 +27,7 @@ FieldTree: TypeAlias = Mapping[str, "FieldTree"]
 
 
 def project_format(format: Format, fields: Iterable[str]) -> Format:
-    """Wrap a format so that it shows only some fields of the value.
-
-    Args:
-        fields: JSON pointers (RFC 6901).
-
-    Raises:
-        ValueError: A pointer is malformed.
-    """
+    """Wrap a format to show some fields (JSON pointers); raises ValueError for a malformed one."""
     tree = _build_tree(fields)
 
     def encode(record: Record) -> Payload:
@@ -80,7 +72,6 @@ def _project_value(value: bytes, tree: FieldTree) -> bytes | None:
 
 
 def _describe_not_json(record: Record) -> bytes:
-    """Return the data of the `error` event for a record whose fields cannot be selected."""
     place = {"topic": record.tp.topic, "partition": record.tp.partition, "offset": record.offset}
     message = (
         f"the value at {record.tp} offset {record.offset} is no JSON, and the route shows only "
@@ -106,7 +97,7 @@ def _select_fields(value: Any, tree: FieldTree) -> Any:
 
 
 def _is_as_written(kept: Any, data: bytes) -> bool:
-    """Return whether it is what was parsed: no double, no -0, and no half of a surrogate pair."""
+    """Return whether a value has no double, no -0, and no half of a surrogate pair."""
     values = [kept]
     has_escapes = b"\\u" in data
     for value in values:  # grows while it is iterated over

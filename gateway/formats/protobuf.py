@@ -1,7 +1,7 @@
 """Convert between Protobuf and its JSON mapping, by the text of a .proto file and its imports.
 
 The payload begins with the indexes that lead to the type of the message in the file, as zigzag
-varints preceded by their number. A single zero means the first type of the file, and is what is
+varints preceded by their number. A single zero means the first type of the file, and is always
 written here. The indexes count the messages that are in the text, as Confluent's Java library does,
 and so not those that the compiler adds for `map` fields. Confluent's serializers register a `map`
 field with an explicit message that has `option map_entry = true`, which protoc refuses to read;
@@ -13,8 +13,7 @@ proxy. Names are shown in lowerCamelCase, and those of the file are accepted, to
 are text. (protobuf.dev, ProtoJSON; Confluent's wire format.)
 
 Files are compiled by protoc in this process, in a temporary directory, and cannot refer to files
-outside of it. Measured: compiling takes 2 ms; a message of 8 fields is decoded in 26 us and encoded
-in 70 us.
+outside of it. Compiling takes 2 ms; a message of 8 fields is decoded in 26 us and encoded in 70 us.
 """
 
 from __future__ import annotations
@@ -52,14 +51,7 @@ class ProtobufCodec:
     """The codec of one .proto file; `Codecs` creates and keeps one per schema id."""
 
     def __init__(self, text: str, references: Mapping[str, str]) -> None:
-        """Compile a file.
-
-        Args:
-            references: The files that it imports, by their paths.
-
-        Raises:
-            FormatError: The file cannot be used.
-        """
+        """Compile a file with its imports by path; raises FormatError if it cannot be used."""
         # A name that no import has.
         main = next(
             name
@@ -91,11 +83,6 @@ class ProtobufCodec:
         self._classes: dict[tuple[int, ...], type[Message]] = {}
 
     def encode(self, value: Any) -> bytes:
-        """Encode a JSON value as a message of the first type of the file.
-
-        Raises:
-            FormatError: The value does not fit.
-        """
         message = self._get_message_class((0,))()
         # Well-known types such as Timestamp or Int64Value are not objects in JSON.
         if not isinstance(value, dict) and message.DESCRIPTOR.file.package != "google.protobuf":
@@ -112,11 +99,6 @@ class ProtobufCodec:
             raise FormatError("the value is nested too deep; flatten it") from None
 
     def decode(self, data: bytes) -> Any:
-        """Decode a message, of any type of the file, into a JSON value.
-
-        Raises:
-            FormatError: The bytes do not fit.
-        """
         try:
             path, pos = read_indexes(data)
             message = self._get_message_class(path)()
@@ -130,8 +112,7 @@ class ProtobufCodec:
     def _to_json(self, message: Any) -> Any:
         """Return a message as JSON, and parts of it that have no JSON as their fields.
 
-        These are an `Any` of a type that is not in the schema, whose bytes are shown, and a
-        Timestamp or a Duration that is out of range.
+        These are an `Any` of an unknown type, and a Timestamp or a Duration that is out of range.
         """
         try:
             return json_format.MessageToDict(
@@ -174,7 +155,6 @@ class ProtobufCodec:
         return dict(zip(names, map(self._to_json, content.values()), strict=True))
 
     def decode_text(self, data: bytes) -> bytes:
-        """Decode a message into JSON text; raises FormatError as `decode`."""
         return orjson.dumps(self.decode(data))
 
     def _get_message_class(self, path: tuple[int, ...]) -> type[Message]:
@@ -186,14 +166,7 @@ class ProtobufCodec:
         return message_class
 
     def find_descriptor(self, path: Sequence[int]) -> Any:
-        """Return the descriptor of a message.
-
-        Args:
-            path: The indexes that lead to it, of the outermost type first.
-
-        Raises:
-            ValueError: There is no such message.
-        """
+        """Return the message at these indexes, outermost first; raises ValueError."""
         try:
             descriptor = self._file.message_types_by_name[self._types[path[0]]]
             for index in path[1:]:
@@ -209,11 +182,7 @@ class ProtobufCodec:
 
 
 def _check_texts(message: Message) -> None:
-    """Check the texts of a message, which are bytes in Python where they are not UTF-8.
-
-    Raises:
-        ValueError: One is not; JSON would have Python's notation of the bytes.
-    """
+    """Raise ValueError for a text that is not UTF-8, which is bytes in Python."""
     for field, value in message.ListFields():
         entry = field.message_type
         if entry is not None and entry.GetOptions().map_entry:
@@ -230,11 +199,7 @@ def _check_texts(message: Message) -> None:
 
 
 def read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Return the indexes before a message, and the position where it begins.
-
-    Raises:
-        ValueError: The indexes are cut off or make no sense.
-    """
+    """Return the indexes before a message, and its position; raises ValueError."""
     count, pos = _read_varint(data, 0)
     if count == 0:
         return (0,), pos
@@ -250,7 +215,6 @@ def read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _read_varint(data: bytes, pos: int) -> tuple[int, int]:
-    """Return a zigzag varint of at most 32 bits and the position after it."""
     number = 0
     for shift in range(0, 35, 7):
         if pos >= len(data):
@@ -266,7 +230,6 @@ def _read_varint(data: bytes, pos: int) -> tuple[int, int]:
 def _iter_messages(
     file: descriptor_pb2.FileDescriptorProto,
 ) -> Iterator[tuple[str, descriptor_pb2.DescriptorProto]]:
-    """Yield each message of a file, nested ones too, with its full name."""
     pending = [(file.package, message) for message in file.message_type]
     while pending:
         scope, message = pending.pop()
@@ -284,13 +247,7 @@ def _restore_map_entries(file: descriptor_pb2.FileDescriptorProto) -> None:
 
 
 def compile_files(main: str, files: Mapping[str, str]) -> descriptor_pb2.FileDescriptorSet:
-    """Compile a file and all that it imports.
-
-    Args:
-        files: The text of each file by path.
-
-    Returns:
-        The descriptors, of which each comes after those that it imports: the main file is the last.
+    """Compile a file and its imports, by path, into descriptors with the main file last.
 
     Raises:
         ValueError: A file cannot be compiled, or has a path that is not allowed.

@@ -1,9 +1,9 @@
 """Look up and register schemas in a schema registry (Confluent's API), and cache them.
 
-The schema of an id or of a version never changes and is cached for as long as there is room. The
-latest version is looked up again after `maxAge`; while the registry is away the cached one is used
-longer. That a schema does not exist, or cannot be used, is cached for MISSING_TTL_S only, as it may
-be registered next. Concurrent lookups of the same schema share one request.
+The schema of an id or of a version never changes and is cached while there is room. The latest
+version is looked up again after `maxAge`; while the registry is away the cached one is used longer.
+The error for a schema that does not exist, or cannot be used, is cached for MISSING_TTL_S only, as
+it may be registered next. Concurrent lookups of the same schema share one request.
 """
 
 from __future__ import annotations
@@ -40,13 +40,7 @@ SchemaId: TypeAlias = int | str
 
 
 class Schema(NamedTuple):
-    """A schema of the registry.
-
-    Attributes:
-        id: The id that it was asked for by.
-        references: The texts of the schemas that it refers to, by the names that are used for them.
-            Each comes after those that it refers to itself.
-    """
+    """A schema of the registry. Each reference comes after those that it refers to itself."""
 
     id: SchemaId
     format: SerializationFormat
@@ -55,7 +49,6 @@ class Schema(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return how many bytes the texts take."""
         return _measure_texts([self.text, *self.references.values()])
 
 
@@ -65,8 +58,6 @@ class _CachedSchema(NamedTuple):
 
 
 class _CachedError(NamedTuple):
-    """Why there is no such schema, or why it cannot be used, and until when that holds."""
-
     error: FormatError
     expires_at: float
 
@@ -77,6 +68,12 @@ class CachedRegistryClient:
     `Codecs` creates and owns it, and closes it in the event loop in which it made requests. Keys of
     the cache are an id, `(subject, version)` with None for the latest, or the arguments of
     `get_or_register`. A key has at most one task, which is removed when it ends.
+
+    The methods raise FormatError for a schema that does not exist or cannot be used, and those that
+    ask the registry raise RegistryUnavailable.
+
+    Args:
+        max_bytes: How many bytes the texts of cached schemas may take.
     """
 
     def __init__(
@@ -86,12 +83,6 @@ class CachedRegistryClient:
         *,
         max_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
-        """Create a cache without schemas.
-
-        Args:
-            now: A monotonic clock in seconds.
-            max_bytes: How many bytes the texts of cached schemas may take.
-        """
         self._client = RegistryClient(catalog)
         self._catalog = catalog
         self._now = now
@@ -100,7 +91,6 @@ class CachedRegistryClient:
         self._tasks: dict[Hashable, asyncio.Task[Schema]] = {}
 
     async def close(self) -> None:
-        """Cancel the requests and close the connections."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -108,14 +98,7 @@ class CachedRegistryClient:
         await self._client.close()
 
     def get_cached(self, key: Hashable) -> Schema | None:
-        """Return a schema from the cache; None if the registry must be asked.
-
-        Args:
-            key: The key of the cache; see the class.
-
-        Raises:
-            FormatError: It is known that there is no such schema.
-        """
+        """Return a schema from the cache by its key; None if the registry must be asked."""
         now = self._now()
         if (known := self._errors.get(key)) is not None and known.expires_at > now:
             # A copy, since the traceback of an exception keeps what those had who caught it.
@@ -124,20 +107,10 @@ class CachedRegistryClient:
         return None if cached is None or cached.expires_at <= now else cached.schema
 
     async def get_by_id(self, id: SchemaId) -> Schema:
-        """Return the schema of an id.
-
-        Raises:
-            FormatError: There is none, or it cannot be used.
-            RegistryUnavailable: The registry cannot be asked now.
-        """
         return await self._get_or_fetch(id, lambda: self._fetch_by_id(id))
 
     async def get_by_version(self, subject: str, version: int | None) -> Schema:
-        """Return the schema of a version of a subject; raises as `get_by_id`.
-
-        Args:
-            version: The version; None for the latest.
-        """
+        """Return the schema of a version; None for the latest."""
         ttl_s = self._catalog.max_age if version is None else None
         return await self._get_or_fetch(
             (subject, version), lambda: self._fetch_by_version(subject, version), ttl_s
@@ -150,16 +123,7 @@ class CachedRegistryClient:
         text: str,
         references: tuple[SchemaReference, ...],
     ) -> Schema:
-        """Return the schema of a text, registering it if `autoRegister` allows that.
-
-        Args:
-            subject: The subject that has the schema, or under which it is registered.
-            references: The schemas that it refers to.
-
-        Raises:
-            FormatError: The subject does not have it, or the registry refuses it.
-            RegistryUnavailable: The registry cannot be asked now.
-        """
+        """Return the schema of a text, registering it if `autoRegister` allows that."""
         key = (subject, format, text, references)
         return await self._get_or_fetch(key, lambda: self._get_or_register(*key))
 
@@ -169,7 +133,6 @@ class CachedRegistryClient:
         fetch: Callable[[], Coroutine[Any, Any, Schema]],
         ttl_s: float | None = None,
     ) -> Schema:
-        """Return a schema from the cache, or wait for the one request for it."""
         if (cached := self.get_cached(key)) is not None:
             return cached
         task = self._tasks.get(key)
@@ -188,11 +151,7 @@ class CachedRegistryClient:
     async def _fetch(
         self, key: Hashable, fetch: Callable[[], Coroutine[Any, Any, Schema]], ttl_s: float | None
     ) -> Schema:
-        """Ask the registry and cache what it answers.
-
-        Args:
-            ttl_s: For how many seconds the schema may be cached; None for good.
-        """
+        """Ask the registry and cache its answer for `ttl_s` seconds; None for good."""
         key_bytes = getsizeof(repr(key))  # it may have the text of a client
         try:
             schema = await fetch()
@@ -241,7 +200,6 @@ class CachedRegistryClient:
     async def _fetch_version(
         self, subject: str, version: int | None, *, include_deleted: bool = False
     ) -> Any:
-        """Return what the registry answers for a version of a subject; it has an id."""
         label = "latest" if version is None else str(version)
         query = "?deleted=true" if include_deleted else ""
         try:
@@ -292,7 +250,6 @@ class CachedRegistryClient:
         return Schema(response["id"], format, text, texts)
 
     async def _build_schema(self, id: SchemaId, response: Any) -> Schema:
-        """Return the schema that the registry described, with its references."""
         kind = response.get("schemaType") or "AVRO"  # the registry leaves it out for Avro
         formats = (each for each in SERIALIZATION_FORMATS.values() if each.schema_type == kind)
         format = next(formats, None)
@@ -310,12 +267,8 @@ class CachedRegistryClient:
     ) -> dict[str, str]:
         """Return the texts of references and of their references, by name, innermost first.
 
-        Args:
-            references: The references as the registry describes them.
-            seen: What the registry answered for each so far. Each is asked for once: if every
-                schema had two references to the same two schemas, there would be 2**32 at a depth
-                of 32.
-            depth: How deep these references are.
+        Each is asked for once and kept in `seen`: if every schema had two references to the same
+        two schemas, there would be 2**32 at a depth of 32.
         """
         if depth > MAX_REFERENCE_DEPTH:
             raise FormatError(
@@ -338,7 +291,6 @@ class CachedRegistryClient:
         return texts
 
     async def _build_unknown_subject(self, subject: str) -> FormatError:
-        """Return the exception for an unknown subject, which suggests the most similar one."""
         try:
             response = await self._client.request(
                 "GET", "/subjects", is_expected=lambda response: isinstance(response, list)
@@ -365,7 +317,6 @@ def _has_id(response: Any) -> bool:
 
 
 def _is_schema(response: Any) -> bool:
-    """Return whether an answer describes a schema and what it refers to."""
     if not isinstance(response, dict) or not isinstance(response.get("schema"), str):
         return False
     references = response.get("references") or []

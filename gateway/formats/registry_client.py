@@ -1,12 +1,12 @@
 """Send requests to a schema registry over HTTP.
 
 A registry may have several URLs. The one that answered last is asked first, and the next one if it
-does not give an answer of a registry. Only the registry's own words say that there is no such
-schema, or that one is refused: a 404 may be that of a wrong path, and a 200 that of a login page.
+does not give an answer of a registry. Only the registry's own words say that a schema does not
+exist or is refused: a 404 may be that of a wrong path, and a 200 that of a login page.
 
 confluent-kafka has an asyncio client for registries, which is not used: it needs authlib and
-cachetools, sends requests through the proxies that the environment names, reads a response of any
-size into memory, and retries on its own schedule within the time that a client waits.
+cachetools, sends requests through the environment's proxies, reads a response of any size into
+memory, and retries on its own schedule within the time that a client waits.
 """
 
 from __future__ import annotations
@@ -32,27 +32,17 @@ _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
 class RegistryNotFound(Exception):
-    """The registry does not have what was asked for (404).
-
-    Attributes:
-        code: The registry's own error code, such as 40401 (subject not found).
-    """
+    """The registry answers 404, with an error code such as 40401 (subject not found)."""
 
     def __init__(self, code: int, message: str) -> None:
-        """Create one from the registry's error code and message."""
         super().__init__(message)
         self.code = code
 
 
 class RegistryRejected(Exception):
-    """The registry refuses a schema.
-
-    Attributes:
-        status: The HTTP status: 409 for an incompatible schema, 422 for an invalid one.
-    """
+    """The registry refuses a schema: 409 for an incompatible schema, 422 for an invalid one."""
 
     def __init__(self, status: int, message: str) -> None:
-        """Create one from the status and the registry's message."""
         super().__init__(message)
         self.status = status
 
@@ -60,12 +50,11 @@ class RegistryRejected(Exception):
 class RegistryClient:
     """The connections to one registry.
 
-    A `CachedRegistryClient` creates and owns it, and closes it in the event loop in which it made
-    requests. That the registry is away, or answers again, is logged once.
+    A `CachedRegistryClient` owns it, and closes it in the event loop in which it made requests. An
+    outage of the registry is logged once, and so is its end.
     """
 
     def __init__(self, catalog: SchemaRegistry) -> None:
-        """Create a client that is not connected yet."""
         self._catalog = catalog
         self._urls = [url.rstrip("/") for url in catalog.url]  # in the order to try
         self._client: httpx.AsyncClient | None = None
@@ -87,12 +76,10 @@ class RegistryClient:
         *,
         is_expected: Callable[[Any], bool],
     ) -> Any:
-        """Send a request and return the JSON of its response.
+        """Send a request to `path` below the registry's URL, and return the JSON of its response.
 
         Args:
-            path: The path and query, appended to the URL of the registry.
-            body: The JSON object to send; None for none.
-            is_expected: Returns whether the JSON of a success is what a registry answers.
+            is_expected: Returns whether the JSON of a success is the answer of a registry.
 
         Raises:
             RegistryNotFound: The registry does not have it (404).
@@ -124,7 +111,6 @@ class RegistryClient:
     async def _send_request(
         self, method: str, url: str, body: Mapping[str, Any] | None
     ) -> httpx.Response:
-        """Send a request to one URL; raises RegistryUnavailable if that gives no answer."""
         content = None if body is None else orjson.dumps(body)
         try:
             async with asyncio.timeout(self._catalog.timeout):
@@ -142,11 +128,7 @@ class RegistryClient:
         return response
 
     async def _read_response(self, method: str, url: str, content: bytes | None) -> httpx.Response:
-        """Send a request and read its response.
-
-        Raises:
-            ValueError: The response has more than MAX_RESPONSE_BYTES; the rest of it is not read.
-        """
+        """Read a response; raises ValueError as soon as it has more than MAX_RESPONSE_BYTES."""
         if self._client is None:
             client = await asyncio.to_thread(_create_client, self._catalog)
             self._client = self._client or client  # another request may have been faster
@@ -162,10 +144,7 @@ class RegistryClient:
         )
 
     async def _on_unavailable(self, reasons: list[RegistryUnavailable]) -> None:
-        """Log that the registry is away, once, and prepare new connections.
-
-        New connections read the certificates of `tls` again, which may be what has changed.
-        """
+        """Log an outage once, and prepare new connections, which read the certificates again."""
         if self._is_unavailable:
             return
         self._is_unavailable = True
@@ -178,18 +157,13 @@ class RegistryClient:
             self._retired_clients, self._client = [self._client], None
 
     def _on_available(self, url: str) -> None:
-        """Log that the registry answers again, if it was away."""
         if self._is_unavailable:
             log.info("the schema registry at %s answers again", url)
         self._is_unavailable = False
 
 
 def _parse_response(response: httpx.Response, url: str) -> Any:
-    """Return the JSON of a success, or the exception that the registry's refusal stands for.
-
-    Raises:
-        RegistryUnavailable: It is no answer of a registry.
-    """
+    """Return JSON or the exception of a refusal; raises RegistryUnavailable for another server."""
     status = response.status_code
     try:
         content = orjson.loads(response.content)

@@ -9,12 +9,6 @@ from gateway.config.types.formats import SerializationFormat
 
 
 class SchemaReference(NamedTuple):
-    """A schema that another one refers to, as the registry describes it.
-
-    Attributes:
-        name: The name that the other schema uses for it.
-    """
-
     name: str
     subject: str
     version: int
@@ -22,15 +16,9 @@ class SchemaReference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchemaSelector:
-    """Which schema to write with; by default the latest of the subject.
+    """The schema to write with; by default the latest of the topic's subject.
 
-    Attributes:
-        id: The schema with this id in the registry.
-        version: This version of the subject.
-        subject: The subject; by default `<topic>-key` or `<topic>-value`.
-        text: The schema itself, which is registered under the subject if the registry does not have
-            it and may be changed by the gateway.
-        references: The schemas that the text refers to.
+    A `text` is registered if the registry does not have it and may be changed by the gateway.
     """
 
     id: int | None = None
@@ -44,13 +32,6 @@ LATEST_SCHEMA = SchemaSelector()
 
 
 class EncodedData(NamedTuple):
-    """The bytes of a key or value.
-
-    Attributes:
-        data: The bytes; None for a tombstone.
-        schema_id: The id of the schema that it was written with; None for none.
-    """
-
     data: bytes | None
     schema_id: int | None = None
 

@@ -20,11 +20,6 @@ from .event import Binary, EventFormat, Format, Payload, decode_utf8, encode_del
 
 
 def create_value_format(binary: Binary) -> Format:
-    """Create the format.
-
-    Args:
-        binary: What to do with values that are not text.
-    """
     return _encode_base64 if binary == "base64" else _encode_text
 
 
