@@ -12,11 +12,7 @@ BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the whole body.
-
-    Args:
-        request: The request, whose body was not read before.
-        max_bytes: How large the body may be, in bytes.
+    """Return the whole body, which was not read before.
 
     Raises:
         StatusError: 400 if the client disconnects, 408 if it takes longer than `BODY_TIMEOUT_S`,
@@ -37,14 +33,12 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def check_content_coding(request: Request) -> None:
-    """Raise StatusError 415 if the body of a request has a content coding."""
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
         raise StatusError(415, f"Content-Encoding {coding[:40]} is not read here; send it as it is")
 
 
 def create_too_large(max_bytes: int) -> StatusError:
-    """Return the error of a body that is too large."""
     return StatusError(413, f"the body is over {max_bytes} bytes; send fewer records at once")
 
 

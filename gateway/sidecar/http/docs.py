@@ -1,16 +1,16 @@
 """Serve the OpenAPI document as `/openapi.json`, and as the page `/docs` without scripts.
 
-The page is HTML that the server writes once: 160 kB for 50 operations, without a request to
-another host, in the colours that the user prefers. Vendored pages were tried under a
-Content-Security-Policy that allows scripts of the same origin:
+The server writes the HTML once: 160 kB for 50 operations, without a request to another host, in the
+colours that the user prefers. Vendored pages were tried under a Content-Security-Policy that allows
+scripts of the same origin:
 
 - Redoc 2.5.4 (1.1 MB) and Scalar 1.46.4 (3.6 MB) need `style-src 'unsafe-inline'`. Redoc loads a
-  logo from another host and ignores dark mode. Scalar has a proxy and an API of its maker built in.
+  logo from another host and ignores dark mode. Scalar has its maker's proxy and API built in.
 - Swagger UI 5.35.0 (1.9 MB) needs no more than that, but ignores dark mode.
 
-All of them show nothing without scripts, take 1 to 2.6 s to show this document (this page 0.2 s),
-and would add 22 to 71 % to the 5 MB of the package. Scalar and Swagger UI can also send
-requests, which this page cannot; they can be pointed at `/openapi.json` for that.
+They show nothing without scripts, take 1 to 2.6 s to show this document (this page 0.2 s), and
+would add 22 to 71 % to the 5 MB of the package. Scalar and Swagger UI can also send requests; they
+can be pointed at `/openapi.json` for that.
 """
 
 from __future__ import annotations
@@ -42,11 +42,6 @@ HEADERS: Mapping[str, str] = {
 
 
 def build_routes(spec: Spec, name: str) -> Sequence[BaseRoute]:
-    """Build the routes of the documentation; all are rendered once, here.
-
-    Args:
-        name: The sidecar's name, as configured.
-    """
     page, style = render_page(spec.document, name).encode(), CSS.read_bytes()
     return [
         Route("/openapi.json", _create_endpoint(spec.json, "application/json")),
@@ -63,7 +58,6 @@ def _create_endpoint(content: bytes, content_type: str) -> Any:
 
 
 def render_page(document: Mapping[str, Any], name: str) -> str:
-    """Render the whole page."""
     operations = [
         (path, method, item[method])
         for path, item in document["paths"].items()
@@ -89,7 +83,6 @@ def _render_group(
     operations: Sequence[tuple[str, str, Mapping[str, Any]]],
     document: Mapping[str, Any],
 ) -> str:
-    """Render the operations with a tag below a heading. Each operation has one tag."""
     rendered = "".join(
         _render_operation(path, method, operation, document)
         for path, method, operation in operations
@@ -160,7 +153,6 @@ def _render_response(status: str, response: Mapping[str, Any]) -> str:
 
 
 def _render_links(schema: Mapping[str, Any]) -> str:
-    """Render links to the schemas that a schema is, has as its items, or consists of."""
     names = [
         str(reference["$ref"]).rpartition("/")[2]
         for reference in (schema, schema.get("items", {}), *schema.get("allOf", ()))
@@ -179,7 +171,6 @@ def _render_schema(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _render_text(text: str) -> str:
-    """Render text in which code stands between backquotes."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -194,7 +185,6 @@ def _describe_type(schema: Mapping[str, Any]) -> str:
 def _resolve_reference(
     document: Mapping[str, Any], reference: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return what a reference to `#/components/KIND/NAME` leads to."""
     if "$ref" not in reference:
         return reference
     _, _, kind, name = str(reference["$ref"]).split("/")

@@ -1,7 +1,6 @@
 """Read a `%2F` in a path as a part of a name, such as that of the group `billing/eu`.
 
-Servers decode the path before it is split at its slashes. So a name with one was cut in two, and a
-group that ends in one was taken for the group without.
+Servers decode the path before it is split at its slashes, so a name with one would be cut in two.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ class EncodedSlashMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
         raw_path: bytes = scope.get("raw_path") or b""
         marked = _ENCODED_SLASH.sub(quote(_MARK).encode(), raw_path)
         if marked != raw_path:
@@ -33,7 +31,5 @@ class EncodedSlashMiddleware:
 
 
 class NameConvertor(StringConvertor):
-    """Convert a segment of a path to a name, which may have slashes."""
-
     def convert(self, value: str) -> str:
         return value.replace(_MARK, "/")

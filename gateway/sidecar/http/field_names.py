@@ -1,14 +1,14 @@
 """Find the fields of a request's body that its schema does not have.
 
-A field that is ignored costs its sender minutes: `instanceId` in place of `name` creates an
-instance of another name. So unknown fields are refused with the nearest known name, in all objects
-of a body. These are let through:
+An ignored field costs its sender minutes: `instanceId` in place of `name` creates an instance of
+another name. So unknown fields are refused with the nearest known name, in all objects of a body,
+except:
 
 - Fields that are null, because some clients write all members of a class.
 - Fields of a record that was read, in the elements of a list: it may be sent back as a record to
   write, or as an offset to commit.
-- All fields of schemas with `additionalProperties`, as lists of what this API itself returned have
-  it. In these, only a field of the body itself is refused if its name is nearly a known one.
+- All fields of schemas with `additionalProperties`, such as lists of what this API returned. In
+  these, only a field of the body itself is refused, if its name is nearly a known one.
 """
 
 from __future__ import annotations
@@ -36,13 +36,7 @@ _BRANCHES = ("allOf", "anyOf", "oneOf")
 
 
 class UnknownField(NamedTuple):
-    """A field that a schema does not have.
-
-    Attributes:
-        path: Where it is in the body; the last step is its name.
-        closest: The known name that was probably meant, None if none is near.
-        known: The names that are known there, in the order of the schema.
-    """
+    """A field at `path` that a schema does not have. `known` is in the order of the schema."""
 
     path: Sequence[str | int]
     closest: str | None
@@ -52,11 +46,8 @@ class UnknownField(NamedTuple):
 class FieldNames:
     """The names of the fields that a schema has, and of those in its members.
 
-    `Validator` creates one for each schema. The schema must not refer to itself.
-
-    Args:
-        document: The OpenAPI document.
-        ignored: Names that are let through, although the schema does not have them.
+    `Validator` creates one for each schema. The schema must not refer to itself. Names in `ignored`
+    are let through, although the schema does not have them.
     """
 
     def __init__(
@@ -80,11 +71,9 @@ class FieldNames:
 
     @property
     def has_names(self) -> bool:
-        """Whether there is anything to check."""
         return bool(self._known) or (self._items is not None and self._items.has_names)
 
     def find_unknown(self, value: Any) -> UnknownField | None:
-        """Return the first field of a valid value that is unknown, or None."""
         if not self._accepts_all:
             return self._find_any(value, ())
         if isinstance(value, dict) and self._known and not value.keys() <= self._known:
@@ -117,7 +106,6 @@ class FieldNames:
 
 
 def iter_unknown_names(names: Iterable[str], known: frozenset[str]) -> Iterator[str]:
-    """Yield the first `MAX_UNKNOWN_NAMES` names that are not known."""
     return islice((name for name in names if name not in known), MAX_UNKNOWN_NAMES)
 
 

@@ -30,14 +30,13 @@ _ID_PATTERN = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?")
 
 
 class RequestIds(NamedTuple):
-    """Hold the ids of one request or record, all of them non-empty."""
+    """The ids of one request or record, all of them non-empty."""
 
     correlation: str
     traceability: str
     traceparent: str
 
     def to_http_headers(self) -> list[tuple[str, str]]:
-        """Return the ids as headers of a request or a response."""
         return [
             (CORRELATION_HEADER, self.correlation),
             (TRACEABILITY_HEADER, self.traceability),
@@ -47,7 +46,6 @@ class RequestIds(NamedTuple):
     def to_record_headers(
         self, correlation: str | None = None, traceability: str | None = None
     ) -> list[tuple[str, bytes | None]]:
-        """Return the ids as headers of a record, which may have ids of its own."""
         return [
             (CORRELATION_HEADER, (correlation or self.correlation).encode()),
             (TRACEABILITY_HEADER, (traceability or self.traceability).encode()),
@@ -58,7 +56,6 @@ class RequestIds(NamedTuple):
     def create(
         cls, correlation: str | None = None, traceability: str | None = None, trace: str = ""
     ) -> RequestIds:
-        """Build ids, with random ones for what is missing or empty."""
         return cls(
             correlation or _create_id(),
             traceability or _create_id(),
@@ -101,16 +98,11 @@ def _create_traceparent() -> str:
 
 
 def _accept_id(text: str | None) -> str | None:
-    """Return an id that can be used as it is, else None."""
     return text if text and _ID_PATTERN.fullmatch(text) else None
 
 
 def parse_ids(headers: Headers) -> RequestIds:
-    """Return the ids of a request's headers, and create the missing ones.
-
-    Raises:
-        StatusError: 400, an id has characters that headers and logs cannot carry.
-    """
+    """Return the ids of a request's headers, and create missing ones; raises StatusError 400."""
     ids: dict[str, str | None] = {}
     for name in (CORRELATION_HEADER, TRACEABILITY_HEADER):
         text = headers.get(name)
@@ -129,12 +121,9 @@ _INVALID_IDS = "gateway.sidecar.wrong_ids"  # in the ASGI scope: why the ids can
 
 
 def check_ids(scope: Scope) -> None:
-    """Raise what is wrong with the ids of a request.
+    """Raise StatusError 400 if `parse_ids` has refused the ids of the request.
 
-    It is called after authentication: a stranger must not learn what is wrong with a request.
-
-    Raises:
-        StatusError: 400, as of `parse_ids`.
+    Call it after authentication: a stranger must not learn why a request is invalid.
     """
     refusal: StatusError | None = scope.get(_INVALID_IDS)
     if refusal is not None:
@@ -151,7 +140,6 @@ class RequestIdMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with its ids, and add them to the response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,8 +1,8 @@
 """Turn integers that are written as 1.0 into integers.
 
 To JSON Schema a number without a fraction is an integer. To Python it is a float, which is no index
-and cannot be written as an integer of Kafka's protocol. Valid values are changed in place where
-their schema wants an integer, and nowhere else: keys and values of records stay untouched.
+and no integer of Kafka's protocol. Valid values are changed in place where their schema wants an
+integer, and nowhere else: keys and values of records stay untouched.
 """
 
 from __future__ import annotations
@@ -46,12 +46,7 @@ def build_normalizer(document: Mapping[str, Any], schema: Mapping[str, Any]) -> 
 
 
 def resolve_reference(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema that a local reference (`#/components/...`) leads to.
-
-    Args:
-        document: The OpenAPI document.
-        schema: A schema; it is returned itself if it is no reference.
-    """
+    """Resolve a local reference (`#/components/...`); any other schema is returned itself."""
     target: Any = schema
     while isinstance(target, Mapping) and "$ref" in target:
         steps = str(target["$ref"]).removeprefix("#/").split("/")
@@ -63,7 +58,6 @@ def resolve_reference(document: Mapping[str, Any], schema: Mapping[str, Any]) ->
 
 
 def _build_number_normalizer(schema: Mapping[str, Any]) -> Normalizer | None:
-    """Return the normalizer of a schema that is an integer itself."""
     kinds = schema.get("type", ())
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     is_integer = "integer" in kinds and "number" not in kinds
@@ -71,18 +65,13 @@ def _build_number_normalizer(schema: Mapping[str, Any]) -> Normalizer | None:
 
 
 def _to_integer(value: Any) -> Any:
-    """Convert a whole float to an integer within 64 bits.
-
-    orjson writes no larger integers, and reads them as floats.
-    """
+    """Convert a whole float to an integer within 64 bits; orjson writes no larger ones."""
     if isinstance(value, float) and value.is_integer() and abs(value) < INT64_BOUND:
         return int(value)
     return value
 
 
 def _build_members_normalizer(normalizers: Mapping[str, Normalizer]) -> Normalizer | None:
-    """Return the normalizer of an object whose members have normalizers."""
-
     def normalize(value: Any) -> Any:
         if isinstance(value, dict):
             for name, normalizer in pairs:
@@ -95,7 +84,6 @@ def _build_members_normalizer(normalizers: Mapping[str, Normalizer]) -> Normaliz
 
 
 def _build_items_normalizer(item: Normalizer | None) -> Normalizer | None:
-    """Return the normalizer of an array whose items have one."""
     if item is None:
         return None
 
@@ -109,8 +97,6 @@ def _build_items_normalizer(item: Normalizer | None) -> Normalizer | None:
 
 
 def _chain_normalizers(normalizers: list[Normalizer]) -> Normalizer | None:
-    """Return one normalizer that applies all, or None if there are none."""
-
     def normalize(value: Any) -> Any:
         for step in normalizers:
             value = step(value)

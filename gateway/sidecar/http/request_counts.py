@@ -25,10 +25,6 @@ class EndpointCounts:
 
     An endpoint is `METHOD path` with the path as the specification has it, so that ids in paths
     make no new time series. It is empty for a request that no endpoint answers.
-
-    Attributes:
-        responses: Responses by endpoint and status.
-        seconds: Histograms of the duration of requests by endpoint.
     """
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
@@ -43,13 +39,7 @@ class EndpointCounts:
         self.seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
 
     def observe_request(self, scope: Mapping[str, Any], status: str, seconds: float) -> None:
-        """Count a finished request.
-
-        Args:
-            scope: Its ASGI scope, in which the router has put the endpoint.
-            status: The status code as text, or `NO_STATUS`.
-            seconds: How long it took.
-        """
+        """Count a finished request, with the status as text, or `NO_STATUS`."""
         path = self._paths.get(scope.get("endpoint"))
         method = scope["method"] if scope["method"] in COUNTED_METHODS else "other"
         endpoint = "" if path is None else f"{method} {path}"
@@ -57,7 +47,6 @@ class EndpointCounts:
         self.seconds[endpoint].observe(seconds)
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the samples of all endpoints."""
         samples.add_counts(catalog.SIDECAR_REQUESTS, self.responses)
         samples.add_zeros(catalog.SIDECAR_REQUESTS, self._endpoints, EXPECTED_STATUSES)
         for endpoint, histogram in self.seconds.items():
@@ -65,14 +54,13 @@ class EndpointCounts:
 
 
 class RequestCountMiddleware:
-    """Count every request; it stands around all other middleware, whose refusals count, too."""
+    """Count every request. It is the outermost middleware, so that refusals count, too."""
 
     def __init__(self, app: ASGIApp, requests: EndpointCounts) -> None:
         self._app = app
         self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and count it when it has ended."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

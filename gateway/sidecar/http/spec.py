@@ -1,10 +1,9 @@
 """Merge the OpenAPI document that is served, and validate requests against it.
 
 There is one YAML per module (`spec/producer.yaml`), of which `paths`, `components` and `tags` are
-merged. The version is OpenAPI 3.1, whose schemas are JSON Schema 2020-12, so what is served is what
-is compiled. Unknown fields of a body are refused (see `field_names`). Unknown parameters are
-accepted, because proxies and tools add some; but a name that is nearly a known one is refused as a
-typing error.
+merged. The schemas of OpenAPI 3.1 are JSON Schema 2020-12, so they are compiled as they are served.
+Unknown fields of a body are refused (see `field_names`). Unknown parameters are accepted, because
+proxies and tools add some, unless the name is nearly a known one.
 """
 
 from __future__ import annotations
@@ -67,13 +66,8 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 class Spec:
     """Hold the merged OpenAPI document, and the validators of its operations.
 
-    Created once by the application, and shared by all components through the context.
-
-    Args:
-        names: The files to merge, without `.yaml`; `base` is always the first.
-
-    Attributes:
-        document: The whole document.
+    Created once by the application, and shared by all components through the context. `names` are
+    the files to merge, without `.yaml`; `base` is always the first.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -100,15 +94,9 @@ class Spec:
 
     @cached_property
     def json(self) -> bytes:
-        """Return the document as JSON."""
         return orjson.dumps(self.document)
 
     def __getitem__(self, operation_id: str) -> ApiOperation:
-        """Return an operation, compiled when it is first needed.
-
-        Raises:
-            KeyError: There is no such operation.
-        """
         operation = self._operations.get(operation_id)
         if operation is None:
             operation = self._operations[operation_id] = self._compile_operation(operation_id)
@@ -122,7 +110,6 @@ class Spec:
         raise KeyError(f"no operation {operation_id} in {SPEC_DIRECTORY}")
 
     def create_validator(self, name: str) -> Validator:
-        """Return a validator of a schema in `components`."""
         return Validator(self.document, {"$ref": f"#/components/schemas/{name}"})
 
 
@@ -136,8 +123,6 @@ def _add_formats(schemas: Mapping[str, Any]) -> None:
 
 
 class Validator:
-    """Validate values against one compiled schema."""
-
     def __init__(self, document: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
         self._validator = jsonschema_rs.Draft202012Validator(
             {**schema, "components": document["components"]}
@@ -148,12 +133,8 @@ class Validator:
     def validate(self, value: Any, location: str = "") -> None:
         """Check a value, and turn its integers written as 1.0 into integers, in place.
 
-        Args:
-            location: Where it is, for the message.
-
-        Raises:
-            StatusError: 400, it is invalid; the message has the place, such as
-                `records[3].partition`.
+        Raises StatusError 400 with the place, such as `records[3].partition`, which begins with
+        `location`.
         """
         # Only the first error is reported, so the others are never computed.
         for error in self._validator.iter_errors(value):
@@ -167,7 +148,6 @@ class Validator:
             self._normalize(value)
 
     def _check_names(self, value: Any, location: str) -> None:
-        """Refuse an unknown field with the nearest name that is known."""
         if (unknown := self._names.find_unknown(value)) is None:
             return
         raise create_invalid_request(
@@ -180,13 +160,7 @@ class Validator:
 
 
 class ApiOperation:
-    """Parse and validate the parameters and the body of one operation.
-
-    `Spec` creates it and keeps it.
-
-    Attributes:
-        validator: Of the JSON body; None for an operation without one.
-    """
+    """Parse and validate the parameters and the body of one operation; raises StatusError 400."""
 
     def __init__(
         self, document: Mapping[str, Any], item: Mapping[str, Any], operation: Mapping[str, Any]
@@ -205,12 +179,9 @@ class ApiOperation:
         self._required: bool = body.get("required", False)
 
     def parse_parameters(self, request: Request) -> dict[str, Any]:
-        """Return the parameters of path, query and headers by name, converted to their types.
+        """Return the parameters of path, query and headers by name, converted, with defaults.
 
-        Defaults are filled in for what is missing.
-
-        Raises:
-            StatusError: 400, a parameter is missing, invalid, given twice, or nearly a known one.
+        A parameter is refused if it is missing, invalid, given twice, or nearly a known one.
         """
         values: dict[str, Any] = {}
         for parameter, validator in self._parameters:
@@ -232,16 +203,9 @@ class ApiOperation:
         return values
 
     def parse_json(self, data: bytes, content_type: str | None) -> Any:
-        """Parse a body as JSON without validating it.
+        """Parse a body as JSON without validating it; None for an empty one that is not required.
 
-        Args:
-            content_type: Its content type; None is accepted.
-
-        Returns:
-            The value, or None for an empty body that is not required.
-
-        Raises:
-            StatusError: 400, it is no JSON; 415, its content type is another.
+        A content type other than JSON raises StatusError 415; a missing one is accepted.
         """
         if not data and not self._required:
             return None
@@ -256,34 +220,16 @@ class ApiOperation:
             raise create_invalid_request("the body", problem, "send JSON in UTF-8") from None
 
     def parse_body(self, data: bytes, content_type: str | None = None) -> Any:
-        """Parse a body as JSON and validate it.
-
-        Raises:
-            StatusError: 400 or 415, as of `parse_json`; 400, it is invalid.
-        """
         value = self.parse_json(data, content_type)
         self.validate_body(value)
         return value
 
     async def read_body(self, request: Request, max_bytes: int) -> Any:
-        """Read the body of a request, parse it as JSON and validate it.
-
-        Args:
-            request: The request, whose body was not read before.
-            max_bytes: How large the body may be, in bytes.
-
-        Raises:
-            StatusError: As of `body.read_body` and `parse_body`.
-        """
         data = await read_body(request, max_bytes)
         return self.parse_body(data, request.headers.get("content-type"))
 
     def validate_body(self, value: Any) -> None:
-        """Validate a body that was parsed; null counts as no body.
-
-        Raises:
-            StatusError: 400, it is invalid.
-        """
+        """Validate a parsed body; null counts as none."""
         if self.validator is not None and (value is not None or self._required):
             self.validator.validate(value)
 
@@ -293,9 +239,8 @@ def create_invalid_request(location: str, problem: str, advice: str = "") -> Sta
 
     Args:
         location: Where it is, as people write it; empty for the whole body.
-        problem: What is wrong there, cut to `MAX_DETAIL_CHARS`. If there is no advice, it may have
-            some behind its first semicolon.
-        advice: What to do.
+        problem: Cut to `MAX_DETAIL_CHARS`. Without `advice`, it may have some behind its first
+            semicolon.
     """
     if not advice:
         problem, _, advice = problem.partition("; ")
@@ -307,11 +252,7 @@ def create_invalid_request(location: str, problem: str, advice: str = "") -> Sta
 
 
 def parse_timestamp(value: int | str, location: str) -> int:
-    """Return a time that a valid request gives, in milliseconds since 1970.
-
-    Raises:
-        StatusError: 400, the text at `location` is no time.
-    """
+    """Return a time in milliseconds since 1970; raises StatusError 400 for an invalid text."""
     if isinstance(value, int):
         return value
     try:
@@ -321,7 +262,6 @@ def parse_timestamp(value: int | str, location: str) -> int:
 
 
 def _get_keyword(error: jsonschema_rs.ValidationError) -> str:
-    """Return the keyword of JSON Schema that a value violates."""
     return next((str(step) for step in reversed(error.schema_path) if step in _ADVICE), "")
 
 
@@ -340,7 +280,6 @@ def _list_names(names: Iterable[str]) -> str:
 
 
 def _get_parameter(request: Request, location: str, name: str) -> str | None:
-    """Return the text of a parameter, or None if it is missing."""
     if location == "path":
         value: Any = request.path_params.get(name)
         return None if value is None else str(value)
@@ -377,7 +316,7 @@ def _load_yaml(name: str) -> dict[str, Any]:
 
 @cache
 def _convert_yaml(name: str) -> bytes:
-    """Return a file as JSON, which is read 100 times as fast as YAML. Callers change what they get.
+    """Return a file as JSON, which is read 100 times as fast as YAML. Callers change their copy.
 
     All files take 0.25 s of CPU; the tests create hundreds of sidecars in a process.
     """
@@ -385,7 +324,6 @@ def _convert_yaml(name: str) -> bytes:
 
 
 def _merge(target: dict[str, Any], members: Mapping[str, Any]) -> None:
-    """Merge members into a target, recursively where both have an object."""
     for name, member in members.items():
         if isinstance(member, dict) and isinstance(target.get(name), dict):
             _merge(target[name], member)

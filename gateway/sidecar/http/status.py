@@ -1,8 +1,7 @@
 """Turn errors into the contract's Status: `{"statusCode", "code", "message", "description"}`.
 
-`code` is a word for programs, `message` says what went wrong, and `description` what to do about
-it. An exception that is not one of ours is answered without its own message, which may hold what a
-client must not see.
+`code` is a word for programs, `message` says what went wrong, and `description` what to do. An
+exception that is not one of ours is answered without its own message, which may hold secrets.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class StatusError(RequestError):
     Args:
         detail: `what went wrong; what to do`.
         code: A word for programs, such as INSTANCE_NOT_FOUND; by default that of the status.
-        retry_after: When to try again, in seconds.
+        retry_after: In seconds.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ def describe_error(exc: Exception) -> tuple[int, str, str]:
 
 
 def build_error_response(exc: Exception) -> Response:
-    """Build the response for an error."""
     status, code, detail = describe_error(exc)
     return build_json_response(
         build_status(status, code, detail), status, build_error_headers(exc, status)
@@ -108,7 +106,6 @@ def build_error_response(exc: Exception) -> Response:
 
 
 def build_error_headers(exc: Exception, status: int) -> dict[str, str]:
-    """Return the headers of an error: when to try again, how to authenticate, or the methods."""
     if isinstance(exc, HTTPException):
         return dict(exc.headers or {})
     if isinstance(exc, NotGranted) and exc.challenge is not None:
@@ -128,7 +125,6 @@ def build_json_response(
 
 
 async def handle_error(request: Request, exc: Exception) -> Response:
-    """Answer an exception of an endpoint, and log it if it is Kafka's."""
     if isinstance(exc, HTTPException) and exc.status_code == 405:
         exc = HTTPException(405, headers={"Allow": ", ".join(_list_methods(request))})
     if isinstance(exc, KafkaError):
