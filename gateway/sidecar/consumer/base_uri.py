@@ -1,10 +1,10 @@
 """Build the base URI by which a client reaches this very process again.
 
 A new instance exists in one process only, so the client gets a URI that leads there:
-`sidecar.consumer.baseUri` if it is set; else what proxies say (RFC 7239, or X-Forwarded-Host,
--Proto and -Path), where the first of several values is what the client requested; else the
-request's Host. These headers are not authenticated. Only the client that sent them gets the result,
-so a client can mislead nobody but itself.
+`sidecar.consumer.baseUri` if it is set; else the one in the headers of proxies (RFC 7239, or
+X-Forwarded-Host, -Proto and -Path), where the first of several values is what the client requested;
+else the request's Host. These headers are not authenticated, but only the client that sent them
+gets the result.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ _PATH = re.compile(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]*){1,64}")
 
 
 def build_base_uri(request: Request, configured: str | None, group: str, name: str) -> str:
-    """Return the base URI of an instance, without a slash at its end.
-
-    Args:
-        request: The request that created the instance.
-        configured: `sidecar.consumer.baseUri`.
-    """
+    """Return the base URI of an instance, without a slash at its end."""
     path = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
     if configured is not None:
         return configured.rstrip("/") + path
@@ -33,7 +28,6 @@ def build_base_uri(request: Request, configured: str | None, group: str, name: s
 
 
 def _parse_forwarded(request: Request) -> tuple[str, str]:
-    """Return the scheme and the host that the client requested, as far as proxies say it."""
     headers = request.headers
     first = headers.get("forwarded", "").partition(",")[0]
     pairs = (parameter.partition("=") for parameter in first.split(";"))

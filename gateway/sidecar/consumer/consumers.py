@@ -2,7 +2,7 @@
 
 Paths and bodies are the contract's. Confluent's dialect (`v2`) is served at the same paths, and at
 those for which it has other names. An offset that a client commits is that of the last record it
-has processed, as in Confluent's proxy; the group goes on from the next one.
+has processed, as in Confluent's proxy; the group continues with the next one.
 """
 
 from __future__ import annotations
@@ -122,11 +122,9 @@ class ConsumerComponent(Component):
         ]
 
     async def run(self) -> None:
-        """Run until cancelled: expire idle instances, and at the end close all."""
         await self._instances.run()
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the samples of instances, polls and records."""
         states: Counter[str] = Counter({"idle": 0, "subscribed": 0})
         states.update(
             "subscribed" if instance.is_subscribed else "idle" for instance in self._instances
@@ -146,8 +144,6 @@ class ConsumerComponent(Component):
     # Endpoints: who requests something, and in which dialect
 
     def _create_endpoint(self, handler: DialectHandler) -> Callable[[Request], Awaitable[Response]]:
-        """Build an endpoint that needs no instance; the request's content types say its dialect."""
-
         async def endpoint(request: Request) -> Response:
             dialect: Dialect = (
                 CONFLUENT if media.is_confluent_request(request.headers) else CONTRACT
@@ -202,7 +198,6 @@ class ConsumerComponent(Component):
         return dialect.build_error_response(request, exc)
 
     async def _read_body(self, request: Request, dialect: Dialect, operation: str) -> Any:
-        """Return the body of a request, parsed and validated in its dialect."""
         data = await read_body(request, MAX_BODY_BYTES)
         content_type = request.headers.get("content-type")
         return dialect.parse_body(self._context.spec[operation], data, content_type)
@@ -402,7 +397,6 @@ class ConsumerComponent(Component):
         )  # fmt: skip
 
     def _record_poll(self, records: Sequence[Record], is_sent: bool) -> None:
-        """Count a finished poll, and tell the auditor about its records."""
         self._poll_counts["left" if not is_sent else "records" if records else "empty"] += 1
         if not is_sent:
             return
@@ -424,7 +418,6 @@ class AlreadySentResponse(Response):
     """Stand for a response that was sent before its endpoint returned."""
 
     async def __call__(self, *_: Any) -> None:
-        """Do nothing."""
         return None
 
 

@@ -1,13 +1,13 @@
 """Represent one consumer instance: a member of a group that is used over HTTP.
 
-Requests that poll or change what is read take turns (`_lock`). A second long poll waits for the
+Requests that poll or change the subscription take turns (`_lock`). A second long poll waits for the
 first one for at most as long as it may wait for records, then it is refused (409). A request that
-changes what is read (subscribe, assign, seek, delete) ends a long poll that is under way, which is
-then answered without records. Commits and queries do not wait.
+changes the subscription (subscribe, assign, seek, delete) ends a long poll that is under way, which
+is then answered without records. Commits and queries do not wait.
 
 A record counts as returned when it was written to the client's connection, and only then may it be
 committed: by the client, or with `autoCommitEnable` by its next poll, which means that the client
-has processed what the last one returned. If a partition goes to another member between the two,
+has processed the records of the last one. If a partition goes to another member between the two,
 that member reads the records again. An instance without a subscription has no group membership, no
 task and no connection.
 """
@@ -46,21 +46,11 @@ MIXED_SUBSCRIPTION_MESSAGE = (
 
 
 class ConsumerInstance:
-    """Read from a group, or from partitions, on behalf of one client.
+    """Read from a group, or from partitions, on behalf of one client (`identity`).
 
     `ConsumerInstances` creates it and owns it. At most one of `topics`, `pattern` and a manual
-    assignment is set, and a consumer exists exactly while one of them is.
-
-    Attributes:
-        name: Its name, unique in the group.
-        options: How the client wants it to be.
-        dialect: The name of the dialect in which it was created.
-        identity: The client for which it was created.
-        topics: The topics it is subscribed to by name.
-        pattern: The pattern it is subscribed to.
-        active_requests: How many requests use it now; it does not expire meanwhile.
-        is_polling: Whether a long poll is under way.
-        is_ended: Whether it was deleted, expired or closed.
+    assignment is set, and a consumer exists exactly while one of them is. An instance with
+    `active_requests` does not expire.
     """
 
     def __init__(
@@ -112,10 +102,9 @@ class ConsumerInstance:
 
     @asynccontextmanager
     async def lock_for_change(self) -> AsyncIterator[None]:
-        """Hold the lock to change what is read; a long poll that holds it ends at once.
+        """Hold the lock to change the subscription; a long poll that holds it ends at once.
 
-        Raises:
-            StatusError: 404, the instance has ended meanwhile.
+        StatusError 404 is raised if the instance has ended meanwhile.
         """
         self._waiting_changes += 1
         self._interrupt_poll.set()
@@ -133,13 +122,9 @@ class ConsumerInstance:
 
     @asynccontextmanager
     async def lock_for_poll(self, timeout_s: float) -> AsyncIterator[float]:
-        """Hold the lock to poll, and yield how many of the seconds are left after waiting for it.
+        """Hold the lock to poll, and yield the seconds left of `timeout_s` after waiting for it.
 
-        Args:
-            timeout_s: How long to wait, in seconds.
-
-        Raises:
-            StatusError: 409, another request held the lock so long; 404, it has ended.
+        StatusError 409 is raised if another request holds it so long, 404 if the instance ended.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -167,11 +152,7 @@ class ConsumerInstance:
     # Subscriptions
 
     def subscribe(self, topics: Sequence[str], pattern: re.Pattern[str] | None = None) -> None:
-        """Read topics, by name or by pattern, as a member of the group.
-
-        Raises:
-            StatusError: 409, it reads partitions, or topics in the other way.
-        """
+        """Read topics as a member of the group; raises StatusError 409 if it reads otherwise."""
         is_other_kind = bool(self.topics) if pattern is not None else self.pattern is not None
         if self._is_assigned_manually or is_other_kind:
             raise StatusError(409, MIXED_SUBSCRIPTION_MESSAGE, code="OTHER_SUBSCRIPTION")
@@ -181,13 +162,10 @@ class ConsumerInstance:
         self._consumer.subscribe(pattern or self.topics, self)
 
     async def assign(self, tps: Iterable[TopicPartition]) -> None:
-        """Read these partitions and no others, without being a member.
+        """Read these partitions without being a member; raises StatusError 409 if it is one.
 
-        With automatic commits, what was returned of the other partitions counts as processed, as in
+        With automatic commits, returned records of the other partitions count as processed, as in
         Java's consumer.
-
-        Raises:
-            StatusError: 409, it is subscribed to topics.
         """
         if self.topics or self.pattern is not None:
             raise StatusError(409, MIXED_SUBSCRIPTION_MESSAGE, code="OTHER_SUBSCRIPTION")
@@ -204,7 +182,7 @@ class ConsumerInstance:
         """Stop reading and leave the group.
 
         Args:
-            commit: Whether what was returned counts as processed, where commits are automatic.
+            commit: Whether returned records count as processed, where commits are automatic.
         """
         # From here on `on_partitions_revoked` commits nothing, which `close` calls below.
         consumer, self._consumer = self._consumer, None
@@ -226,17 +204,14 @@ class ConsumerInstance:
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions that it reads now."""
         return frozenset() if self._consumer is None else self._consumer.assignment
 
     def is_matched(self, topic: str) -> bool:
-        """Return whether the pattern that it is subscribed to, if any, matches a topic."""
         pattern = self.pattern
         return pattern is not None and self._consumer_options.is_matched(pattern, topic)
 
     @property
     def is_subscribed(self) -> bool:
-        """Return whether it reads anything, or joins a group to do so."""
         return self._consumer is not None
 
     def _create_consumer(self) -> GroupConsumer:
@@ -248,11 +223,6 @@ class ConsumerInstance:
         )
 
     def _require_consumer(self) -> GroupConsumer:
-        """Return the consumer.
-
-        Raises:
-            StatusError: 409, the instance is subscribed to nothing.
-        """
         if self._consumer is None:
             problem = "it is subscribed to nothing; subscribe to topics, or assign partitions"
             raise StatusError(409, f"{self.name}: {problem}", code="NOT_SUBSCRIBED")
@@ -270,14 +240,8 @@ class ConsumerInstance:
     ) -> list[Record]:
         """Return the next records, or none when the time is up; the caller has `lock_for_poll`.
 
-        Nothing is lost if it is cancelled.
-
-        Args:
-            timeout_s: How long to wait for records, in seconds.
-            max_bytes: At most so many bytes of keys, values and headers, but at least one record.
-            min_bytes: How many bytes to wait for.
-            draining: Ends the wait, without records.
-            disconnected: Ends the wait, without records.
+        No record is lost if it is cancelled. `draining` and `disconnected` end the wait. A record
+        larger than `max_bytes` is returned alone.
         """
         records = await self._poll(timeout_s, max_bytes, min_bytes, draining, disconnected)
         # From here on, a partition that goes away takes some of these records with it.
@@ -321,7 +285,6 @@ class ConsumerInstance:
         draining: asyncio.Event,
         disconnected: asyncio.Future[Any],
     ) -> list[Record]:
-        """Return the records of a poll, or none if something else ends the wait before."""
         ends: list[asyncio.Future[Any]] = [disconnected]
         try:
             # Let the poll run once: if it is done then, the tasks below are not needed.
@@ -348,7 +311,7 @@ class ConsumerInstance:
         """Note that records were written to the client, which may commit them from now on.
 
         Records of a partition that was taken away meanwhile are left out, even if the partition has
-        come back: another member may have got further, and a commit would set the group back.
+        come back: another member may be further, and a commit would set the group back.
         """
         assigned = self.assignment - self._removed_since_poll
         last = {record.tp: record.next_offset for record in records}
@@ -369,22 +332,14 @@ class ConsumerInstance:
     # Positions
 
     async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Set the positions of partitions.
-
-        Raises:
-            StatusError: 409, a partition is not assigned to the instance.
-        """
+        """Set positions; raises StatusError 409 if a partition is not assigned."""
         consumer = await self.wait_for_assignment(offsets)
         for tp, offset in offsets.items():
             consumer.seek(tp, offset)
             self._note_seek(tp, offset)
 
     async def seek_to_specs(self, specs: Mapping[TopicPartition, int | str]) -> None:
-        """Set positions to `first`, `last`, or a timestamp in milliseconds since 1970.
-
-        Raises:
-            StatusError: 409, a partition is not assigned to the instance.
-        """
+        """Set positions to `first`, `last`, or a timestamp in milliseconds; raises as `seek`."""
         consumer = await self.wait_for_assignment(specs)
         first = [tp for tp, spec in specs.items() if spec == "first"]
         last = [tp for tp, spec in specs.items() if spec == "last"]
@@ -404,11 +359,7 @@ class ConsumerInstance:
     async def wait_for_assignment(self, tps: Collection[TopicPartition]) -> GroupConsumer:
         """Wait until partitions are assigned, so that a seek may follow a subscription at once.
 
-        Returns:
-            The consumer that has them.
-
-        Raises:
-            StatusError: 409, the instance is subscribed to nothing, or has other partitions.
+        Raises StatusError 409 if the instance has no subscription, or other partitions.
         """
         consumer = self._require_consumer()
         deadline = asyncio.get_running_loop().time() + JOIN_TIMEOUT_S
@@ -433,14 +384,7 @@ class ConsumerInstance:
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Commit offsets.
-
-        Args:
-            offsets: Those to go on from, with metadata; None for all that was returned.
-
-        Returns:
-            What was committed.
-        """
+        """Commit offsets of next records (None: after all returned records), and return them."""
         consumer = self._consumer
         if offsets is None:
             returned = {
@@ -466,7 +410,6 @@ class ConsumerInstance:
     def select_unreturned(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> dict[TopicPartition, int]:
-        """Return those of next offsets that are beyond what was returned."""
         return {
             tp: position.offset
             for tp, position in offsets.items()
@@ -476,11 +419,10 @@ class ConsumerInstance:
     async def committed(
         self, tps: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the committed offsets of the group, by this instance or any other member."""
         return await GroupOffsets(self._cluster.coordinators, self.group).committed(tps)
 
     def _note_processed(self) -> None:
-        """Let what was returned count as processed, and no less than the client has committed."""
+        """Let returned records count as processed, at least as far as the client has committed."""
         for tp, offset in self._returned_offsets.items():
             self._processed_offsets[tp] = max(offset, self._client_offsets.get(tp, 0))
 
@@ -494,7 +436,6 @@ class ConsumerInstance:
         )
 
     def _list_uncommitted(self, consumer: GroupConsumer) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what is processed and to be committed automatically."""
         if not self.options.auto_commit:
             return {}
         committed, owned = (
@@ -508,7 +449,7 @@ class ConsumerInstance:
         }
 
     async def _commit_periodically(self, consumer: GroupConsumer) -> None:
-        """Commit while there is something to commit; a poll starts it again."""
+        """Commit until there is nothing to commit; a poll starts it again."""
         try:
             while True:
                 if not await self._commit_processed(consumer):
@@ -518,11 +459,7 @@ class ConsumerInstance:
             self._commit_task = None
 
     async def _commit_processed(self, consumer: GroupConsumer) -> bool:
-        """Commit what the client has processed.
-
-        Returns:
-            False if there is nothing to commit, or it cannot be committed now.
-        """
+        """Commit processed offsets, and return False if there are none or it fails now."""
         offsets = self._list_uncommitted(consumer)
         if not offsets:
             return False
@@ -537,7 +474,6 @@ class ConsumerInstance:
 
     @property
     def _commit_label(self) -> str:
-        """Return what failing commits are called in the log."""
         return f"commits of group={self.group} instance={self.name}"
 
     def _recover_commits(self, how: str) -> None:
@@ -546,11 +482,10 @@ class ConsumerInstance:
     # Callbacks of its consumer
 
     async def on_partitions_assigned(self, tps: frozenset[TopicPartition]) -> None:
-        """Wake up seeks that wait for partitions."""
         self._assignment_changed.set()
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
-        """Commit what is processed, while the partitions are still this member's; forget them."""
+        """Commit processed offsets, while the partitions are still this member's; forget them."""
         if self._consumer is not None:
             await self._commit_processed(self._consumer)
         self._forget(tps)
@@ -569,14 +504,13 @@ class ConsumerInstance:
 
 
 def create_not_assigned(tps: Iterable[TopicPartition]) -> StatusError:
-    """Return the error of partitions that an instance does not have, or no longer has."""
     names = ", ".join(str(tp) for tp in sorted(tps)[:10])
     problem = f"{names}: not assigned to this instance (any more)"
     return StatusError(409, f"{problem}; GET its assignments", code="NOT_ASSIGNED")
 
 
 def translate_group_error(exc: Exception) -> Exception:
-    """Turn what Kafka says about a group into an error on which a client can act."""
+    """Turn Kafka's error about a group into one on which a client can act."""
     match exc:
         case NotOwned():
             return StatusError(409, f"{exc}; GET its assignments", code="NOT_ASSIGNED")

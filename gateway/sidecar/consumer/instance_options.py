@@ -1,4 +1,4 @@
-"""Parse how a client wants an instance to be, in the contract's words or in Confluent's.
+"""Parse a client's settings of an instance, in the contract's words or in Confluent's.
 
 A name means the same in camel case, with underscores and with dots.
 """
@@ -48,18 +48,13 @@ _FIELDS_BY_NAME = {
 
 @dataclass(frozen=True, slots=True)
 class InstanceOptions:
-    """Hold how a client wants an instance to be; what it did not say is the section's default.
+    """A client's settings of an instance, with the section's defaults.
 
     Attributes:
-        name: The name; empty if the sidecar is to choose it.
+        name: Empty if the sidecar is to choose it.
         format: Of keys and values, where no other is named; None if the client named none.
-        key_format: Of keys; None if the client named none.
-        value_format: Of values; None if the client named none.
-        auto_offset_reset: Where to start without a committed offset.
-        isolation: Which records of transactions are read.
-        auto_commit: Whether a poll commits what the poll before it returned.
+        auto_commit: Whether a poll commits the records of the poll before it.
         min_bytes: Bytes of records that a poll waits for.
-        timeout_s: How long a poll waits, in seconds.
     """
 
     name: str
@@ -74,14 +69,9 @@ class InstanceOptions:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], settings: Consumer) -> InstanceOptions:
-        """Parse the body of a request that creates an instance.
+        """Parse the body of a request that creates an instance; raises StatusError 400.
 
-        Args:
-            body: The body; of two names of one field the first counts.
-            settings: The section, with the defaults.
-
-        Raises:
-            StatusError: 400, a field is invalid; the message names it.
+        Of two names of one field the first counts.
         """
         options: dict[str, tuple[str, Any]] = {}
         for field, value in body.items():
@@ -110,14 +100,11 @@ class InstanceOptions:
 
 
 def compile_topic_pattern(text: str) -> re.Pattern[str]:
-    """Compile a client's pattern of topics.
+    """Compile a client's pattern of topics; raises StatusError 400 if it is too complex.
 
     It is matched in the event loop that serves all clients: `(a+)+` would take hours for one name,
     and so would `.?` thirty times. So no repetition and no alternative may be within a repetition,
     and all of them together may leave no more ways than three unbounded repetitions.
-
-    Raises:
-        StatusError: 400, it is no regular expression, or too complex.
     """
     try:
         compiled = re.compile(text)
@@ -136,12 +123,7 @@ def compile_topic_pattern(text: str) -> re.Pattern[str]:
 
 
 def _count_match_paths(node: Any, is_nested: bool = False) -> float:
-    """Return in how many ways at most a text can be tried.
-
-    Args:
-        node: A parsed pattern.
-        is_nested: Whether it is within a repetition.
-    """
+    """Return an upper bound of the ways in which a parsed pattern can be tried on a text."""
     paths = 1.0
     for operator, argument in node:
         # The argument of a repetition is (minimum, maximum, sub-pattern), that of a BRANCH
@@ -159,7 +141,6 @@ def _count_match_paths(node: Any, is_nested: bool = False) -> float:
 
 
 def _list_subpatterns(argument: Any) -> list[Any]:
-    """Return the sub-patterns in the argument of an operator."""
     if isinstance(argument, regular.SubPattern):
         return [argument]
     if isinstance(argument, tuple | list):
@@ -168,11 +149,7 @@ def _list_subpatterns(argument: Any) -> list[Any]:
 
 
 def parse_format(field: str, value: Any) -> SerializationFormat:
-    """Parse the name of a format; `text` is what Strimzi's bridge calls a string.
-
-    Raises:
-        StatusError: 400, there is no such format.
-    """
+    """Parse the name of a format, with Strimzi's `text` for a string; raises StatusError 400."""
     try:
         return SerializationFormat.STRING if value == "text" else SerializationFormat.parse(value)
     except FormatError as exc:
@@ -194,7 +171,6 @@ def _parse_name(field: str, value: Any) -> str:
 
 
 def _parse_choice(option: tuple[str, Any] | None, names: tuple[str, ...], default: str) -> Any:
-    """Return the lower-case word of an option, or the default if it is missing."""
     if option is None:
         return default
     field, value = option
@@ -205,7 +181,6 @@ def _parse_choice(option: tuple[str, Any] | None, names: tuple[str, ...], defaul
 
 
 def _parse_integer(field: str, value: Any, *, minimum: int) -> int:
-    """Return an integer from a minimum to 10**9, also if it is written as text."""
     text = value if not isinstance(value, str) else value.strip()
     number = int(text) if isinstance(text, str) and re.fullmatch(r"-?[0-9]{1,9}", text) else text
     if not isinstance(number, int) or isinstance(number, bool) or not minimum <= number <= 10**9:

@@ -36,8 +36,6 @@ INSTANCE_NOT_FOUND = "INSTANCE_NOT_FOUND"
 
 
 class InstanceKey(NamedTuple):
-    """Identify an instance."""
-
     group: str
     name: str
 
@@ -47,7 +45,7 @@ class EndedInstances:
 
     It is one array of hashes of 8 bytes whose lowest two bits are the reason: a thousand small
     objects among those of living instances would keep the memory around them from going back to the
-    system. A collision of hashes only makes an error message say the wrong thing.
+    system. A collision of hashes can only make an error message wrong.
     """
 
     REASONS = ("deleted", "expired", "closed")
@@ -56,13 +54,11 @@ class EndedInstances:
         self._hashes = array("q")
 
     def add(self, key: InstanceKey, reason: str) -> None:
-        """Remember an instance, and forget the oldest half when there are too many."""
         self._hashes.append(hash(key) & ~3 | self.REASONS.index(reason))
         if len(self._hashes) >= 2 * MAX_REMEMBERED_INSTANCES:
             del self._hashes[:MAX_REMEMBERED_INSTANCES]
 
     def get_reason(self, key: InstanceKey) -> str | None:
-        """Return why an instance ended, or None if it is not remembered."""
         wanted_hash = hash(key) & ~3
         for known_hash in reversed(self._hashes):
             if known_hash & ~3 == wanted_hash:
@@ -73,13 +69,8 @@ class EndedInstances:
 class ConsumerInstances:
     """Hold the instances of this process, in the order in which they were last used.
 
-    The consumer component creates and runs it.
-
-    Attributes:
-        process_id: A word that is in the names that this process chooses. It tells instances of
-            other processes from unknown ones.
-        created: How many instances were created.
-        ended: How many ended, by reason: deleted, expired, closed (with the sidecar).
+    The consumer component creates and runs it. `process_id` is part of the names that this process
+    chooses. It tells instances of other processes from unknown ones.
     """
 
     def __init__(
@@ -114,17 +105,10 @@ class ConsumerInstances:
         identity: str,
         auditor: Auditor | None = None,
     ) -> ConsumerInstance:
-        """Create an instance.
+        """Create an instance, with a chosen name if the options have none.
 
-        Args:
-            options: How the client wants it to be; it gets a name if that has none.
-            dialect: The name of the dialect in which it is created.
-            identity: The client; only the same client finds it.
-            auditor: Where records are noted that the group can no longer have.
-
-        Raises:
-            StatusError: 409, the group has an instance of this name; 429, there are too many
-                instances.
+        Only a client with the same identity finds it. Raises StatusError 409 for a name that
+        exists, and 429 for too many instances.
         """
         key = InstanceKey(group, options.name or f"{self.process_id}-{uuid.uuid4()}")
         if key in self._instances:
@@ -145,12 +129,7 @@ class ConsumerInstances:
         return instance
 
     def get(self, group: str, name: str, identity: str = "") -> ConsumerInstance:
-        """Return an instance.
-
-        Raises:
-            StatusError: 404, there is none, or it is another client's; the message says what
-                happened to it.
-        """
+        """Return an instance; raises StatusError 404, whose message says why."""
         key = InstanceKey(group, name)
         instance = self._instances.get(key)
         if instance is None or instance.identity != identity:
@@ -173,15 +152,13 @@ class ConsumerInstances:
     async def remove(self, instance: ConsumerInstance, reason: str = "deleted") -> None:
         """End an instance: leave its group.
 
-        Args:
-            reason: `deleted`, `expired` or `closed`. Only `deleted` commits what was returned last:
-                that client has declared that it is done.
+        Only the reason `deleted` commits the last returned records: that client has declared that
+        it is done.
         """
         if self._unregister(instance, reason):
             await self._end_instance(instance, reason)
 
     def _unregister(self, instance: ConsumerInstance, reason: str) -> bool:
-        """Make an instance unfindable, and return False if it is gone already."""
         key = InstanceKey(instance.group, instance.name)
         if self._instances.get(key) is not instance:
             return False
@@ -197,7 +174,6 @@ class ConsumerInstances:
             await instance.unsubscribe(commit=reason == "deleted")
 
     async def run(self) -> None:
-        """End idle instances until cancelled, then all."""
         try:
             while True:
                 delay = self._expire_idle()
@@ -208,7 +184,6 @@ class ConsumerInstances:
             await self._tasks.wait()
 
     def _expire_idle(self) -> float:
-        """End instances that are idle, and return the seconds until the next one may be."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - self._settings.instance_timeout
         for key, instance in list(self._instances.items()):
@@ -230,19 +205,16 @@ class ConsumerInstances:
             task.add_done_callback(self._trim_after_many)
 
     def _trim_after_many(self, task: asyncio.Task[None]) -> None:
-        """Give memory back to the system after the last of many instances has ended."""
         self._ended_since_trim += 1
         if not self._tasks and self._ended_since_trim >= MIN_TRIMMED_INSTANCES:
             self._ended_since_trim = 0
             trim_memory()
 
     def _touch(self, key: InstanceKey) -> None:
-        """Note that an instance is used now."""
         self._last_used[key] = asyncio.get_running_loop().time()
         self._instances.move_to_end(key)
 
     def _describe_missing(self, key: InstanceKey, instance: ConsumerInstance | None) -> str:
-        """Return why a client gets no such instance, and what to do."""
         name, timeout = f"{key.name} of group {key.group}", self._settings.instance_timeout
         reason = self._ended_instances.get_reason(key) if instance is None else None
         if reason == "expired":

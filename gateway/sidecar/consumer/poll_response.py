@@ -1,8 +1,8 @@
 """Answer a long poll, and return records only to a client that is still connected.
 
-A client that disconnects ends the wait. Records that could not be handed to its connection go back,
-and the next poll returns them. Whether what the kernel accepted has reached the client cannot be
-known; no HTTP bridge can know it.
+A client that disconnects ends the wait. The next poll returns records that could not be handed to
+its connection. No HTTP bridge can know whether data that the kernel accepted has reached the
+client.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class PollResponse(Response):
     The consumer component creates it for one request.
 
     Args:
-        instance: The instance to poll, under its lock until the response is sent.
         timeout_s: How long to wait for the instance and for records, in seconds.
         poll: Returns records; it gets the seconds that are left, and a future that is done when the
             client has disconnected.
@@ -58,7 +57,6 @@ class PollResponse(Response):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait for the instance, poll it, and send the response or an error."""
         scope.setdefault("extensions", {})[DISCONNECT_AT_EOF] = True
         # What is received after the body is read can only be the disconnect.
         await Request(scope, receive).body()
@@ -75,7 +73,6 @@ class PollResponse(Response):
     async def _deliver(
         self, remaining_s: float, gone: asyncio.Future[Any], scope: Scope, send: Send
     ) -> None:
-        """Poll and send; mark the records as returned if they were sent, else restore them."""
         records = await self._poll(remaining_s, gone)
         is_sent = False
         try:
@@ -93,8 +90,7 @@ async def _send_response(response: Response, gone: asyncio.Future[Any], send: Se
     """Send a response, and return whether all of it was handed to the connection.
 
     The end is sent separately from the rest: if the connection takes no more data, the server waits
-    before it accepts the next message, and notices in the meantime that the client has
-    disconnected.
+    before it accepts the next message, and notices meanwhile that the client has disconnected.
     """
     if gone.done():
         return False

@@ -1,9 +1,9 @@
 """Render records of Kafka as JSON.
 
-Values in format json are the very text that was written, once it is known to be JSON: parsed and
-written again, 1e2 would become 100.0, and 2**64 another number. A key or value that cannot be
-decoded in the wanted format is rendered in base64, and the record's `error` says so: one bad record
-must not stop a topic.
+Values in format json keep their text, once it is known to be JSON: parsed and written again, 1e2
+would become 100.0, and 2**64 another number. A key or value that cannot be decoded in the wanted
+format is rendered in base64, and the record's `error` says so: one bad record must not stop a
+topic.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ DECODE_ERRORS = (FormatError, SchemaNotLoaded)
 def text_headers(headers: Headers) -> dict[str, Any]:
     """Return headers as text by name, with a list where a name comes more than once.
 
-    Requests that write records have headers in the same form. A value that is not UTF-8 becomes
-    `{"base64": ...}`.
+    A value that is not UTF-8 becomes `{"base64": ...}`. Requests have the same form.
     """
     # Names that differ, and values that are UTF-8, are the usual case: it takes half the time.
     try:
@@ -54,7 +53,6 @@ def text_headers(headers: Headers) -> dict[str, Any]:
 
 
 def base64_headers(headers: Headers) -> dict[str, Any]:
-    """Return headers as `text_headers` does, with every value in base64."""
     rendered: dict[str, Any] = {}
     for name, value in headers:
         rendered.setdefault(name, []).append(None if value is None else encode_base64(value))
@@ -70,7 +68,6 @@ def paired_headers(headers: Headers) -> list[dict[str, Any]]:
 
 
 def encode_base64(data: bytes) -> str:
-    """Return bytes as base64 in one line."""
     return b2a_base64(data, newline=False).decode("ascii")
 
 
@@ -90,16 +87,9 @@ async def render_records(
     omit_empty_headers: bool = False,
     more_members: Iterable[Mapping[str, Any]] = (),
 ) -> bytes:
-    """Return records as a JSON array.
+    """Return records as a JSON array, with `more_members` for each in the same order.
 
-    Args:
-        codecs: Decodes keys and values; missing schemas are loaded first.
-        formats: Returns the formats of keys and values of a topic.
-        omit_empty_headers: Whether a record without headers has no member `headers`.
-        more_members: Further members of each record, in the same order.
-
-    Raises:
-        RegistryUnavailable: A schema is needed, and the registry cannot be reached.
+    Missing schemas are loaded first, which may raise RegistryUnavailable.
     """
     framed = [frame_record(record, *formats(record.tp.topic)) for record in records]
     decoders = await _prepare_decoders(codecs, framed, formats)
@@ -137,7 +127,6 @@ async def render_records(
 async def _prepare_decoders(
     codecs: Codecs, records: Sequence[Record], formats: Formats
 ) -> dict[str, tuple[Decoder, Decoder]]:
-    """Return the decoders of keys and values by topic, after loading the schemas they need."""
     decoders: dict[str, tuple[Decoder, Decoder]] = {}
     for topic in {record.tp.topic for record in records}:
         key_format, value_format = formats(topic)
@@ -156,11 +145,6 @@ async def _prepare_decoders(
 def _decode_with_errors(
     record: Record, key: tuple[Decoder, bytes | None], value: tuple[Decoder, bytes | None]
 ) -> tuple[list[Any], str]:
-    """Decode key and value as far as possible, and return what is wrong with the others.
-
-    Returns:
-        Key and value, in base64 what cannot be decoded, and the text for the record's `error`.
-    """
     decoded: list[Any] = []
     errors: list[str] = []
     for part, (read, data), raw in (("key", key, record.key), ("value", value, record.value)):
@@ -182,7 +166,6 @@ def _render_empty(data: bytes | None) -> str | None:
 
 
 def _get_decoder(codecs: Codecs, format: SerializationFormat) -> Decoder:
-    """Return the decoder of a format; it raises `DECODE_ERRORS`."""
     if format.has_schema:
         return lambda data: orjson.Fragment(codecs.decode_text_cached(format, data))
     return PLAIN_CODECS[format].decode_fragment

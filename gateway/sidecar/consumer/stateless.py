@@ -1,8 +1,8 @@
 """Read records of a partition by offset, without a group and without an instance.
 
 It serves `GET /topics/{topic}/partitions/{partition}/records?offset=&max_bytes=&timeout=`, as
-Redpanda's proxy does. An offset that the log does not have, or no longer has, is answered with 416
-and the log's bounds: going on from another offset would silently lose or repeat records.
+Redpanda's proxy does. An offset that the log does not have is answered with 416 and the log's
+bounds: continuing at another offset would silently lose or repeat records.
 """
 
 from __future__ import annotations
@@ -35,12 +35,7 @@ from .record_json import paired_headers, render_records
 
 
 class OffsetOutOfRange(StatusError):
-    """Report that the log does not have an offset.
-
-    Attributes:
-        log_start_offset: The first offset of the log.
-        log_end_offset: The offset after the last one that can be read.
-    """
+    """The log does not have an offset. `log_end_offset` is after the last readable one."""
 
     def __init__(self, tp: TopicPartition, offset: int, first: int, last: int) -> None:
         problem = f"{tp} has no offset {offset}; it begins at {first} and ends before {last}"
@@ -99,12 +94,7 @@ class Stateless(Component):
     async def _read_records(
         self, request: Request, tp: TopicPartition, offset: int, timeout_s: float, max_bytes: int
     ) -> Sequence[Record]:
-        """Read records from an offset.
-
-        Raises:
-            OffsetOutOfRange: The log does not have the offset.
-            UnknownTopic: There is no such topic. Other errors are those of `Context.get_topic`.
-        """
+        """Read records; raises OffsetOutOfRange, or as `Context.get_topic`."""
         settings = self._settings
         await self._context.get_topic(tp.topic)
         # A consumer without a group: it only fetches. With `none`, an offset out of range raises
@@ -132,7 +122,6 @@ class Stateless(Component):
     async def _poll(
         self, request: Request, consumer: GroupConsumer, timeout_s: float, max_bytes: int
     ) -> Sequence[Record]:
-        """Poll until there are records, the client disconnects, or the sidecar is about to end."""
         max_bytes = min(max_bytes, self._settings.request_max_bytes)
         max_records = self._settings.max_poll_records
         polling = asyncio.ensure_future(
