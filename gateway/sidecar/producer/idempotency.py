@@ -1,19 +1,19 @@
-"""Run a request with an `Idempotency-Key` once, whichever replicas it comes to, and how often.
+"""Run a request with an `Idempotency-Key` once, whichever replicas get it, however often.
 
 All replicas read one topic. A request writes a claim there, which names a transactional id, and
 waits until it has read its own claim: the first claim of a key in the log owns the key
 (`core.delivery.claims`). The owner writes the records and their answer in one transaction under
-that id; the other requests wait for the answer. A claim that has expired is taken over by starting
-its transactional id again: that fences the owner and aborts the transaction it left open. Then the
-log is read once more to its end, and only if there is no answer yet and the claim was not released
-meanwhile, the records are written. A release is a transaction under the same id, too: an owner that
-is fenced cannot release a claim under which another request works by then, however late its
-requests arrive at Kafka. Claims and answers have partitions of their own, so that the transactions
-of requests, which may be long, do not delay reading the claims (a reader of committed records stops
-at an open transaction).
+that id; the other requests wait for the answer.
 
-A release or an answer that this process wrote is known to it once Kafka has acknowledged it,
-however far behind it reads; `core.delivery.claims` says why that is safe. Other replicas read it.
+An expired claim is taken over by starting its transactional id again: that fences the owner and
+aborts its open transaction. Then the log is read once more to its end, and the records are written
+only if there is no answer yet and the claim was not released meanwhile. A release is a transaction
+under the same id, too: a fenced owner cannot release a claim under which another request works.
+
+Claims and answers have partitions of their own, because readers of committed records stop at an
+open transaction, and those of requests may be long. A process knows its own releases and answers as
+soon as Kafka has acknowledged them, however far behind it reads; `core.delivery.claims` says why
+that is safe.
 """
 
 from __future__ import annotations
@@ -75,11 +75,9 @@ ProduceCallback = Callable[
 
 
 class Layout(NamedTuple):
-    """Identify the topic that is read and its used partitions; both decide where a key is.
+    """The topic that is read and its used partitions (1, or an even number) decide where a key is.
 
-    Attributes:
-        topic_id: None where brokers do not have topic ids.
-        partitions: How many are used: 1, or an even number.
+    The id is None where brokers do not have topic ids.
     """
 
     topic_id: UUID | None
@@ -87,11 +85,7 @@ class Layout(NamedTuple):
 
 
 class StoredResponse(NamedTuple):
-    """Hold the answer to a request.
-
-    Attributes:
-        is_repeated: Whether another request, or an earlier one of the same client, did the work.
-    """
+    """The answer to a request, and whether another attempt did the work."""
 
     body: bytes
     is_repeated: bool
@@ -102,11 +96,8 @@ class IdempotencyStore:
 
     The producer component creates it and runs `run`, which does nothing until the first request
     with a key. `_next_offsets` and `_layout` change together, when the topic was found or found
-    again: any offset is meaningless under another layout, so whoever awaits compares the layout
-    before and after.
-
-    Attributes:
-        claims: The state of all keys, as far as the topic is read.
+    again: any offset is meaningless under another layout, so callers compare the layout before and
+    after an await.
     """
 
     def __init__(
@@ -136,16 +127,14 @@ class IdempotencyStore:
 
         Args:
             scope: The identity of the client, the topic, and the key.
-            digest: Of what is to be done: another request with the same scope is an error.
-            produce: Writes the records.
+            digest: The digest of the request's body.
+            produce: Writes the records; its exceptions are raised, too.
 
         Raises:
             StatusError: 422, the scope was used with another digest.
             AccessDenied: Claims may not be read or written.
             BrokerUnavailable: The request is not done in time. With `timeout`, it may have been
                 done, by this call or by another one with this scope.
-
-        Whatever `produce` raises is raised, too.
         """
         key, attempt = hashlib.sha256(scope.encode()).digest()[:KEY_BYTES], _Attempt()
         try:
@@ -180,7 +169,6 @@ class IdempotencyStore:
                     self._transaction_pool.run_in_background(self._withdraw(key, attempt))
 
     def _describe_delay(self, key: bytes, attempt: _Attempt) -> str:
-        """Return why a request is not done in time."""
         if attempt.is_interrupted:
             return "its own transaction has not finished"
         if (failure := next(iter(self._failures.values()), None)) is not None:
@@ -193,7 +181,7 @@ class IdempotencyStore:
     async def _attempt(
         self, key: bytes, digest: bytes, produce: ProduceCallback, attempt: _Attempt
     ) -> StoredResponse | None:
-        """Look at the state of a key and do the next thing about it; None means: look again."""
+        """Take the next step for a key by its state. None means that the caller must look again."""
         for failure in self._failures.values():
             if isinstance(failure, AccessDenied):
                 raise failure.with_traceback(None)
@@ -237,10 +225,10 @@ class IdempotencyStore:
     ) -> StoredResponse | None:
         """Do the work in place of an owner whose claim has expired; None means: look again.
 
-        Where claims are read late, the claim may have been released long since. Then the key may
-        belong to another owner that works under its own id, which is not fenced here. So the log is
-        read to its end first. A release of this claim is in the log by then, or never will be: it
-        takes the transactional id, which is ours now.
+        Where claims are read late, the claim may have been released long since, and the key belong
+        to another owner that is not fenced here. So the log is read to its end first. A release of
+        this claim is in the log by then, or never will be: it takes the transactional id, which is
+        ours now.
         """
         transactions = TransactionalProducer(self._context.cluster, first.owner)
         try:
@@ -306,8 +294,8 @@ class IdempotencyStore:
     ) -> StoredResponse | None:
         """Find out whether the work was done after all, or raise the failure.
 
-        Starting the id again aborts or completes its transaction, so what is in the log then is
-        final. Returns None where there is an answer, or another request works on it: look again.
+        Starting the id again aborts or completes its transaction, so the log is final then. None
+        means: look again, for an answer or for another request's work.
         """
         await transactions.start()
         await self._catch_up(key)
@@ -324,12 +312,10 @@ class IdempotencyStore:
     async def _write_claim(self, key: bytes, digest: bytes, attempt: _Attempt, owner: str) -> None:
         """Write a claim and wait until it is read, and so are all claims before it.
 
-        They decide whose the key is. An answer that is read decides it, too: it may have been there
-        for long while a transaction that a killed replica left open holds up the claims. If the
-        topic was replaced meanwhile, the claim may be in either topic, and nothing is waited for.
-
-        Raises:
-            KafkaError: As `Producer.send`, but without `timeout`: only the claim may be in Kafka.
+        They decide whose the key is. An answer that is read decides it, too: a transaction that a
+        killed replica left open may hold up the claims. If the topic was replaced meanwhile, the
+        claim may be in either topic, and nothing is waited for. Errors are never in doubt
+        (`timeout`): only the claim may be in Kafka.
         """
         tp, layout = self._get_partitions(key)[0], self._layout
         attempt.claim = self._context.producer.send(
@@ -344,13 +330,12 @@ class IdempotencyStore:
         await self._wait_read({tp: offset + 1}, layout, unless_done=key)
 
     async def _withdraw(self, key: bytes, attempt: _Attempt) -> None:
-        """Release a claim that came to nothing, after Kafka has acknowledged it."""
         if attempt.claim is not None and attempt.transactions is not None:
             await asyncio.wait([attempt.claim])
             await self._write_release(key, attempt.transactions)
 
     async def _release_shielded(self, key: bytes, transactions: TransactionalProducer) -> bool:
-        """Release a claim, and go on with it in the background if the request is cancelled."""
+        """Release a claim, and continue in the background if the request is cancelled."""
         return await asyncio.shield(
             self._transaction_pool.run_in_background(self._write_release(key, transactions))
         )
@@ -358,15 +343,12 @@ class IdempotencyStore:
     async def _write_release(self, key: bytes, transactions: TransactionalProducer) -> bool:
         """Write that a claim is released, and apply that as soon as Kafka has acknowledged it.
 
-        A client whose records were refused may use the key for others at once.
-        Before releases were applied here, they were refused (422) until the release was read.
+        A client whose records were refused may use the key for others at once, without a 422 until
+        the release is read. False means that another request has taken the claim over.
 
-        A release is not a plain record: that could be sent in time, and arrive when another request
-        had taken the claim over. All replicas would then drop the claim under which that request
-        works, and yet another request with the key would write a second time.
-
-        Returns:
-            False where another request has taken the claim over: it is not released then.
+        A release is not a plain record: that could arrive when another request had taken the claim
+        over. All replicas would then drop the claim under which that request works, and yet another
+        request with the key would write a second time.
         """
         tp, owner = self._get_partitions(key)[0], transactions.id
         claim, layout = self.claims.get_claim(key, owner), self._layout
@@ -395,8 +377,7 @@ class IdempotencyStore:
     async def run(self) -> None:
         """Read the topic until cancelled, from the first request on.
 
-        It starts again where the topic was deleted, replaced, or got more of the partitions that
-        are used.
+        It starts again when the topic was deleted, replaced, or got more of the used partitions.
         """
         self._is_reading.clear()
         await self._is_requested.wait()
@@ -408,7 +389,6 @@ class IdempotencyStore:
             await asyncio.sleep(RETRY_DELAY_S)  # brokers may not agree yet on the topic's state
 
     async def _follow_all(self, tps: Collection[TopicPartition]) -> None:
-        """Read all partitions that are used, until the topic is not current any more."""
         tasks = [asyncio.create_task(self._follow(tp)) for tp in tps]
         tasks.append(asyncio.create_task(self._sweep()))
         try:
@@ -425,7 +405,6 @@ class IdempotencyStore:
                     self._failures[None] = failure
 
     async def _begin_with_retries(self) -> Mapping[TopicPartition, int]:
-        """Find the topic and where to read from, however often that must be tried."""
         while True:
             try:
                 tps = await self.find_start_offsets()
@@ -444,7 +423,6 @@ class IdempotencyStore:
                 return tps
 
     def _note_failure(self, tp: TopicPartition | None, error: KafkaError) -> None:
-        """Note why a partition cannot be read, and log the first one that cannot."""
         self._failures[tp] = error
         if tp == next(iter(self._failures)):
             self._outages.report_error(format_topic_label(self._section.topic), error)
@@ -454,7 +432,6 @@ class IdempotencyStore:
             self._outages.report_recovery(format_topic_label(self._section.topic), "is read")
 
     async def find_start_offsets(self) -> Mapping[TopicPartition, int]:
-        """Find the topic, or create it, and from where to read its partitions."""
         cluster = self._context.cluster
         topic = await self._get_or_create_topic()
         layout = self._layout_of(topic)
@@ -476,23 +453,20 @@ class IdempotencyStore:
         return dict(next_offsets)
 
     def _layout_of(self, topic: TopicMetadata) -> Layout:
-        """Return how a topic is used.
+        """Return how a topic is used: by at most as many partitions as it is created with.
 
-        At most as many partitions are used as the topic is created with. Partitions that are added
-        later are not used, so that a replica that started before and one that started after look
-        for a key in the same partition.
+        Later ones are not used, so that replicas that started before and after look for a key in
+        the same partition.
         """
         used = min(len(topic.partitions), self._section.partitions)
         # Pairs of one for claims and one for answers; a single partition has both.
         return Layout(topic.topic_id, used if used == 1 else used // 2 * 2)
 
     def is_current(self) -> bool:
-        """Return whether the topic exists, and is used as it is read."""
         topic = self._context.cluster.get_topic(self._section.topic)
         return topic is not None and not topic.error and self._layout_of(topic) == self._layout
 
     async def _get_or_create_topic(self) -> TopicMetadata:
-        """Return the metadata of the topic, which is created if it is missing."""
         name, section = self._section.topic, self._section
         try:
             return await self._context.get_topic(name)
@@ -521,7 +495,6 @@ class IdempotencyStore:
         )
 
     async def _follow(self, tp: TopicPartition) -> None:
-        """Read a partition until the topic is not current any more."""
         cluster = self._context.cluster
         while self.is_current():
             try:
@@ -546,12 +519,10 @@ class IdempotencyStore:
             await self._notify()  # also without news: the topic may be current again
 
     async def _notify(self) -> None:
-        """Let the requests that wait for a change look again."""
         async with self._progress:
             self._progress.notify_all()
 
     def _apply_record(self, record: Record, now: float) -> None:
-        """Apply a record of the topic to the claims; its key, owner and value say what it is."""
         key, owner = (
             (record.key or b"")[:KEY_BYTES],
             (record.key or b"")[KEY_BYTES:].decode("latin-1"),
@@ -569,8 +540,6 @@ class IdempotencyStore:
             )
 
     async def _wait_for_change(self, key: bytes, first: Claim, timeout_s: float) -> None:
-        """Wait until the first claim of a key is another, or the time is up."""
-
         def has_changed() -> bool:
             return self.claims.get_first_claim(key) != first
 
@@ -581,10 +550,9 @@ class IdempotencyStore:
             return
 
     async def _catch_up(self, key: bytes) -> None:
-        """Wait until all is read that is there now of a key, also of transactions that are open.
+        """Wait until all present records of a key are read, also those of open transactions.
 
-        If the topic was replaced, positions mean nothing until the new one is read: those of the
-        old topic are beyond the new one's ends.
+        Positions in a replaced topic mean nothing: they are beyond the new one's ends.
         """
         while True:
             layout = self._layout
@@ -610,11 +578,8 @@ class IdempotencyStore:
     ) -> None:
         """Wait until partitions are read to these ends, or the layout is another one.
 
-        What was read of a topic that is gone does not count.
-
-        Args:
-            ends: The offset before which each partition is read.
-            unless_done: A key whose result ends the wait, too.
+        Records read from a deleted topic do not count. A result of the key `unless_done` ends the
+        wait.
         """
 
         def is_read() -> bool:
@@ -640,9 +605,8 @@ class IdempotencyStore:
     async def _load_response(self, key: bytes, result: ClaimResult) -> bytes:
         """Return the answer of a result, from memory or from Kafka.
 
-        Raises:
-            BrokerUnavailable: It cannot be read yet; with `timeout`, as the records are written.
-            StatusError: 409, it is not there any more.
+        Raises BrokerUnavailable (with `timeout` once the records are written), or StatusError 409
+        if the answer is gone.
         """
         body = self._recent_responses.get(key)
         if body is None:
@@ -668,14 +632,13 @@ class IdempotencyStore:
         self._recent_responses.store(key, body, len(body) + _RESPONSE_OVERHEAD_BYTES)
 
     async def _sweep(self) -> None:
-        """Forget expired claims and results from time to time."""
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self.claims.expire(time.time())
 
 
 class _Attempt:
-    """Hold what one request has done so far.
+    """The progress of one request.
 
     Attributes:
         transactions: The transactional id with which it claims; None before its first claim, and
@@ -699,14 +662,12 @@ class _Attempt:
 
 
 def _build_in_doubt_error(problem: str) -> BrokerUnavailable:
-    """Return the error of a request of which nobody may say that it was not done."""
     return BrokerUnavailable(
         f"{problem}; try again with the same Idempotency-Key", timeout=True, retry_after=1.0
     )
 
 
 def compute_digest(body: bytes) -> bytes:
-    """Return a digest of what a request is to do."""
     return hashlib.sha256(body).digest()[:KEY_BYTES]
 
 

@@ -1,7 +1,7 @@
-"""Write a stream of records: one line in is a record, one line out says what became of it.
+"""Write a stream of records: one line in is a record, one line out is its outcome.
 
-Both directions are bounded: only so many records may be in flight, and a client that does not read
-results gets no more of its records read.
+Both directions are bounded: only so many records may be in flight, and no more records are read
+from a client that does not read results.
 """
 
 from __future__ import annotations
@@ -40,12 +40,7 @@ LINGER_S = 2.0
 
 
 class InputEnded(Exception):
-    """Report that no more lines are accepted.
-
-    Attributes:
-        code: The error code of the last line that the client gets.
-        error: What went wrong, and what to do.
-    """
+    """No more lines are accepted; the client gets `code` in the last line."""
 
     def __init__(self, code: int, error: str) -> None:
         super().__init__(error)
@@ -61,13 +56,8 @@ class NdjsonProduceResponse(Response):
     length is bounded by `_in_flight`. The response starts with the first result.
 
     Args:
-        request: The request, whose body is read line by line.
-        settings: The limits of the producer.
-        draining: Set when the sidecar is about to end.
-        record_validator: Validates one record.
-        encodings: How keys and values are encoded.
         produce_records: Hands validated records to Kafka; given them, and a function that returns
-            what a record is called in messages, by its index.
+            the name of a record in messages, by its index.
     """
 
     media_type = "application/x-ndjson"
@@ -96,7 +86,6 @@ class NdjsonProduceResponse(Response):
         self._results: asyncio.Queue[asyncio.Future[list[dict[str, Any]]] | None] = asyncio.Queue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read and write until both directions have ended; then cancel what is left."""
         chunks = self._request.stream()
         reading = asyncio.create_task(self._read_records(chunks))
         try:
@@ -136,7 +125,6 @@ class NdjsonProduceResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _read_records(self, chunks: AsyncIterator[bytes]) -> None:
-        """Read all lines, and queue the end whatever happens."""
         try:
             async for lines in self._iter_lines(chunks):
                 for start in range(0, len(lines), MAX_LINES_PER_WRITE):
@@ -145,11 +133,7 @@ class NdjsonProduceResponse(Response):
             self._results.put_nowait(None)
 
     async def _iter_lines(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-        """Yield lists of whole lines, as many as have arrived together.
-
-        Raises:
-            InputEnded: A line is too long, nothing arrives, or the sidecar ends.
-        """
+        """Yield whole lines as they arrive; raises InputEnded if a line is too long."""
         rest, max_bytes = b"", self._settings.max_bytes
         while True:
             chunk = await self._read_chunk(chunks)
@@ -167,11 +151,7 @@ class NdjsonProduceResponse(Response):
             yield [rest]
 
     async def _read_chunk(self, chunks: AsyncIterator[bytes]) -> bytes | None:
-        """Return the next bytes, or None at the end of the body or when the client disconnects.
-
-        Raises:
-            InputEnded: Nothing arrives for `IDLE_TIMEOUT_S`, or the sidecar ends.
-        """
+        """Return the next bytes, None at the end; raises InputEnded when idle or draining."""
         reading = asyncio.ensure_future(anext(chunks, None))
         draining = asyncio.ensure_future(self._draining.wait())
         try:
@@ -194,10 +174,7 @@ class NdjsonProduceResponse(Response):
             return None
 
     async def _produce_lines(self, lines: Sequence[bytes]) -> None:
-        """Wait until lines may be in flight, and write them.
-
-        A line that is no record gets an error of its own; the others are still written.
-        """
+        """Wait until lines may be in flight, and write them. One that is no record fails alone."""
         first = self._line_number + 1
         self._line_number += len(lines)
         records: list[Any] = []
@@ -236,7 +213,6 @@ class NdjsonProduceResponse(Response):
         )
 
     def _parse_line(self, line: bytes, number: int, records: list[Any]) -> dict[str, Any] | None:
-        """Append the record of a line to the records, or return the line's error."""
         try:
             record = orjson.loads(line)
             self._record_validator.validate(record, "record")
@@ -253,7 +229,6 @@ class NdjsonProduceResponse(Response):
     async def _produce_with_retries(
         self, records: Sequence[Any], describe_record: Callable[[int], str]
     ) -> tuple[EncodedRecords, asyncio.Future[list[int | KafkaError]]]:
-        """Hand records to the producer, and wait while its buffer is full."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.timeout
         while True:
@@ -266,7 +241,6 @@ class NdjsonProduceResponse(Response):
 
 
 async def _discard_rest(receive: Receive) -> None:
-    """Read and discard what the client still sends, for at most `LINGER_S`."""
     try:
         async with asyncio.timeout(LINGER_S):
             while (await receive()).get("more_body", False):
@@ -281,7 +255,6 @@ def _set_results(
     line_results: Sequence[dict[str, Any] | None],
     future: asyncio.Future[list[dict[str, Any]]],
 ) -> None:
-    """Complete the results of lines with what became of their records."""
     if future.done() or results.cancelled():
         return
     written = iter(outcome.describe_results(encoded, results.result()))

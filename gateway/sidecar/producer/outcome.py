@@ -1,4 +1,4 @@
-"""Describe what became of the records of a request: of each, and of all as one status."""
+"""Describe the outcome of the records of a request: of each, and of all as one status."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ class NotWritten(KafkaError):
 
 
 def classify_failure(exc: KafkaError) -> RecordFailure:
-    """Return the code and the text of a record that was not, or perhaps not, written."""
     match exc:
         case NotWritten():
             return RecordFailure(FAILED_DEPENDENCY, str(exc))
@@ -73,7 +72,6 @@ def classify_failure(exc: KafkaError) -> RecordFailure:
 
 
 def describe_result(item: ProducerRecord, result: int | KafkaError) -> dict[str, Any]:
-    """Describe the outcome of a record that was handed to Kafka, as the contract has it."""
     if isinstance(result, int):
         return {"partition": item.tp.partition, "offset": result}
     code, error = classify_failure(result)
@@ -83,11 +81,6 @@ def describe_result(item: ProducerRecord, result: int | KafkaError) -> dict[str,
 def describe_results(
     encoded: EncodedRecords, results: Sequence[int | KafkaError]
 ) -> list[dict[str, Any]]:
-    """Describe the outcome of all records, in the order of the request.
-
-    Args:
-        results: The outcome of each of its items.
-    """
     if not encoded.failures:
         return [describe_result(*pair) for pair in zip(encoded.items, results, strict=True)]
     described: list[dict[str, Any]] = [{}] * encoded.count
@@ -99,11 +92,7 @@ def describe_results(
 
 
 def check_answer_size(encoded: EncodedRecords) -> None:
-    """Check that the answer to a request will fit into the record that remembers it.
-
-    Raises:
-        StatusError: 413, it may not.
-    """
+    """Raise StatusError 413 if the answer may not fit into the record that remembers it."""
     if encoded.count <= UNCHECKED_RECORDS:
         return
     longest = describe_results(encoded, [MAX_OFFSET] * len(encoded.items))
@@ -135,7 +124,6 @@ def combine_status(offsets: Sequence[dict[str, Any]]) -> int:
 
 
 def build_body(offsets: list[dict[str, Any]], schema_ids: Sequence[int | None]) -> dict[str, Any]:
-    """Build the body of a response, without the members of a Status that a failure adds."""
     status = combine_status(offsets)
     key, value = schema_ids
     return {
@@ -149,7 +137,6 @@ def build_body(offsets: list[dict[str, Any]], schema_ids: Sequence[int | None]) 
 
 
 def build_response(body: dict[str, Any]) -> Response:
-    """Build the response, with the members of a Status where no record was written."""
     offsets = body["offsets"]
     status = combine_status(offsets)
     if status < 300:

@@ -33,12 +33,9 @@ T = TypeVar("T")
 class TransactionPool:
     """Keep transactional ids of this process for use by one request at a time.
 
-    The producer component creates and closes it. An id is kept for the next request only if nothing
-    went wrong with it: acquiring a new one costs a round trip to its coordinator.
-
-    Args:
-        context: What all components share.
-        timeout: After how many seconds Kafka aborts a transaction that is not ended.
+    The producer component creates and closes it. An id is kept for the next request only after
+    success: acquiring a new one costs a round trip to its coordinator. Kafka aborts a transaction
+    after `timeout` seconds.
     """
 
     def __init__(self, context: Context, timeout: float) -> None:
@@ -49,12 +46,7 @@ class TransactionPool:
         self._background_tasks = BackgroundTasks(log)
 
     async def acquire(self) -> TransactionalProducer:
-        """Return a started producer with an id that nobody else uses.
-
-        Raises:
-            BrokerUnavailable: Kafka is away.
-            AccessDenied: Kafka does not allow transactions.
-        """
+        """Return a started producer of our own; raises BrokerUnavailable or AccessDenied."""
         while self._idle:
             idle_since, producer = self._idle.pop()
             if time.monotonic() - idle_since < MAX_IDLE_S:
@@ -65,12 +57,12 @@ class TransactionPool:
         return producer
 
     def release(self, transactions: TransactionalProducer) -> None:
-        """Keep a producer for the next request, after a transaction that went well."""
+        """Keep a producer for the next request, after a successful transaction."""
         if transactions.is_started:
             self._idle.append((time.monotonic(), transactions))
 
     def abort_in_background(self, transactions: TransactionalProducer) -> None:
-        """Abort what a producer left open: an open transaction holds up readers."""
+        """Abort a producer's open transaction, which would hold up readers."""
         self.run_in_background(_abort(transactions))
 
     def run_in_background(self, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -78,18 +70,13 @@ class TransactionPool:
         return self._background_tasks.start(coro, "the end of a transaction")
 
     async def close(self) -> None:
-        """Wait a second for what was started in the background, then cancel it."""
         await self._background_tasks.close(1.0)
         self._idle.clear()
 
     async def write(self, encoded: EncodedRecords, timeout_s: float) -> list[int | KafkaError]:
-        """Write all records in one transaction, or none.
+        """Write all records in one transaction, or none, and return their offsets or errors.
 
-        Args:
-            timeout_s: For acquiring an id, and again for the transaction, in seconds.
-
-        Returns:
-            The outcome of each item: its offset, or why it is not written.
+        `timeout_s` is for acquiring an id, and again for the transaction.
         """
         if encoded.failures or not encoded.items:
             return build_dependent_failures(encoded)
@@ -125,7 +112,6 @@ async def _abort(transactions: TransactionalProducer) -> None:
 
 
 def map_offsets(items: Sequence[ProducerRecord], offsets: WrittenOffsets) -> list[int | KafkaError]:
-    """Return the offset of each item, from the offsets of each partition in order."""
     remaining: dict[TopicPartition, Any] = {
         tp: iter(partition_offsets) for tp, partition_offsets in offsets.items()
     }
@@ -133,7 +119,7 @@ def map_offsets(items: Sequence[ProducerRecord], offsets: WrittenOffsets) -> lis
 
 
 def build_dependent_failures(encoded: EncodedRecords) -> list[int | KafkaError]:
-    """Return the outcome of the valid records of a request of which another one is invalid."""
+    """Return the outcome of the valid records of a request with an invalid one."""
     if not encoded.failures:
         return []
     first = min(encoded.failures)
@@ -142,7 +128,6 @@ def build_dependent_failures(encoded: EncodedRecords) -> list[int | KafkaError]:
 
 
 def build_failures(items: Sequence[ProducerRecord], exc: KafkaError) -> list[int | KafkaError]:
-    """Return the outcome of each item of a transaction that failed."""
     if isinstance(exc, PartitionFailed):
         refused = TopicPartition(exc.topic, exc.partition)
         if all(item.tp != refused for item in items):  # what is remembered of them was refused
