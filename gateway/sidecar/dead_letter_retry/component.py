@@ -1,8 +1,7 @@
 """Serve dead letters: deliver them again, or let a program read and write them.
 
-Nothing is remembered here between requests. How far a group is with its dead letters is committed
-in Kafka, so any sidecar answers, and a program that got dead letters gets them again until it has
-committed them.
+No state is kept here between requests. A group's position in its dead letters is committed in
+Kafka, so any sidecar answers, and a program gets dead letters again until it has committed them.
 """
 
 from __future__ import annotations
@@ -80,21 +79,18 @@ class DeadLetterComponent(Component):
         ]
 
     async def run(self) -> None:
-        """Wait until cancelled, then close the HTTP client."""
         try:
             await asyncio.Event().wait()
         finally:
             await self._client.aclose()
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the samples of what became of dead letters."""
         samples.add_counts(catalog.DEAD_LETTERS, self._outcomes)
         samples.add_zeros(catalog.DEAD_LETTERS, OUTCOMES)
 
     # To the back end
 
     async def _retry(self, request: Request) -> Response:
-        """Deliver the next dead letters of a group to its back end."""
         await self._context.authorize(request, READ_SCOPE)
         parameters = self._context.spec["retryDeadLetters"].parse_parameters(request)
         group = get_group(self._context.section, parameters.get("group"))
@@ -139,7 +135,6 @@ class DeadLetterComponent(Component):
             raise StatusError(409, problem, code="RETRIED_ELSEWHERE") from None
 
     def _resolve_topic(self, parameters: Parameters, group: Group) -> str:
-        """Return the topic whose dead letters are meant; a group may read only one."""
         if "topic" in parameters:
             return str(parameters["topic"])
         if len(group.topics) != 1:
@@ -150,7 +145,6 @@ class DeadLetterComponent(Component):
     # To a program
 
     async def _list_letters(self, request: Request) -> Response:
-        """Answer with dead letters, and commit nothing."""
         await self._context.authorize(request, READ_SCOPE)
         parameters = self._context.spec["getDeadLetters"].parse_parameters(request)
         queue = await self._open_queue(request, parameters["group"], parameters["topic"])
@@ -188,7 +182,6 @@ class DeadLetterComponent(Component):
         return formats
 
     async def _commit(self, request: Request) -> Response:
-        """Commit dead letters by their places in Kafka."""
         await self._context.authorize(request, READ_SCOPE)
         wanted = await self._context.spec["commitDeadLetters"].read_body(request, MAX_BODY_BYTES)
         queue = await self._open_queue(request, wanted["group"], wanted["topic"])
@@ -208,7 +201,6 @@ class DeadLetterComponent(Component):
     # From a program
 
     async def _accept_letters(self, request: Request) -> Response:
-        """Write records that a program could not process as dead letters."""
         await self._context.authorize(request, WRITE_SCOPE)
         operation = self._context.spec["writeDeadLetters"]
         data = await body.read_body(request, MAX_BODY_BYTES)
@@ -253,7 +245,6 @@ class DeadLetterComponent(Component):
         return build_json_response({"written": len(dead), "processed": len(entries) - len(items)})
 
     def _keep_exact_numbers(self, data: bytes, entries: Sequence[Any], topic: str) -> None:
-        """Let the records of a topic that may be written as they are here keep their digits."""
         indexes = [
             index
             for index, entry in enumerate(entries)
@@ -269,12 +260,7 @@ class DeadLetterComponent(Component):
         )
 
     async def _resolve_record(self, item: Parameters, index: int) -> Record:
-        """Return a record as Kafka has it, or as it was sent here if Kafka has it no longer.
-
-        Raises:
-            StatusError: 400, there is no such partition, or the value is missing and Kafka has it
-                no longer.
-        """
+        """Return a record as Kafka has it, or as it was sent here; raises StatusError 400."""
         fields = item["record"]
         tp = TopicPartition(fields["topic"], int(fields["partition"]))  # 1.0 is an integer in JSON
         topic = await self._context.get_topic(tp.topic)
@@ -291,7 +277,6 @@ class DeadLetterComponent(Component):
         return record
 
     async def _read_record(self, tp: TopicPartition, offset: int) -> Record | None:
-        """Return a record of Kafka, or None if it does not have it."""
         try:
             # At least one batch is returned, however few bytes are requested.
             batch = await read_committed(
@@ -304,7 +289,6 @@ class DeadLetterComponent(Component):
         return next((record for record in batch.records if record.offset == offset), None)
 
     async def _encode_record(self, tp: TopicPartition, fields: Parameters) -> Record:
-        """Encode a record as it was sent here, in the formats of its topic."""
         key, value = self._build_formats({})(tp.topic)
         codecs = self._context.codecs
         headers = [
@@ -325,14 +309,10 @@ class DeadLetterComponent(Component):
     # Both
 
     async def _open_queue(self, request: Request, group: str, topic: str) -> DeadLetterQueue:
-        """Return the queue of a group in a topic.
+        """Return the queue of a group in a topic, of records or of dead letters.
 
-        Args:
-            request: The request, which is authorized for the topic of the records.
-            topic: The topic of the records, or that of their dead letters.
-
-        Raises:
-            UnknownTopic: There are no dead letters, or no such topic.
+        The request is authorized for it. UnknownTopic is raised for a topic without dead letters,
+        too.
         """
         ext = get_dead_letter_ext(self._context.section, group)
         origin = topic.removesuffix(ext) or topic
@@ -396,7 +376,6 @@ class _SubmittedDeadLetterWriter(DeadLetterWriter):
     """Write dead letters with the ids with which a program has sent them, if it has."""
 
     def create_dead_letter(self, record: Record, item: Parameters) -> DeadLetterRecord:
-        """Return a dead letter of a record, and remember what was sent about the record."""
         self._items[id(record)] = item
         return DeadLetterRecord(
             record, item.get("stacktrace") or item.get("error") or UNEXPLAINED_REASON
@@ -408,7 +387,6 @@ class _SubmittedDeadLetterWriter(DeadLetterWriter):
         return {}
 
     def build_message(self, dead: DeadLetterRecord) -> DeadLetterMessage:
-        """Build the dead letter, with ids that were sent about the record."""
         message, item = super().build_message(dead), self._items[id(dead.record)]
         fields = item["record"]
         correlation = item.get("correlationId") or fields.get("correlationId")
@@ -421,7 +399,7 @@ class _SubmittedDeadLetterWriter(DeadLetterWriter):
 
 
 def create_too_large(refused: Sequence[DeadLetterRecord], written: int) -> StatusError:
-    """Return the error of a request with records that the topic of dead letters does not take."""
+    """Return the error of records that their topic of dead letters refuses."""
     places = [f"{each.record.tp} offset {each.record.offset}" for each in refused[:10]]
     problem = f"{len(refused)} are too large for their topic of dead letters: {', '.join(places)}"
     advice = f"the other {written} are written; raise max.message.bytes of the topic, then hand in"
@@ -429,5 +407,4 @@ def create_too_large(refused: Sequence[DeadLetterRecord], written: int) -> Statu
 
 
 def create_partly_written(problem: str) -> StatusError:
-    """Return the error of a request of which only some dead letters are written."""
     return StatusError(503, f"{problem}; those may be sent again", code="PARTLY_WRITTEN")

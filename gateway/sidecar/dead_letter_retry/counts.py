@@ -1,7 +1,7 @@
 """Count dead letters: of which groups, how many, since when, and why.
 
-The whole topic is read for that: how many records are between two offsets cannot be known from the
-offsets, as compacted records and control records have offsets, too.
+The whole topic is read for that, because offsets do not tell how many records lie between them:
+compacted records and control records have offsets, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class DeadLetterCounts(NamedTuple):
     Attributes:
         group: The group; empty for dead letters that no group of ours has written.
         waiting: How many are not retried or committed yet.
-        total: How many are in the topic.
         oldest: The timestamp of the oldest waiting one in milliseconds since 1970, or None.
         reason: The most frequent reason of those that wait; empty if none waits.
     """
@@ -61,16 +60,9 @@ class _GroupCounts:
 async def count_dead_letters(
     cluster: Cluster, topic: str, ext: str, groups: Collection[str]
 ) -> list[DeadLetterCounts]:
-    """Count the dead letters in a topic, by group.
+    """Count the dead letters in a topic, which must be watched, by group.
 
-    Args:
-        cluster: The connections to Kafka.
-        topic: The topic of the dead letters, which must be watched.
-        ext: What its name ends in.
-        groups: Count only these groups; all if empty.
-
-    Raises:
-        KafkaError: The topic cannot be read.
+    `ext` is the suffix of the topic's name; no `groups` means all. Raises KafkaError.
     """
     metadata = cluster.get_topic(topic)
     tps = [TopicPartition(topic, number) for number in (metadata.partitions if metadata else ())]
@@ -95,7 +87,7 @@ async def count_dead_letters(
 
 
 def first_line(trace: str) -> str:
-    """Return the first line of a stack trace, which says what went wrong, shortened."""
+    """Return the first line of a stack trace, shortened."""
     line = trace.strip().partition("\n")[0]
     return line if len(line) <= MAX_REASON_CHARS else f"{line[: MAX_REASON_CHARS - 3]}..."
 

@@ -1,6 +1,6 @@
-"""Read the dead letters of one group in one topic, and keep how far the group is with them.
+"""Read the dead letters of one group in one topic, and keep the group's position in them.
 
-How far it is, is what the group `<group>.dlq` has committed. It is not the group itself, whose
+The position is the committed offset of the group `<group>.dlq`. It is not the group itself, whose
 offsets only its members may commit. Dead letters of other groups in the same topic are skipped.
 """
 
@@ -26,8 +26,6 @@ POLL_INTERVAL_S = 0.05  # before partitions without dead letters are read again
 
 
 class QueuedDeadLetter(NamedTuple):
-    """Pair a record of the topic with the dead letter in it."""
-
     record: Record
     message: DeadLetterMessage
 
@@ -42,15 +40,10 @@ class QueuedDeadLetter(NamedTuple):
 
 
 class DeadLetterQueue:
-    """Read and commit the dead letters of a group.
+    """Read and commit the dead letters of a group. The methods raise KafkaError.
 
-    Args:
-        cluster: The connections to Kafka.
-        topic: The topic of the dead letters, which must be watched.
-        ext: What the topic's name ends in.
-
-    Attributes:
-        offsets_group: The name of the group under which offsets are committed.
+    The topic of the dead letters must be watched. Its name ends in `ext`. Offsets are committed
+    under the name `offsets_group`.
     """
 
     def __init__(self, cluster: Cluster, topic: str, group: str, ext: str) -> None:
@@ -62,13 +55,7 @@ class DeadLetterQueue:
         self._commits = GroupOffsets(cluster.coordinators, self.offsets_group)
 
     async def fetch_ranges(self) -> dict[TopicPartition, range]:
-        """Return the offsets that the group is not done with, up to the ends as of now.
-
-        Partitions without any are left out.
-
-        Raises:
-            KafkaError: Kafka cannot be asked.
-        """
+        """Return the nonempty ranges from the group's position to the ends as of now."""
         metadata = self._cluster.get_topic(self.topic)
         if metadata is None:
             return {}
@@ -93,12 +80,6 @@ class DeadLetterQueue:
         """Yield dead letters in portions, with the next offsets of the group after each portion.
 
         No dead letter comes twice. It ends with the ranges, or before an open transaction.
-
-        Args:
-            all_groups: Whether to yield those of all groups.
-
-        Raises:
-            KafkaError: The topic cannot be read.
         """
         for tp, offsets in ranges.items():
             position = offsets.start
@@ -128,13 +109,9 @@ class DeadLetterQueue:
         """Return the next dead letters, and the next offsets of the group after them.
 
         Args:
-            max_records: At most so many.
             max_bytes: At most so many bytes of keys and values, but at least one dead letter.
             timeout_s: How long to wait for the first one, in seconds.
             end_offsets: Read no further than there.
-
-        Raises:
-            KafkaError: The topic cannot be read.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -170,11 +147,6 @@ class DeadLetterQueue:
         return taken, next_offsets
 
     async def commit(self, offsets: NextOffsets) -> None:
-        """Commit the next offsets of the group.
-
-        Raises:
-            KafkaError: They are not committed.
-        """
         metadata = self._cluster.get_topic(self.topic)
         topic_id = metadata.topic_id if metadata is not None else None
         mark = TopicMark(topic_id) if topic_id is not None else None
@@ -183,14 +155,10 @@ class DeadLetterQueue:
             await self._commits.commit(positions, lambda _: mark)
 
     def _is_own(self, dead_letter: QueuedDeadLetter) -> bool:
-        """Return whether a dead letter is the group's, or that of another program."""
         return dead_letter.message.group in ("", self.group)
 
     def _parse_record(self, record: Record) -> QueuedDeadLetter:
-        """Return the dead letter in a record.
-
-        A record that another program wrote counts as one of the topic whose dead letters these are.
-        """
+        """Return the dead letter in a record; another program's counts as one of this topic."""
         message = parse_message(record)
         if message is None:
             origin = TopicPartition(self.topic.removesuffix(self._ext), record.tp.partition)

@@ -1,11 +1,13 @@
-"""Deliver dead letters to the back end again, and write what becomes of them in one transaction.
+"""Deliver dead letters to the back end again, and write their outcomes in one transaction.
 
-A dead letter that is processed is done with. One that fails again is appended to the topic with a
-higher count of retries, so that it holds up nothing. At the last retry, or if it is too large to be
-appended, it is parked instead: audited, skipped from then on, and kept in the topic for as long as
-that keeps records. The transaction has the new records and the offsets of the group, under an id
-that one process has at a time. So whatever crashes, a dead letter is neither lost nor duplicated in
-the topic, though the back end may get one twice.
+A dead letter that is processed is done. One that fails again is appended to the topic with a higher
+count of retries, so that it holds up nothing. At the last retry, or if it is too large to be
+appended, it is parked instead: audited, skipped from then on, and kept in the topic for its
+retention time.
+
+The transaction has the new records and the offsets of the group, under an id that one process has
+at a time. So in any crash, a dead letter is neither lost nor duplicated in the topic, though the
+back end may get one twice.
 """
 
 from __future__ import annotations
@@ -43,12 +45,7 @@ TOO_LARGE_REASON = "too large for the topic; raise its max.message.bytes"
 
 
 class RetriedLetter(NamedTuple):
-    """Describe what became of a dead letter.
-
-    Attributes:
-        outcome: `processed`, `returned`, `parked` or `copied`.
-        reason: Why it failed; empty otherwise.
-    """
+    """A dead letter, its outcome (one of the constants above), and why it failed."""
 
     queued: QueuedDeadLetter
     outcome: str
@@ -57,10 +54,10 @@ class RetriedLetter(NamedTuple):
 
 @dataclass(slots=True)
 class RetryResult:
-    """Describe what became of a batch of dead letters.
+    """The outcomes of a batch of dead letters.
 
     Attributes:
-        letters: Those that something became of, the first ones of the batch.
+        letters: Those with an outcome, the first ones of the batch.
         backend_failure: Why the back end was not asked about the others; empty if it was.
         retry_after: The delay that the back end requested, in seconds; 0.0 if none.
     """
@@ -71,27 +68,15 @@ class RetryResult:
 
     @property
     def counts(self) -> Counter[str]:
-        """Return the number of dead letters by outcome."""
         return Counter(retried.outcome for retried in self.letters)
 
 
 def create_transactions(cluster: Cluster, queue: DeadLetterQueue) -> TransactionalProducer:
-    """Return the only writer of what a group does with its dead letters in a topic.
-
-    Its transactional id is the same in every process, so starting it fences the others.
-    """
+    """Return the producer for a group's dead letters; starting it fences other processes."""
     return TransactionalProducer(cluster, f"dead-letters-{queue.group}-{queue.topic}")
 
 
 class DeadLetterRetry:
-    """Deliver dead letters of a queue, a batch at a time.
-
-    Args:
-        backend: The back end of the group.
-        encoder: Encodes batches of the group.
-        auditor: Where to record what is done with.
-    """
-
     def __init__(
         self,
         queue: DeadLetterQueue,
@@ -112,7 +97,7 @@ class DeadLetterRetry:
         *,
         last: bool,
     ) -> RetryResult:
-        """Deliver a batch, and commit what became of it.
+        """Deliver a batch, and commit its outcomes.
 
         Args:
             transactions: The producer of `create_transactions`, started.
@@ -175,7 +160,7 @@ class DeadLetterRetry:
     async def _deliver_one_by_one(
         self, letters: Sequence[QueuedDeadLetter], result: RetryResult
     ) -> Sequence[RecordResult]:
-        """Deliver dead letters one by one: one of them may be what the back end fails at."""
+        """Deliver dead letters one by one, because the back end may fail at only one of them."""
         results: list[RecordResult] = []
         for dead_letter in letters:
             results += await self._deliver([dead_letter], result)
@@ -198,7 +183,6 @@ class DeadLetterRetry:
         return batch.complete_verdict(verdict)
 
     def _audit_letter(self, retried: RetriedLetter) -> None:
-        """Tell the auditor about a dead letter that is done with."""
         if retried.outcome == RETURNED:
             return
         message = retried.queued.message
@@ -211,13 +195,7 @@ class DeadLetterRetry:
 
 
 class DeadLetterCopier:
-    """Copy dead letters back to the topics of their records, for all groups that read these.
-
-    The copies have the header X-Dead-Letter-Retries.
-
-    Args:
-        context: Knows the topics.
-    """
+    """Copy dead letters back to the topics of their records, for all groups that read these."""
 
     def __init__(self, queue: DeadLetterQueue, context: Context) -> None:
         self._queue = queue
@@ -229,17 +207,9 @@ class DeadLetterCopier:
         letters: Sequence[QueuedDeadLetter],
         offsets: NextOffsets,
     ) -> RetryResult:
-        """Copy a batch, and commit that it is done with.
-
-        Args:
-            transactions: The producer of `create_transactions`, started.
-            offsets: The next offsets of the group after all of them.
+        """Copy a batch, and commit that it is done; arguments and errors as of `retry_batch`.
 
         A copy that is too large for its topic is left out, and the dead letter is parked.
-
-        Raises:
-            BrokerUnavailable: With `timeout`, they may be copied.
-            KafkaError: Nothing is copied or committed.
         """
         writes = [await self._build_write(dead_letter) for dead_letter in letters]
         left_out: Set[int] = frozenset()
@@ -267,7 +237,7 @@ class DeadLetterCopier:
 
 
 def _shorten_copy(record: ProducerRecord) -> ProducerRecord | None:
-    """Leave out the header that a copy has beside those of the record; then the copy."""
+    """Remove the header that was added to a copy; None if it is gone already."""
     kept = [header for header in record.headers if header[0] != RETRIES_HEADER]
     return record._replace(headers=kept) if len(kept) < len(record.headers) else None
 
@@ -282,7 +252,6 @@ def _get_next_offsets(letters: Sequence[QueuedDeadLetter]) -> NextOffsets:
 
 
 def _build_returned_write(retried: RetriedLetter) -> ProducerRecord:
-    """Build the record that appends a dead letter to its partition."""
     queued = retried.queued
     message = replace(queued.message, retries=queued.message.retries + 1, stacktrace=retried.reason)
     now = time.time_ns() // 1_000_000
