@@ -2,7 +2,7 @@
 
 Start with `component`, which has the route and runs the configured queries. `client` speaks to a
 ksqlDB server, `rows` parses its answers, `push` keeps a configured query running, and `delivery`
-hands its rows to the back end. `app` creates the component.
+hands its rows to the back end.
 """
 
 from .component import KsqldbComponent

@@ -4,9 +4,9 @@
 that path, or without HTTP/2, gets `POST /query`, which every version has.
 
 Every query has a connection of its own. Closing it ends the query at servers of all versions, and a
-query that is not read does not block others that share a flow control window (httpcore returns
-the bytes of an unread stream neither to the stream's window nor to the connection's). A client that
-does not read holds the server back: no rows are kept here but those that were requested.
+query that is not read does not block others that share a flow control window (httpcore returns the
+bytes of an unread stream neither to the stream's window nor to the connection's). A client that
+does not read holds the server back: only requested rows are kept here.
 """
 
 from __future__ import annotations
@@ -53,17 +53,12 @@ _KEEP_ALIVE = [
 
 
 class KsqlUnavailable(Exception):
-    """Report that ksqlDB cannot be reached, does not answer in time, or broke off its answer."""
+    """ksqlDB cannot be reached, does not answer in time, or broke off its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRequest:
-    """Represent a query.
-
-    Attributes:
-        sql: The statement, with a semicolon at its end.
-        properties: ksqlDB's properties, each a text or a number, such as `auto.offset.reset`.
-    """
+    """A query. `sql` ends in a semicolon, `properties` are ksqlDB's own."""
 
     sql: str
     properties: Mapping[str, Any] = field(default_factory=dict)
@@ -76,14 +71,7 @@ def build_query(
     offset: str | None = None,
     table_scan: bool | None = None,
 ) -> QueryRequest:
-    """Build a query.
-
-    Args:
-        sql: The statement, with or without a semicolon.
-        properties: ksqlDB's properties.
-        offset: `earliest` or `latest`: where a push query starts. It overrides the property.
-        table_scan: Whether a pull query may read a whole table. It overrides the property.
-    """
+    """Build a query. `offset` (`earliest`, `latest`) and `table_scan` override the properties."""
     merged: dict[str, Any] = dict(properties or {})
     if offset is not None:
         merged[OFFSET_RESET_PROPERTY] = offset
@@ -94,12 +82,6 @@ def build_query(
 
 
 class QueryResult:
-    """Iterate over the rows of a query that has started.
-
-    Attributes:
-        path: `/query-stream` or `/query`.
-    """
-
     def __init__(self, path: str, parser: ResponseParser, rows: AsyncIterator[KsqlRow]) -> None:
         self.path = path
         self._parser = parser
@@ -107,7 +89,6 @@ class QueryResult:
 
     @property
     def columns(self) -> Columns:
-        """Return the columns of the rows."""
         return self._parser.columns or Columns(())
 
     @property
@@ -123,13 +104,6 @@ class KsqlClient:
     """Send queries to a ksqlDB server, or to several behind one address.
 
     The component creates it. It holds no connection between queries.
-
-    Args:
-        url: The server, such as `http://localhost:8088`.
-        user: For basic authentication; None for none.
-        password: For basic authentication.
-        tls: For https.
-        begin_timeout_s: For a query to start, in seconds.
     """
 
     def __init__(
@@ -151,11 +125,8 @@ class KsqlClient:
     async def stream(self, query: QueryRequest) -> AsyncGenerator[QueryResult]:
         """Run a query while the context is entered, and close it at the server afterwards.
 
-        Entering, and reading each row, may raise.
-
-        Raises:
-            KsqlError: ksqlDB refuses the query, or a row cannot be read.
-            KsqlUnavailable: ksqlDB cannot be reached, or the connection broke.
+        Entering, and reading each row, may raise KsqlError (the query is refused, a row is
+        unreadable) or KsqlUnavailable.
         """
         async with contextlib.AsyncExitStack() as stack:
             result = await self._open(query, stack)
@@ -249,11 +220,9 @@ class KsqlClient:
 
 
 class _QueryStreamMissing(Exception):
-    """Report that the server has no /query-stream, or no HTTP/2.
+    """The server has no /query-stream, or no HTTP/2.
 
-    Attributes:
-        is_certain: Whether the server has said so. Otherwise the connection broke, which the next
-            one need not do.
+    Without `is_certain`, the connection broke, which the next one need not do.
     """
 
     def __init__(self, reason: str, *, is_certain: bool = False) -> None:
@@ -272,12 +241,7 @@ def _build_headers(accept: str) -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def _translate_errors(url: str, http2: bool = False) -> Any:
-    """Convert httpx's errors.
-
-    Args:
-        url: The server, for messages.
-        http2: Whether an error before any answer may be that of a server without HTTP/2.
-    """
+    """Convert httpx's errors. With `http2`, a server may have broken off for lack of HTTP/2."""
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -294,12 +258,7 @@ def _describe(error: Exception) -> str:
 
 
 async def _check_response(response: httpx.Response, http2: bool) -> None:
-    """Check that a response is a 200.
-
-    Raises:
-        KsqlError: It is an error of ksqlDB.
-        _QueryStreamMissing: It is that of a server without the path, or without HTTP/2.
-    """
+    """Raise KsqlError, or _QueryStreamMissing, unless a response is a 200."""
     if response.status_code == 200:
         if http2 and response.http_version != "HTTP/2":
             raise _QueryStreamMissing(f"it speaks {response.http_version}", is_certain=True)
@@ -316,7 +275,6 @@ async def _check_response(response: httpx.Response, http2: bool) -> None:
 
 
 async def _read_error_body(response: httpx.Response) -> bytes:
-    """Return the body of a refusal, or its beginning if it is longer than `MAX_ERROR_BYTES`."""
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk

@@ -50,12 +50,6 @@ DEFAULT_PUSH_ROWS = 1000
 
 
 class KsqldbComponent(Component):
-    """Serve `POST /ksqldb/active`, and own the configured queries.
-
-    Attributes:
-        push_queries: The configured queries.
-    """
-
     def __init__(self, context: Context) -> None:
         settings = context.section.ksqldb
         assert settings is not None
@@ -78,24 +72,17 @@ class KsqldbComponent(Component):
         ]
 
     async def run(self) -> None:
-        """Run the configured queries until cancelled."""
         async with asyncio.TaskGroup() as group:
             for push in self.push_queries:
                 group.create_task(push.run())
             await asyncio.Event().wait()
 
     async def check_ready(self) -> None:
-        """Check that every configured query runs.
-
-        Raises:
-            NotReady: One does not.
-        """
         for push in self.push_queries:
             if push.failure is not None:
                 raise NotReady("ksqldb", f"query {push.settings.name}: {push.failure}")
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the samples of the configured queries."""
         for push in self.push_queries:
             name = push.settings.name
             samples.add(catalog.KSQLDB_QUERY_RUNNING, float(push.failure is None), name)
@@ -105,7 +92,6 @@ class KsqldbComponent(Component):
             samples.add_zeros(catalog.KSQLDB_ROWS, [name], ROW_OUTCOMES)
 
     async def _run_query(self, request: Request) -> Response:
-        """Run the query of a request, which ends with the response."""
         await self._context.authorize(request, READ_SCOPE)
         parameters = self._operation.parse_parameters(request)
         body = await self._operation.read_body(request, MAX_BODY_BYTES)
@@ -131,10 +117,7 @@ class KsqldbComponent(Component):
 
 
 def to_status_error(error: KsqlError | KsqlUnavailable) -> StatusError:
-    """Convert an error of ksqlDB.
-
-    What ksqlDB says about the query is the client's to correct; the rest is not, and is a 503.
-    """
+    """Convert an error of ksqlDB: a 4xx if the client can correct its query, else a 503."""
     if isinstance(error, KsqlUnavailable):
         return StatusError(503, f"{error}; try again", code="KSQLDB_UNAVAILABLE", retry_after=1.0)
     if isinstance(error, RowError):
@@ -197,11 +180,6 @@ async def _iter_rows(
 
 
 async def _build_array_response(rows: AsyncIterator[bytes], push: bool) -> Response:
-    """Collect the rows of a query and build the response.
-
-    Raises:
-        StatusError: 413, there are too many rows; or an error of ksqlDB.
-    """
     items: list[bytes] = []
     size = 0
     try:
@@ -216,18 +194,13 @@ async def _build_array_response(rows: AsyncIterator[bytes], push: bool) -> Respo
 
 
 class NdjsonRowsResponse(StreamingResponse):
-    """Send a row a line.
-
-    It closes the stack, and so ends the query, when the response is over, also if the client never
-    received it.
-    """
+    """Send a row a line, and end the query by closing the stack, also if nothing was received."""
 
     def __init__(self, rows: AsyncIterator[bytes], stack: AsyncExitStack) -> None:
         super().__init__(_iter_lines(rows), headers=dict(NO_STORE_HEADERS), media_type=NDJSON)
         self._stack = stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the rows, then end the query."""
         async with self._stack:
             await super().__call__(scope, receive, send)
 

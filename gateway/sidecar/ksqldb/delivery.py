@@ -2,9 +2,9 @@
 
 A back end that is unavailable (it refuses connections, is too slow, or answers 401, 404, 429 or
 5xx) is tried for ever: no row is skipped because of it, and meanwhile the query is held back at
-ksqlDB. Only the status of a response counts, but all of it must arrive in time. A batch whose rows
-the back end refuses (400, 409, 413, 422) is tried again a few times, then halved until the row that
-is refused is alone. That row is logged, counted and dropped, as rows have no dead letters.
+ksqlDB. Only the status of a response counts, but all of it must arrive in time. A refused batch
+(400, 409, 413, 422) is tried again a few times, then halved until the refused row is alone. That
+row is logged, counted and dropped, as rows have no dead letters.
 """
 
 from __future__ import annotations
@@ -31,12 +31,8 @@ PostBatch = Callable[[bytes, str], Awaitable[BackendResponse | BackendUnavailabl
 class RowBatcher:
     """Collect rows into batches, between the reader of a query and its delivery.
 
-    It holds at most one batch and one row: `put` waits then, and with it the reader of the query.
-
-    Args:
-        rows: At most so many rows in a batch.
-        size: At most so many bytes in a batch, but at least one row.
-        linger: How many seconds a row may wait for others.
+    It holds at most one batch and one row: `put` waits then, and with it the reader of the query. A
+    row waits `linger` seconds for others. A row larger than `size` is a batch of its own.
     """
 
     def __init__(self, rows: int, size: int, linger: float) -> None:
@@ -49,7 +45,6 @@ class RowBatcher:
         self._is_ended = False
 
     async def put(self, row: bytes) -> None:
-        """Add a row as JSON, and wait while there is a whole batch already."""
         while self._is_full():
             await self._wait_for_change(None)
         self._rows.append((_now(), row))
@@ -76,11 +71,9 @@ class RowBatcher:
         return taken
 
     def _is_full(self) -> bool:
-        """Return whether a batch is complete, by rows or bytes, so that another row must wait."""
         return len(self._rows) >= self._max_rows or self._bytes > self._max_bytes
 
     def _count_batch(self) -> int:
-        """Return how many of the waiting rows are one batch: at least one row, however large."""
         size = 0
         for index, (_, row) in enumerate(self._rows):
             size += len(row) + 1
@@ -105,7 +98,7 @@ class RowBatcher:
 
 
 class RowDelivery:
-    """Deliver batches of rows, and count what becomes of them.
+    """Deliver batches of rows, and count the outcomes (`delivered`, `dropped`).
 
     `PushQuery` creates it and runs `run`.
 
@@ -114,10 +107,6 @@ class RowDelivery:
         retries: How often a batch that is refused is tried again.
         initial: The first delay of retries, in seconds.
         max: The longest delay of retries, in seconds.
-
-    Attributes:
-        outcomes: Rows by what became of them (`delivered`, `dropped`).
-        failure: Why the back end is unavailable now; None while it is not.
     """
 
     def __init__(
@@ -133,7 +122,6 @@ class RowDelivery:
         self._has_skipped = False
 
     async def run(self, batches: RowBatcher) -> None:
-        """Deliver batches until there are no more rows."""
         while rows := await batches.take_batch():
             await self._deliver(rows)
 
@@ -146,7 +134,6 @@ class RowDelivery:
             log.error("query %s: %s; the first: %s", self._name, notice, reason)
 
     async def _deliver(self, rows: Sequence[bytes]) -> None:
-        """Deliver rows; of refused ones, find those that the back end does not want."""
         refusal = await self._post_until_answered(rows)
         if refusal is None:
             self.outcomes["delivered"] += len(rows)
@@ -160,7 +147,6 @@ class RowDelivery:
             log.error("query %s: the back end refuses a row (%s): %s", self._name, refusal, shown)
 
     async def _post_until_answered(self, rows: Sequence[bytes]) -> str | None:
-        """Send rows until the back end accepts them, or return why it refuses them."""
         backoff = Backoff(self._max, random.random, self._initial)
         body, id, refusals = b"[" + b",".join(rows) + b"]", str(uuid.uuid4()), 0
         while True:

@@ -1,10 +1,9 @@
 """Keep a configured query running as long as the sidecar runs, and deliver its rows.
 
-A push query has no offsets, so rows may be lost or repeated. If it is started again (after a broken
-connection, an end by the server, a restart of the sidecar) with `offset: latest`, what came
-meanwhile is missing; with `earliest` every row comes once more. Rows that were read and not
-delivered yet are lost with the process. A stream that must not lose any is read from its topic, by
-a group.
+A push query has no offsets, so rows may be lost or repeated. When it is started again (after a
+broken connection, an end by the server, a restart of the sidecar), `offset: latest` misses the rows
+in between, and `earliest` repeats every row. Undelivered rows are lost with the process. Read a
+stream that must not lose any from its topic, by a group.
 """
 
 from __future__ import annotations
@@ -36,12 +35,7 @@ STEADY_AFTER_S = 10.0  # of running, after which the delay of retries starts sma
 class PushQuery:
     """Run one configured query, and start it again whenever it ends.
 
-    The component creates it and runs `run`.
-
-    Attributes:
-        begin_count: How often the query was started.
-        failure: Why it is not running; None while it is.
-        delivery: Delivers its rows.
+    The component creates it and runs `run`. `failure` is None while the query is running.
     """
 
     def __init__(
@@ -86,7 +80,6 @@ class PushQuery:
             await self._wait_before_retry(reason, backoff.next_delay(Cause.CONNECTION))
 
     async def _run_once(self, batches: RowBatcher) -> str:
-        """Start the query and read its rows; return why they have ended."""
         settings = self.settings
         query = build_query(
             settings.query,

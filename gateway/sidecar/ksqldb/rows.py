@@ -1,14 +1,14 @@
-"""Parse what ksqlDB answers to a query, piece by piece as it arrives.
+"""Parse ksqlDB's answer to a query, piece by piece as it arrives.
 
 There are three forms: a JSON text a line (`application/vnd.ksqlapi.delimited.v1`: an object with
 the columns, then an array for each row), one JSON array of these (`application/json`), and the
 array of `POST /query` (`{"header"}`, then `{"row"}`, at last `{"finalMessage"}`). An array starts
-with `[`, lines start with an object, so the form need not be known. Sans-I/O. Source: the HTTP API
-reference of ksqlDB, "Run push and pull queries" and "Run a query".
+with `[`, lines start with an object, so the form need not be known. Sans-I/O. Source: ksqlDB's HTTP
+API reference, "Run push and pull queries" and "Run a query".
 
 Numbers keep their digits: where orjson would write others (a DECIMAL of 29 digits), the value
-contains `orjson.Fragment`, which is written as it came. A complete row that cannot be read or
-written concerns only itself: `write_row` says why, and the rows after it go on.
+contains `orjson.Fragment`. A complete row that cannot be read or written concerns only itself:
+`write_row` raises the reason, and the next rows follow.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ _NAME = re.compile(r"\s*`((?:[^`]|``)+)`\s+")
 
 
 class KsqlError(Exception):
-    """Report that ksqlDB refuses a query, or gives it up.
-
-    Attributes:
-        code: ksqlDB's own code, such as 40001; 0 if it has none.
-    """
+    """ksqlDB refuses a query, or gives it up. The code is ksqlDB's own, such as 40001, or 0."""
 
     def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
@@ -49,35 +45,24 @@ class KsqlError(Exception):
 
 
 class RowError(KsqlError):
-    """Report that a row is too long, cannot be read, or cannot be written as JSON."""
+    """A row is too long, cannot be read, or cannot be written as JSON."""
 
     @property
     def status(self) -> int:
-        """Return 422: the query selects something that it may as well leave out."""
         return 422
 
 
-class KsqlProtocolError(Exception):
-    """Report that an answer is none that ksqlDB sends."""
+class KsqlProtocolError(Exception): ...
 
 
 class KsqlRow(dict[str, Any]):
-    """Hold the values of a row by the names of their columns.
-
-    Attributes:
-        error: Why the values could not be read, and are missing; empty if they could.
-    """
+    """The values of a row by column name; missing if there is an `error` in reading them."""
 
     error = ""
 
 
 def write_row(row: KsqlRow) -> bytes:
-    """Return a row as JSON.
-
-    Raises:
-        RowError: It could not be read, is nested deeper than 254 levels, or has text that is not
-            Unicode.
-    """
+    """Return a row as JSON; raises RowError if it is unreadable, too deep, or not Unicode."""
     if row.error:
         raise RowError(row.error)
     try:
@@ -88,11 +73,7 @@ def write_row(row: KsqlRow) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Hold the columns of the rows that follow.
-
-    Attributes:
-        query_id: By which a push query is closed; empty for pull queries.
-    """
+    """The columns of the next rows. A push query is closed by its `query_id`."""
 
     names: Sequence[str]
     types: Sequence[str] = ()
@@ -101,27 +82,16 @@ class Columns:
 
 @dataclass(slots=True)
 class ResponseParser:
-    """Parse the body of one response.
-
-    Attributes:
-        columns: The columns, once they came.
-        final_message: The server's last message, such as `Limit Reached`.
-    """
-
     columns: Columns | None = None
     final_message: str | None = None
     _splitter: _JsonSplitter = field(default_factory=lambda: _JsonSplitter())
     _pending_error: KsqlError | KsqlProtocolError | None = None
 
     def feed(self, data: bytes) -> list[KsqlRow]:
-        """Return the rows that are complete with this piece.
+        """Return the rows that are complete with this piece; raises KsqlError or KsqlProtocolError.
 
         Rows before an error in the same piece are returned first. `raise_pending` raises the error
         then, and so do all later calls.
-
-        Raises:
-            KsqlError: ksqlDB gives up the query, or a row is too long.
-            KsqlProtocolError: The piece is nothing that ksqlDB sends.
         """
         self.raise_pending()
         rows: list[KsqlRow] = []
@@ -139,17 +109,11 @@ class ResponseParser:
         return rows
 
     def raise_pending(self) -> None:
-        """Raise the error that followed the rows of the last piece."""
         if self._pending_error is not None:
             raise self._pending_error
 
     def feed_eof(self) -> list[KsqlRow]:
-        """Return the last row, if no line break followed it, at the end of the body.
-
-        Raises:
-            KsqlError: As of `feed`.
-            KsqlProtocolError: As of `feed`; or the body was cut.
-        """
+        """Return the last row at the end of a body without a line break; raises as `feed`."""
         self.raise_pending()
         rows: list[KsqlRow] = []
         for text in self._splitter.feed_eof():
@@ -157,7 +121,6 @@ class ResponseParser:
         return rows
 
     def _parse_element(self, text: bytes, rows: list[KsqlRow], *, is_last: bool = False) -> None:
-        """Parse a row or an object, and append the row if it is one."""
         try:
             element = _load(text)
         except ValueError as error:
@@ -210,12 +173,6 @@ class ResponseParser:
         # Anything else (consistency tokens, continuation tokens) is ignored.
 
     def _build_row(self, values: Sequence[Any], text: bytes) -> KsqlRow:
-        """Build a row.
-
-        Args:
-            values: Its values, in the order of the columns.
-            text: The JSON that has them, with all digits.
-        """
         if self.columns is None:
             raise KsqlProtocolError("ksqlDB sent a row before it said what the columns are")
         if values and len(values) != len(self.columns.names):
@@ -227,7 +184,6 @@ class ResponseParser:
         return KsqlRow(zip(self.columns.names, values, strict=False))
 
     def _is_row(self, text: bytes) -> bool:
-        """Return whether a text that is no JSON is at the place of a row."""
         return self.columns is not None and text.lstrip().startswith((b"[", b'{"row"'))
 
 
@@ -236,11 +192,7 @@ def _create_too_long() -> RowError:
 
 
 def _load(text: bytes) -> Any:
-    """Parse JSON with orjson, or with all digits where orjson has no double for a number.
-
-    Raises:
-        ValueError: It is no JSON.
-    """
+    """Parse JSON with orjson, or with all digits where orjson has no double for a number."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -253,8 +205,8 @@ def _load(text: bytes) -> Any:
 def _load_exactly(text: bytes) -> Any:
     """Parse JSON with each number as it is written.
 
-    `core.channel.exact_json` is for JSON that orjson has read before. This is also for other
-    input, so it refuses NaN, which Python's JSON accepts, and bytes that are not UTF-8.
+    Unlike `core.channel.exact_json`, it takes JSON that orjson has not read before: it refuses NaN,
+    which Python's JSON accepts, and bytes that are not UTF-8.
     """
     fragment = orjson.Fragment
     return json.loads(
@@ -267,7 +219,6 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _keep_digits(values: Sequence[Any], text: bytes) -> Sequence[Any]:
-    """Return the values of a row, with the digits of the text where orjson would write others."""
     try:
         exact_element = _load_exactly(text)
     except RecursionError:  # too deep to be written as well, and `write_row` says so
@@ -282,7 +233,6 @@ def _keep_digits(values: Sequence[Any], text: bytes) -> Sequence[Any]:
 
 
 def _is_written_otherwise(value: Any, digits: Any) -> bool:
-    """Return whether orjson would write a value with other digits."""
     try:
         return orjson.dumps(value) != orjson.dumps(digits)
     except TypeError:  # too deep; `write_row` says so
@@ -294,10 +244,7 @@ def _text_or_empty(value: Any) -> str:
 
 
 def parse_error(element: Mapping[str, Any]) -> KsqlError | None:
-    """Return the error that an object states, or None.
-
-    It is a whole response, or an object among rows.
-    """
+    """Return the error of a whole response, or of an object among rows, if it states one."""
     error = element.get("errorMessage") or element
     if isinstance(error, str):
         return KsqlError(error[:MAX_MESSAGE_CHARS])
@@ -309,11 +256,7 @@ def parse_error(element: Mapping[str, Any]) -> KsqlError | None:
 
 
 def parse_schema(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and types of "`ID` BIGINT KEY, `AT` STRUCT<`X` INT, `Y` INT>".
-
-    Raises:
-        KsqlProtocolError: It is no schema.
-    """
+    """Yield the names and types of "`ID` BIGINT KEY, `AT` STRUCT<`X` INT, `Y` INT>"."""
     for part in _split_columns(text):
         name = _NAME.match(part)
         if name is None:
@@ -353,11 +296,9 @@ class _JsonSplitter:
 
     @property
     def pending(self) -> int:
-        """Return how many bytes are not complete yet."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterable[bytes]:
-        """Return the JSON texts that are complete with this piece."""
         self._buffer += data
         if self._is_array is None:
             self._buffer = self._buffer.lstrip()
@@ -369,11 +310,6 @@ class _JsonSplitter:
         return self._take_elements() if self._is_array else self._take_lines()
 
     def feed_eof(self) -> Iterable[bytes]:
-        """Return the last text, at the end of the body.
-
-        Raises:
-            KsqlProtocolError: Something is not complete.
-        """
         rest = bytes(self._buffer.strip())
         self._buffer.clear()
         if (rest and not rest.endswith((b"]", b"}"))) or (self._is_array and not self._is_closed):
@@ -381,7 +317,6 @@ class _JsonSplitter:
         return [rest] if rest else []
 
     def _take_lines(self) -> list[bytes]:
-        """Return the lines that are complete."""
         end = self._buffer.rfind(b"\n", self._scanned)
         lines = bytes(self._buffer[: end + 1])
         del self._buffer[: end + 1]
