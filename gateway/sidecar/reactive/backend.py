@@ -1,7 +1,7 @@
 """POST batches to a back end and judge its answer: one call is one verdict.
 
-`post_json` limits whatever a back end may answer, for groups and for queries of ksqlDB: the time of
-the whole response, its size, and the delay that it may request.
+`post_json` limits a back end's answer, for groups and for queries of ksqlDB: the time of the whole
+response, its size, and the delay that it may request.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ HEALTH_TIMEOUT_S = 5.0  # for the response to a health check
 def create_http_client() -> httpx.AsyncClient:
     """Create the HTTP client for back ends, which its creator closes.
 
-    The back end is in the same pod, so proxies of the environment are ignored. There may be as many
-    connections as there are callers. `post_json` has the timeouts.
+    The back end is in the same pod, so the environment's proxies are ignored. Connections are not
+    limited. `post_json` has the timeouts.
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(
@@ -48,12 +48,9 @@ def create_http_client() -> httpx.AsyncClient:
 
 
 class BackendClient:
-    """Send batches to one back end, and ask for its health.
+    """Send batches to one back end by a shared client, and ask for its health.
 
-    Args:
-        client: Shared by all groups; its creator closes it.
-        settings: Where the back end is.
-        accept_empty: Whether a response without a body means that all records are processed.
+    With `accept_empty`, a response without a body means that all records are processed.
     """
 
     def __init__(
@@ -72,16 +69,6 @@ class BackendClient:
     async def post(
         self, body: bytes, records: Sequence[Record], headers: Mapping[str, str] | None = None
     ) -> Verdict:
-        """Send a batch.
-
-        Args:
-            body: The records as a JSON array.
-            records: The same records, about which the answer is.
-            headers: Further headers.
-
-        Returns:
-            What became of the records.
-        """
         response = await post_json(
             self._client, self._url, body, headers or {}, self._timeout, len(records)
         )
@@ -115,14 +102,13 @@ class BackendClient:
 
 
 class BackendResponse(NamedTuple):
-    """Hold what a back end answered.
+    """The response of a back end.
 
     Attributes:
         retry_after: The delay that it requested, in seconds; 0.0 if none.
-        body: The body, or its beginning if it is too long for the batch; in UTF-8 if its charset is
-            another.
-        may_be_cut: Nothing but the end of the connection says where the body ends.
-        is_truncated: The body is longer than what is read of it.
+        body: The body, or its beginning if it is too long for the batch, in UTF-8.
+        may_be_cut: Only the end of the connection marks the end of the body.
+        is_truncated: The body is longer than its part that was read.
     """
 
     status: int
@@ -140,14 +126,11 @@ async def post_json(
     timeout_s: float,
     record_count: int = 0,
 ) -> BackendResponse | BackendUnavailable:
-    """POST JSON to a back end.
+    """POST JSON to a back end, by a client that follows no redirects.
 
     Args:
-        client: A client that follows no redirects.
-        url: Where to send it.
-        headers: Further headers; `Content-Type` is set.
         timeout_s: For the whole response, in seconds; httpx's own timeouts are for each read.
-        record_count: About how many records the response says something.
+        record_count: How many records the response may describe, which raises its size limit.
     """
     fields = {"Content-Type": "application/json", **headers}
     max_bytes = min(

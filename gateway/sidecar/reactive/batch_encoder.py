@@ -1,10 +1,8 @@
 """Encode a batch for the back end: a JSON array with an object for each record.
 
-An object is `{"topic", "partition", "offset", "timestamp", "key", "value", "headers",
-"correlationId", "traceabilityId"}`. The timestamp is in milliseconds since 1970. The headers are
-text by name, a list where a name comes more than once, and `{"base64": ...}` for bytes that are not
-UTF-8. A record without a correlation id gets one that is derived from its place, the same at every
-attempt.
+The timestamp is in milliseconds since 1970. The headers are text by name, a list where a name comes
+more than once, and `{"base64": ...}` for bytes that are not UTF-8. A record without a correlation
+id gets one that is derived from its place, the same at every attempt.
 """
 
 from __future__ import annotations
@@ -29,13 +27,10 @@ MISSING_SCHEMA_TIMEOUT_S = 15.0
 
 
 class EncodedBatch(NamedTuple):
-    """Hold a batch as it is sent.
+    """The JSON array of a batch.
 
-    A record whose bytes do not match its format is left out: it must not fail the others.
-
-    Attributes:
-        body: The JSON array.
-        unreadable: Why other records are not in it, by their index in the batch.
+    Records whose bytes do not match their format are `unreadable`, by index: they must not fail the
+    others.
     """
 
     body: bytes
@@ -43,10 +38,7 @@ class EncodedBatch(NamedTuple):
     unreadable: Mapping[int, str]
 
     def complete_verdict(self, verdict: Verdict) -> Verdict:
-        """Turn a verdict about the records that were sent into one about all records of the batch.
-
-        Those that could not be encoded have failed for good.
-        """
+        """Extend a verdict about the sent records to all; those not encoded have failed."""
         if not isinstance(verdict, BatchResults) or not self.unreadable:
             return verdict
         # The verdict has a result for each record that was sent, in order.
@@ -65,9 +57,6 @@ class BatchEncoder:
     """Encode batches of one group, in the formats of its topics.
 
     Args:
-        codecs: Decode keys and values.
-        section: The configuration, which has the formats of topics.
-        group: The group's own section.
         missing_schema_timeout_s: For how many seconds the registry is asked again for a schema that
             it does not have: a record was written with it, so there is one, or was.
     """
@@ -87,12 +76,7 @@ class BatchEncoder:
         self._formats: dict[str, tuple[SerializationFormat, SerializationFormat]] = {}
 
     async def encode(self, records: Sequence[Record]) -> EncodedBatch:
-        """Encode a batch.
-
-        Raises:
-            RegistryUnavailable: A schema is needed, and the registry cannot be reached, or has not
-                heard of it yet.
-        """
+        """Encode a batch; raises RegistryUnavailable, also while the registry lacks a schema."""
         objects: list[bytes] = []
         sent: list[Record] = []
         unreadable: dict[int, str] = {}
@@ -114,7 +98,6 @@ class BatchEncoder:
         return EncodedBatch(b"[" + b",".join(objects) + b"]", sent, unreadable)
 
     def get_formats(self, topic: str) -> tuple[SerializationFormat, SerializationFormat]:
-        """Return the formats of keys and values of a topic."""
         formats = self._formats.get(topic)
         if formats is None:
             key = self._section.get_key_format(topic, self._group.key_format)
@@ -141,7 +124,6 @@ class BatchEncoder:
     def _encode_value(
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None
     ) -> Any:
-        """Decode a key or a value for JSON; JSON itself is kept with all digits of its numbers."""
         # A Fragment is written as it is. Parsed JSON would be written with other digits.
         if not data:
             return self._codecs.decode_cached(format, topic, is_key, data)
@@ -150,11 +132,6 @@ class BatchEncoder:
         return orjson.Fragment(self._codecs.decode_text_cached(format, data))
 
     async def _load_schemas(self, record: Record) -> None:
-        """Load the schemas of a record, so that it can be encoded without waiting.
-
-        Raises:
-            FormatError: A schema does not exist.
-        """
         topic, (key, value) = record.tp.topic, self.get_formats(record.tp.topic)
         record = frame_record(record, key, value)
         await self._codecs.decode(key, topic, True, record.key)
@@ -162,10 +139,7 @@ class BatchEncoder:
 
 
 def get_ids(record: Record) -> tuple[str, str]:
-    """Return the correlation id and the traceability id of a record.
-
-    The first one is derived from the record's place if it has none, the second one is empty then.
-    """
+    """Return the correlation id, by default derived from the place, and the traceability id."""
     ids = {CORRELATION_HEADER.lower(): "", TRACEABILITY_HEADER.lower(): ""}
     for name, value in record.headers:
         if value is not None and name.lower() in ids:

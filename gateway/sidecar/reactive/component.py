@@ -1,7 +1,7 @@
 """Run the reactive groups of the configuration, and let operators see and steer them.
 
-Each sidecar answers for the member that it is: what it reads, how far it is, what holds it up.
-Pausing and seeking also concern its own partitions only.
+Each sidecar answers for its own member: the partitions, their progress, and the problems. Pausing
+and seeking also concern its own partitions only.
 """
 
 from __future__ import annotations
@@ -40,12 +40,6 @@ OFFSET_SPECS: Mapping[str, int] = {"beginning": -2, "end": -1}  # as timestamps 
 
 
 class ReactiveComponent(Component):
-    """Own the reactive groups of this process, and the HTTP client that they share.
-
-    Attributes:
-        groups: The groups by their names.
-    """
-
     def __init__(self, context: Context) -> None:
         settings = context.section.reactive
         assert settings is not None
@@ -73,11 +67,7 @@ class ReactiveComponent(Component):
             await self._client.aclose()
 
     async def check_ready(self) -> None:
-        """Check that every group reads and that no lane is stuck.
-
-        Raises:
-            NotReady: A group cannot be read, or one of its lanes has not moved for too long.
-        """
+        """Raise NotReady if a group cannot be read, or a lane has not moved for too long."""
         now = asyncio.get_running_loop().time()
         for group in self.groups.values():
             if group.failure is not None:
@@ -87,7 +77,6 @@ class ReactiveComponent(Component):
                     raise NotReady("reactive", group.describe_stuck(runner, now))
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the samples of every group."""
         for name, group in self.groups.items():
             counts = group.counts
             for (topic, outcome), records in counts.records.items():
@@ -152,11 +141,7 @@ class ReactiveComponent(Component):
         )
 
     async def _authorize_group(self, request: Request) -> ReactiveGroup:
-        """Return a running group that the client may steer.
-
-        Raises:
-            StatusError: 404, there is no such group; 503, it is not running now.
-        """
+        """Return a running group that the client may steer; raises StatusError 404 or 503."""
         await self._context.authorize(request, ADMIN_SCOPE, group=request.path_params["group"])
         group = self._get_group(request)
         if group.consumer is None:
@@ -164,11 +149,6 @@ class ReactiveComponent(Component):
         return group
 
     def _get_group(self, request: Request) -> ReactiveGroup:
-        """Return the group that a path names.
-
-        Raises:
-            StatusError: 404, there is no such group.
-        """
         name = request.path_params["group"]
         if name not in self.groups:
             suggestion = suggest(name, list(self.groups), "GET /reactive lists them")
@@ -179,12 +159,10 @@ class ReactiveComponent(Component):
     async def _resolve_offsets(
         self, group: ReactiveGroup, body: Mapping[str, Any]
     ) -> dict[TopicPartition, int]:
-        """Return the offsets that a request to seek means.
+        """Return the offsets that a request to seek names.
 
-        Raises:
-            StatusError: 400, it names no partition, or an offset that the log does not have; 409,
-                Kafka does not know the offsets of a partition now.
-            KafkaError: Kafka cannot be asked.
+        Raises KafkaError, or StatusError: 400 for offsets that the log does not have, 409 while
+        Kafka does not know them.
         """
         offsets = {_parse_partition(entry): entry["offset"] for entry in body.get("offsets", ())}
         specs = {
@@ -211,7 +189,6 @@ class ReactiveComponent(Component):
     async def _list_offsets(
         self, group: ReactiveGroup, specs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Ask Kafka for offsets by timestamp, as the group's isolation sees them."""
         offsets = await group.list_offsets(specs, LIST_OFFSETS_TIMEOUT_S) if specs else {}
         for tp in specs.keys() - offsets.keys():
             problem = f"the offsets of {tp} are not known now"

@@ -28,12 +28,10 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 
 class DeadLetterResult(NamedTuple):
-    """Say which dead letters are not written.
+    """The dead letters that are not written.
 
-    Attributes:
-        unwritten: Those that Kafka does not have, or perhaps not; they may be tried again.
-        reason: Why it has not.
-        refused: Those that are too large for their topic, also with the headers that they need.
+    `unwritten` ones are not in Kafka, or perhaps, for this reason, and may be tried again.
+    `refused` ones are too large for their topic.
     """
 
     unwritten: Sequence[DeadLetterRecord] = ()
@@ -42,13 +40,7 @@ class DeadLetterResult(NamedTuple):
 
 
 class DeadLetterWriter:
-    """Write the dead letters of one group.
-
-    Args:
-        context: What all components share.
-        ext: What the names of its dead letter topics end in.
-        create: Whether to create missing topics.
-    """
+    """Write the dead letters of one group. The names of their topics end in `ext`."""
 
     def __init__(self, context: Context, group: str, ext: str, *, create: bool = True) -> None:
         self._context = context
@@ -58,12 +50,10 @@ class DeadLetterWriter:
 
     @classmethod
     def from_group(cls, context: Context, settings: Group) -> DeadLetterWriter:
-        """Create the writer of a configured group."""
         ext = settings.dead_letter_topic_ext
         return cls(context, settings.group, ext, create=settings.dead_letter_make)
 
     async def write(self, dead: Sequence[DeadLetterRecord]) -> DeadLetterResult:
-        """Write dead letters, and return those that Kafka does not have, or perhaps not."""
         topics: dict[str, TopicMetadata | str] = {}
         for topic in {dead_letter.record.tp.topic for dead_letter in dead}:
             topics[topic] = await self._resolve_topic(topic)
@@ -84,7 +74,6 @@ class DeadLetterWriter:
         return DeadLetterResult(unwritten, next(filter(None, reasons), ""), refused)
 
     def build_message(self, dead: DeadLetterRecord) -> DeadLetterMessage:
-        """Build the dead letter of a record that could not be processed."""
         record = dead.record
         return DeadLetterMessage(
             record.tp, record.offset, record.timestamp, record.key, record.value,
@@ -92,7 +81,6 @@ class DeadLetterWriter:
         )  # fmt: skip
 
     async def _resolve_topic(self, origin: str) -> TopicMetadata | str:
-        """Return the topic for dead letters of a topic, or why there is none."""
         try:
             return await self._get_or_create_topic(origin)
         except GatewayError as error:

@@ -51,14 +51,9 @@ class ReactiveGroup:
     `on_partitions_*`.
 
     Attributes:
-        name: The name of the consumer group.
-        is_paused: Whether an operator has paused it.
         consumer: The member; None while the group does not run.
         counts: Counters for metrics, of all runs.
-        lag_records: How far it is behind in the partitions of this member, in offsets by topic, as
-            of the last measurement.
-        runners: Its lanes.
-        committer: Commits what the lanes have settled.
+        lag_records: The last measured lag of this member's partitions, in offsets by topic.
     """
 
     def __init__(self, context: Context, settings: Settings, client: httpx.AsyncClient) -> None:
@@ -78,7 +73,6 @@ class ReactiveGroup:
 
     @property
     def failure(self) -> str | None:
-        """Return why nothing can be read; None while reading works."""
         # The member learns that it is refused before the next poll raises it.
         refusal = self.consumer.group_failure if self.consumer is not None else None
         return str(refusal) if refusal is not None else self._poll_failure
@@ -150,7 +144,6 @@ class ReactiveGroup:
     # Reading
 
     async def _poll(self) -> None:
-        """Read records while the group runs, and give them to the lanes of their partitions."""
         settings, consumer = self.settings, self.consumer
         assert consumer is not None
         while True:
@@ -178,7 +171,6 @@ class ReactiveGroup:
             self._commit_idle_positions(consumer)
 
     def _report_unreadable(self, failures: Mapping[TopicPartition, KafkaError]) -> None:
-        """Log which partitions cannot be read now, and which can be read again."""
         outages, failing_labels = self._context.cluster.outages, set[str]()
         for tp, failure in failures.items():
             subject = (
@@ -192,10 +184,9 @@ class ReactiveGroup:
         self._unreadable_labels = failing_labels
 
     def _update_pauses(self, runner: LaneRunner) -> None:
-        """Pause the partitions of a lane that has enough to do, or holds them; resume the others.
+        """Pause all partitions of a full lane, else only held ones; resume the others.
 
-        Nothing is remembered: after a rebalance or a seek the lane may be empty, and what it was
-        given before says nothing about its partitions now.
+        No state is kept, since a lane may be empty after a rebalance or a seek.
         """
         consumer = self.consumer
         if consumer is not None:
@@ -205,10 +196,7 @@ class ReactiveGroup:
             consumer.resume(tps - paused)
 
     def _commit_idle_positions(self, consumer: GroupConsumer) -> None:
-        """Commit the positions of lanes without records.
-
-        They move past the control records of transactions, which have offsets but reach no lane.
-        """
+        """Commit positions of empty lanes, which move past control records that reach no lane."""
         for runner in self.runners:
             if not runner.queue.unsettled_count:
                 tps = runner.tps & consumer.assignment
@@ -225,7 +213,6 @@ class ReactiveGroup:
         await self.consumer.commit(offsets)
 
     async def _watch_progress(self) -> None:
-        """Log which lanes are stuck, once for each time that they are."""
         stuck: set[LaneRunner] = set()
         max_idle_s = self.settings.max_poll_interval
         while True:
@@ -240,7 +227,6 @@ class ReactiveGroup:
                     log.error("%s (its membership goes on)", self.describe_stuck(runner, now))
 
     async def _check_progress(self) -> None:
-        """Note which lanes have moved since the last check, or have nothing to do."""
         positions = {runner: self._get_positions(runner) for runner in self.runners}
         unmoved = [
             runner for runner, position in positions.items() if not runner.has_moved(position)
@@ -260,16 +246,11 @@ class ReactiveGroup:
                 runner.moved_at = now
 
     async def _watch_lag(self) -> None:
-        """Measure how far the group is behind, for metrics."""
         while True:
             await self._measure_lag()
             await asyncio.sleep(LAG_INTERVAL_S)
 
     async def _measure_lag(self) -> None:
-        """Ask Kafka for the ends, and compare them with what is processed.
-
-        While Kafka does not answer, the lag stays as it was.
-        """
         assert self.consumer is not None
         ends = await self.fetch_end_offsets(self.consumer.assignment)
         if self.consumer.assignment and not ends:
@@ -282,10 +263,7 @@ class ReactiveGroup:
         self.lag_records = lag_records
 
     def get_reached_offset(self, tp: TopicPartition) -> int | None:
-        """Return up to where a partition is processed; None if that is not known.
-
-        What is in a lane and not settled is not processed yet.
-        """
+        """Return the first offset of a partition that is not processed; None if it is not known."""
         runner = self.get_runner(tp)
         first = runner.queue.first_unsettled_offset(tp) if runner is not None else None
         if first is not None or self.consumer is None or tp not in self.consumer.assignment:
@@ -299,7 +277,6 @@ class ReactiveGroup:
         return {tp: consumer.position(tp) for tp in runner.tps & consumer.assignment}
 
     async def fetch_end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the end offsets of these partitions, as far as Kafka answers in time."""
         try:
             return await self.list_offsets(dict.fromkeys(tps, LATEST), END_OFFSETS_TIMEOUT_S)
         except KafkaError:
@@ -308,16 +285,9 @@ class ReactiveGroup:
     async def list_offsets(
         self, specs: Mapping[TopicPartition, int], timeout_s: float
     ) -> dict[TopicPartition, int]:
-        """Look up offsets by timestamp, as the group's isolation sees them.
+        """Look up offsets by timestamp, as the group's isolation sees them; raises KafkaError.
 
-        Args:
-            timeout_s: How long to wait for Kafka, in seconds.
-
-        Returns:
-            The offsets of the partitions of which Kafka knows them now.
-
-        Raises:
-            KafkaError: Kafka cannot be asked.
+        Partitions whose offsets Kafka does not know now are left out.
         """
         is_read_committed = self.settings.isolation == "read_committed"
         isolation = READ_COMMITTED if is_read_committed else READ_UNCOMMITTED
@@ -329,17 +299,12 @@ class ReactiveGroup:
         }
 
     def is_stuck(self, runner: LaneRunner, now: float) -> bool:
-        """Return whether a lane with something to do has not moved for `max_poll_interval`.
-
-        Args:
-            now: The current time of the event loop, in seconds.
-        """
+        """Return whether a lane with work has not moved for `max_poll_interval`."""
         return (
             not self.is_paused and _get_idle_seconds(runner, now) >= self.settings.max_poll_interval
         )
 
     def describe_stuck(self, runner: LaneRunner, now: float) -> str:
-        """Describe which lane does not move, for how long, and why."""
         seconds = _get_idle_seconds(runner, now)
         reason = (
             self.find_problem(runner)
@@ -349,7 +314,6 @@ class ReactiveGroup:
         return f"group {self.name}: a lane has not moved for {seconds:.0f} s: {reason}"
 
     def find_problem(self, runner: LaneRunner) -> str | None:
-        """Return why a lane's batch, or else one of its partitions, does not advance."""
         failures = self.consumer.failures if self.consumer is not None else {}
         failed = (str(failures[tp]) for tp in sorted(runner.tps & failures.keys()))
         return runner.queue.problem or next(failed, None)
@@ -362,7 +326,6 @@ class ReactiveGroup:
     # Callbacks of the consumer
 
     async def on_partitions_assigned(self, tps: frozenset[TopicPartition]) -> None:
-        """Give each partition to the lane that has the fewest."""
         for tp in sorted(tps):
             runner = min(self.runners, key=lambda candidate: len(candidate.tps))
             runner.tps.add(tp)
@@ -370,7 +333,7 @@ class ReactiveGroup:
             self._update_pauses(runner)
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
-        """Let batches in flight finish for `revokeTimeout`, and commit what is settled."""
+        """Let batches in flight finish for `revokeTimeout`, and commit settled offsets."""
         # When the sidecar ends, `close` revokes all partitions: that must not outlast the drain.
         timeout_s = min(self.settings.revoke_timeout, self._context.settings.listen.drain_timeout)
         try:
@@ -397,7 +360,7 @@ class ReactiveGroup:
         self._drop(tps, "lost")
 
     async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Go on from these offsets, whatever is in flight.
+        """Continue at these offsets, whatever is in flight.
 
         Raises:
             NotOwned: A partition is not this member's; nothing is changed.
@@ -419,10 +382,10 @@ class ReactiveGroup:
         await self.committer.flush(offsets)
 
     def _on_gap(self, tp: TopicPartition, missing: int, next_offset: int) -> None:
-        """Record what Kafka does not have; if the log was cut off, forget what was read of it.
+        """Record a gap; if the log was cut off, forget the records that were read of it.
 
-        What the lane still has of the lost log must not be committed: records that nobody has
-        processed have taken the place of those.
+        Unsettled records of the lost log must not be committed: records that nobody has processed
+        have taken their offsets.
         """
         audit_gap(self._context.auditor, "REACTIVE_CONSUMER", tp, missing, next_offset)
         consumer, runner = self.consumer, self._runners_by_partition.get(tp)
@@ -435,7 +398,7 @@ class ReactiveGroup:
             consumer.seek_back(tp, unsettled)
 
     def _abandon(self, tps: Collection[TopicPartition]) -> None:
-        """Drop what the lanes have of partitions; what is in flight settles and commits nothing."""
+        """Drop the lanes' records of partitions; a batch in flight settles and commits nothing."""
         for runner, dropped in self._group_by_runner(tps).items():
             runner.drop(dropped)
             runner.tps |= dropped  # `drop` has taken them from the lane
@@ -443,7 +406,7 @@ class ReactiveGroup:
         self.committer.forget(tps)
 
     def set_paused(self, paused: bool) -> None:
-        """Stop or go on sending batches; the one in flight is settled, and the member stays."""
+        """Stop or resume sending batches; the one in flight is settled, and the member stays."""
         self.is_paused = paused
         for runner in self.runners:
             runner.queue.is_paused = paused
@@ -451,7 +414,6 @@ class ReactiveGroup:
             runner.wake()
 
     def get_runner(self, tp: TopicPartition) -> LaneRunner | None:
-        """Return the lane of a partition, or None if it is not assigned."""
         return self._runners_by_partition.get(tp)
 
     def _group_by_runner(
@@ -464,7 +426,6 @@ class ReactiveGroup:
         return tps_by_runner
 
     def _drop(self, tps: frozenset[TopicPartition], reason: str) -> None:
-        """Abandon what lanes have of partitions that are gone, and log it if there was anything."""
         had_unsettled = [
             runner.drop(own_tps) for runner, own_tps in self._group_by_runner(tps).items()
         ]
@@ -476,6 +437,5 @@ class ReactiveGroup:
 
 
 def _get_idle_seconds(runner: LaneRunner, now: float) -> float:
-    """Return for how many seconds a lane has not moved."""
     queue = runner.queue
     return now - min(runner.moved_at, queue.problem_since if queue.problem else now)

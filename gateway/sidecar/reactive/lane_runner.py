@@ -1,4 +1,4 @@
-"""Carry out what `core.delivery` decides for one lane."""
+"""Carry out the decisions of `core.delivery` for one lane."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RECORD_OUTCOMES = ("processed", "dead", "refused")
 
 @dataclass(slots=True)
 class ReactiveCounts:
-    """Count what one group has done, for metrics.
+    """Count the work of one group, for metrics.
 
     Attributes:
         records: Records by topic and outcome (`processed`, `dead`, `refused`).
@@ -66,30 +66,23 @@ class ReactiveCounts:
 
 
 class ProgressRecorder(Protocol):
-    """What keeps how far lanes have come, and bounds how far they go ahead of what it has kept."""
+    """Store the progress of lanes, and bound how far they go ahead of the stored progress."""
 
-    def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Take the next offsets of partitions after a batch that was settled."""
+    def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None: ...
 
     def find_held(
         self, tps: Collection[TopicPartition], wake: Callable[[], None]
     ) -> Set[TopicPartition]:
-        """Return of which of these partitions no batch may be begun now, and call `wake` later."""
+        """Return the partitions of which no batch may be begun now, and call `wake` later."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """Hold what the lanes of one group share.
+    """Shared by the lanes of one group.
 
-    Attributes:
-        backend: Where batches go.
-        encoder: Encodes batches.
-        dead_letters: Writes dead letters.
-        committer: Commits what is settled; before it has, lanes do not go on without end.
-        on_settled: Called with what is settled, before its offsets may be committed.
-        counts: Counters for metrics.
-        outages: Log what holds up the lanes.
+    Lanes go only a bounded number of batches ahead of `committer`. `on_settled` is called before
+    the offsets may be committed.
     """
 
     group: str
@@ -108,16 +101,12 @@ class LaneRunner:
     The group creates it, decides about its partitions and sets `moved_at`.
 
     Args:
-        rules: How the lane delivers.
-        context: What it shares with the other lanes.
         on_step: Called at the start of each step, also if nothing but its partitions changed.
         number: Distinguishes it from the other lanes of its group, in the log.
 
     Attributes:
-        queue: The records of the lane; it decides what to do.
-        tps: The partitions whose records it gets.
-        moved_at: When it was last seen to move, or to have nothing to do, in seconds of the loop's
-            clock.
+        queue: The records of the lane; it decides the next step.
+        moved_at: When it last moved, or had nothing to do, in seconds of the loop's clock.
     """
 
     def __init__(
@@ -139,20 +128,14 @@ class LaneRunner:
         self._label = f"group={context.group} lane={number}"
 
     def wake(self) -> None:
-        """Let the lane look for something to do."""
         self._wake.set()
 
     def has_moved(self, positions: Mapping[TopicPartition, int | None]) -> bool:
-        """Return whether anything was settled, or is read from elsewhere, since the last call.
-
-        Args:
-            positions: Where its partitions are read next.
-        """
+        """Return whether a record was settled, or the read positions changed, since last time."""
         before, self._last_seen = self._last_seen, (self.queue.settled_count, positions)
         return before != self._last_seen
 
     async def run(self) -> None:
-        """Run steps until cancelled."""
         try:
             while True:
                 await self._run_step()
@@ -160,7 +143,6 @@ class LaneRunner:
             self._context.outages.report_recovery(self._label, "is held up no more")
 
     async def _run_step(self) -> None:
-        """Do the next thing that the lane decides, or wait."""
         # Cleared first: whatever happens during this step leads to another one.
         self._wake.clear()
         self.queue.held_partitions = self._context.committer.find_held(self.tps, self.wake)
@@ -200,7 +182,6 @@ class LaneRunner:
     # Steps
 
     async def _wait(self, wait: WaitUntil | None) -> None:
-        """Wait until somebody wakes the lane, or until the time that it wants to wait for."""
         try:
             async with asyncio.timeout_at(None if wait is None else wait.until):
                 await self._wake.wait()
@@ -210,7 +191,6 @@ class LaneRunner:
     async def _execute(
         self, step: SendRecords | ProbeBackend | SendToDeadLetters
     ) -> SettledRecords | None:
-        """Do a step, and return what is settled by it."""
         match step:
             case SendRecords():
                 verdict = await self._send_shielded(step)
@@ -229,10 +209,7 @@ class LaneRunner:
                 assert_never(step)
 
     async def _send_shielded(self, step: SendRecords) -> Verdict:
-        """Send a batch in a task of its own, which `drop` can cancel without ending the lane.
-
-        Whatever happens, the batch stays in the lane, which goes on with it.
-        """
+        """Send a batch in a task that `drop` can cancel without ending the lane."""
         task = self._send_task = asyncio.create_task(self._send(step))
         try:
             await asyncio.wait([task])
@@ -246,7 +223,6 @@ class LaneRunner:
         )
 
     async def _send(self, step: SendRecords) -> Verdict:
-        """Encode and POST a batch, and return the verdict about all of its records."""
         context, ids = self._context, RequestIds.create()
         if step.attempt:
             context.counts.repeated += len(step.records)
@@ -275,7 +251,6 @@ class LaneRunner:
             return DeadLetterResult(dead, "the sidecar failed; its log says why")
 
     def _record_settled(self, settled: SettledRecords | None) -> None:
-        """Count what is settled, tell the group about it, and let its offsets be committed."""
         context = self._context
         if settled is None:
             return
@@ -290,8 +265,7 @@ class LaneRunner:
     def _report_trouble(self, trouble: str, cause: str) -> None:
         """Log that a batch waits and why, or that none does any more.
 
-        The text may differ with each attempt, in the broker that it names or in the time of the
-        next one, so outages are distinguished by their cause.
+        Outages are distinguished by their cause, because the text may differ with each attempt.
         """
         outages, group = self._context.outages, self._context.group
         if trouble:
@@ -301,7 +275,6 @@ class LaneRunner:
 
 
 def build_rules(settings: Group) -> DeliveryRules:
-    """Return how lanes of a group deliver, from the group's section."""
     return DeliveryRules(
         max_records=settings.max_poll_records,
         max_bytes=settings.request_max_bytes,
@@ -314,7 +287,6 @@ def build_rules(settings: Group) -> DeliveryRules:
 
 
 def audit_settled(auditor: Auditor, settled: SettledRecords) -> None:
-    """Tell the auditor what became of each record."""
     if isinstance(auditor, NullAuditor):
         return
     outcomes = [(record, None) for record in settled.processed]

@@ -1,9 +1,9 @@
 """Represent a dead letter: a record that could not be processed, as it is in `<topic>.dlq`.
 
-Key, value and headers are those of the record, byte for byte, including repeated headers. What
-became of it is in further headers after them, so that a reader of the dead letter has the record
-as it was, even if its own headers have the same names. The first three names are those that other
-projects use.
+Key, value and headers are those of the record, byte for byte, including repeated headers. The
+reason and the place are in further headers after them, so that a reader of the dead letter has the
+record as it was, even if its own headers have the same names. The first three names are those that
+other projects use.
 """
 
 from __future__ import annotations
@@ -44,15 +44,12 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterMessage:
-    """Represent a dead letter apart from its place in Kafka.
+    """A dead letter apart from its place in Kafka.
 
     Attributes:
         timestamp: The timestamp of the record, in milliseconds since 1970.
         headers: The headers of the record, without those of the dead letter.
         group: The group that could not process it; empty if unknown.
-        stacktrace: Why it could not be processed.
-        correlation_id: The correlation id of the record.
-        traceability_id: The traceability id of the record; empty if it has none.
         retries: How often it was retried as a dead letter.
     """
 
@@ -69,7 +66,6 @@ class DeadLetterMessage:
     retries: int = 0
 
     def to_headers(self) -> list[tuple[str, bytes | None]]:
-        """Return the headers of its record in Kafka: those of the original, then further ones."""
         fields = [
             (ORIGIN_TOPIC_HEADER, self.origin.topic),
             (ORIGIN_PARTITION_HEADER, str(self.origin.partition)),
@@ -85,7 +81,6 @@ class DeadLetterMessage:
 
 
 def parse_message(record: Record) -> DeadLetterMessage | None:
-    """Return the dead letter in a record, or None if the record is none of ours."""
     start = _find_own_headers(record.headers)
     if start is None:
         return None
@@ -112,10 +107,7 @@ def parse_message(record: Record) -> DeadLetterMessage | None:
 
 
 def shorten_headers(headers: Headers) -> Headers | None:
-    """Return shorter headers of a dead letter; None if only those are left that it needs.
-
-    The headers of the record itself stay.
-    """
+    """Return shorter own headers of a dead letter; None if only the required ones are left."""
     start = _find_own_headers(headers) or 0
     own = headers[start:]
     if dict(own).get(STACKTRACE_HEADER, LEFT_OUT_STACKTRACE) != LEFT_OUT_STACKTRACE:
@@ -128,7 +120,6 @@ def shorten_headers(headers: Headers) -> Headers | None:
 
 
 def _find_own_headers(headers: Headers) -> int | None:
-    """Return where the headers of the dead letter begin, behind those of the record."""
     names = [name for name, _ in headers]
     if ORIGIN_TOPIC_HEADER not in names:
         return None

@@ -1,17 +1,16 @@
-"""Commit what a group has settled, with the latest offsets.
+"""Commit the latest settled offsets of a group.
 
-What is settled and not committed is sent again by the next owner of the partitions, so this bounds
-how far lanes go ahead of the commits: of each partition one batch may be settled and not committed
-while the next one is sent, and none is begun once a commit of it has failed. A refused commit is no
-commit, too: whoever has the partition by now began at the last one that was accepted.
+Records that are settled and not committed are sent again by the next owner of the partitions. So of
+each partition one batch may be settled and not committed while the next one is sent, and none is
+begun once a commit of it has failed or was refused: the new owner of the partition began at the
+last accepted one.
 
 A commit that fails for some partitions (their topic was deleted, or may not be read any more) holds
 up no other: these are tried again by themselves. At a time there is one commit of those and one of
 the others.
 
-A lane that asks for its third batch waits for a round trip to Kafka. That costs where a batch takes
-less time than a commit: a back end that answers after 5 ms gets 9,400 instead of 11,000 records a
-second in batches of 100.
+A lane that asks for its third batch waits for a round trip to Kafka: a back end that answers after
+5 ms gets 9,400 instead of 11,000 records a second in batches of 100.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ CommitOffsets = Callable[[Mapping[TopicPartition, int]], Awaitable[None]]
 
 
 class _SettledOffset(NamedTuple):
-    """The offset after a settled batch of one partition, in the order of `number`."""
-
     number: int
     offset: int
 
@@ -45,12 +42,8 @@ class _SettledOffset(NamedTuple):
 class OffsetCommitter:
     """Collect offsets of one group, and commit them.
 
-    The group creates it and runs `run`.
-
-    Args:
-        commit: Commits offsets. A KafkaError names the partitions that it failed for, in its
-            `partitions`; None if for all.
-        outages: Log why something cannot be committed.
+    The group creates it and runs `run`. A KafkaError of `commit` has the partitions for which it
+    failed in `partitions`; None if for all.
     """
 
     def __init__(self, group: str, commit: CommitOffsets, outages: Outages | None = None) -> None:
@@ -74,7 +67,6 @@ class OffsetCommitter:
 
     @property
     def failure(self) -> str:
-        """Return why something cannot be committed now; empty if nothing fails."""
         return next(
             (str(error) for error in self._errors.values() if not isinstance(error, NotOwned)), ""
         )
@@ -101,16 +93,14 @@ class OffsetCommitter:
         self._wake_waiting()
 
     def committed(self, tp: TopicPartition) -> int | None:
-        """Return the offset that was committed last, or None if none was."""
         return self._committed.get(tp)
 
     def find_held(
         self, tps: Collection[TopicPartition], wake: Callable[[], None]
     ) -> Set[TopicPartition]:
-        """Return of which of these partitions no batch may be begun now.
+        """Return the partitions of which no batch may be begun now.
 
-        Args:
-            wake: Called once if there are any, when it may be time to ask again.
+        If there are any, `wake` is called once when it may be time to ask again.
         """
         held = {
             tp
@@ -122,7 +112,6 @@ class OffsetCommitter:
         return held
 
     async def run(self) -> None:
-        """Commit whenever there is something to commit, and repeat what failed."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._commit_forever())
             tasks.create_task(self._retry_forever())
@@ -150,14 +139,7 @@ class OffsetCommitter:
                 self._has_errors.clear()
 
     async def flush(self, tps: Collection[TopicPartition] | None = None) -> None:
-        """Commit what is pending, now. What is another member's stays pending until `forget`.
-
-        Args:
-            tps: Only these partitions; None for all.
-
-        Raises:
-            KafkaError: It cannot be committed, and stays pending.
-        """
+        """Commit pending offsets now; raises KafkaError. Those of another member stay pending."""
         async with self._lock:
             chosen, failing = set(self._pending if tps is None else tps), self._list_failing()
             first = await self._commit(self._select(chosen - failing))
@@ -169,19 +151,18 @@ class OffsetCommitter:
                 raise error
 
     def _list_failing(self) -> Set[TopicPartition]:
-        """Return the partitions of which the last commit failed, and those in a commit for it."""
         return self._errors.keys() | self._retrying
 
     def _select(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, _SettledOffset]:
-        """Return what is pending of partitions.
+        """Return the pending offsets of partitions.
 
         No two commits under way may have the same partition: the older offset might be accepted
-        last. Who holds `_lock` takes those that do not fail, who holds `_retry_lock` the others.
+        last. The holder of `_lock` takes those that do not fail, the holder of `_retry_lock` the
+        others.
         """
         return {tp: self._pending[tp][-1] for tp in tps if tp in self._pending}
 
     async def _commit(self, selected: Mapping[TopicPartition, _SettledOffset]) -> KafkaError | None:
-        """Commit offsets of partitions; return why some of them could not be."""
         if not selected:
             return None
         error, failed = None, frozenset[tuple[str, int]]()
@@ -205,7 +186,7 @@ class OffsetCommitter:
     def _apply_commit(
         self, tp: TopicPartition, latest: _SettledOffset, error: KafkaError | None
     ) -> None:
-        """Note what a commit came to, unless its offset was forgotten meanwhile."""
+        """Apply the result of a commit, unless its offset was forgotten meanwhile."""
         settled = self._pending.get(tp, [])
         left = [each for each in settled if each.number > latest.number]
         if len(left) == len(settled):
@@ -223,12 +204,10 @@ class OffsetCommitter:
             del self._pending[tp]
 
     def _report_recovery(self) -> None:
-        """Log it if nothing fails any more."""
         if not self.failure:
             self._outages.report_recovery(self._outage_label, "work again")
 
     def _wake_waiting(self) -> None:
-        """Let those ask again who had to wait."""
         waiting, self._waiting = self._waiting, set()
         for wake in waiting:
             wake()

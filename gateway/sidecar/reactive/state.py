@@ -13,11 +13,7 @@ from .lane_runner import LaneRunner
 
 
 async def describe_group(group: ReactiveGroup, *, lag: bool) -> dict[str, Any]:
-    """Return the state of a group as JSON.
-
-    Args:
-        lag: Whether to ask Kafka for the ends of its partitions.
-    """
+    """Return the state of a group as JSON. With `lag`, Kafka is asked for the ends."""
     consumer = group.consumer
     tps = sorted(consumer.assignment) if consumer is not None else []
     ends = await group.fetch_end_offsets(tps) if lag and tps else {}
