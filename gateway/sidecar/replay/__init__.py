@@ -2,8 +2,7 @@
 
 Start with `component`, which has the routes and distributes replays over the sidecars. A `job`
 works on one replay, `delivery` sends its records to a back end, `store` keeps the state of all
-replays in a topic, and `rendering` formats it. What a replay is, is in `core.delivery.replay`.
-`app` creates the component.
+replays in a topic, and `rendering` formats it. `core.delivery.replay` defines a replay.
 """
 
 from .component import ReplayComponent

@@ -52,8 +52,6 @@ TAKEOVER_INTERVAL_S = 0.5  # between two checks for replays that nobody works on
 
 
 class ReplayComponent(Component):
-    """Serve `/replays`, and own the jobs of this process."""
-
     def __init__(self, context: Context) -> None:
         settings = context.section.replay
         assert settings is not None
@@ -72,7 +70,6 @@ class ReplayComponent(Component):
         ]
 
     async def run(self) -> None:
-        """Follow the topic of replays and take over abandoned ones, until cancelled."""
         store_task = asyncio.create_task(self._store.run())
         try:
             while True:
@@ -87,22 +84,16 @@ class ReplayComponent(Component):
             await self._client.aclose()
 
     async def _stop(self) -> None:
-        """Stop all jobs; other sidecars go on with those that had time to release their replay."""
+        """Stop all jobs; other sidecars continue those that had time to release their replay."""
         for job in self._jobs.values():
             job.stop()
         await self._job_tasks.close(STOP_TIMEOUT_S)
 
     async def check_ready(self) -> None:
-        """Check that the state of replays can be read.
-
-        Raises:
-            NotReady: It cannot.
-        """
         if self._store.failure is not None:
             raise NotReady("replay", self._store.failure)
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the samples of replays by state."""
         states = dict.fromkeys(ReplayState, 0)
         for replay in self._store.replays:
             states[replay.state] += 1
@@ -148,7 +139,6 @@ class ReplayComponent(Component):
     # Requests
 
     async def _create_replay(self, request: Request) -> Response:
-        """Write a new replay, and start its job here unless there are too many."""
         await self._context.authorize(request, READ_SCOPE)
         fields = await self._context.spec["startReplay"].read_body(request, MAX_BODY_BYTES)
         # 1.0 is an integer to JSON Schema, and a float to Python.
@@ -181,12 +171,7 @@ class ReplayComponent(Component):
         )
 
     async def _write_new_replay(self, replay: Replay, transactions: TransactionalProducer) -> None:
-        """Write a replay that nobody knows yet.
-
-        Raises:
-            StatusError: 504, Kafka may have it. If it does, a sidecar takes it over.
-            KafkaError: It is not written.
-        """
+        """Write a new replay; raises StatusError 504 if Kafka may have it."""
         try:
             await transactions.commit([self._store.build_write(replay)])
         except BrokerUnavailable as exc:
@@ -207,11 +192,7 @@ class ReplayComponent(Component):
 
     @staticmethod
     def _parse_target(body: Mapping[str, Any]) -> str:
-        """Return the topic that gets the records; empty for a back end.
-
-        Raises:
-            StatusError: 400, it is missing, or there are two destinations.
-        """
+        """Return the topic that gets the records; empty for a back end. Raises StatusError 400."""
         target: str = body.get("destinationTopic") or ""
         if body["destination"] == Destination.TOPIC and not target:
             raise create_invalid_request(
@@ -226,7 +207,6 @@ class ReplayComponent(Component):
     async def _build_replay(
         self, body: Mapping[str, Any], target: str, group: str, identity: str
     ) -> Replay:
-        """Build a replay of what is in the topic now."""
         topic = await self._context.get_topic(body["topic"])
         now = time.time_ns() // 1_000_000
         replay = Replay(
@@ -245,7 +225,6 @@ class ReplayComponent(Component):
     async def _add_spans(
         self, replay: Replay, body: Mapping[str, Any], topic: TopicMetadata
     ) -> Replay:
-        """Add the offsets to read, up to the ends as of now at most."""
         tps = _parse_partitions(body, topic)
         logs = await fetch_log_bounds(self._context.cluster, tps)
         starts = {tp: body.get("startOffset", log.start) for tp, log in logs.items()}
@@ -299,11 +278,6 @@ class ReplayComponent(Component):
         return build_json_response(render_replay(ended, 0.0))
 
     async def _find_replay(self, request: Request) -> Replay:
-        """Return the replay that a path names.
-
-        Raises:
-            StatusError: 404, there is no such replay.
-        """
         await self._wait_until_loaded()
         id = request.path_params["id"]
         replay = self._store.replays.get(id)
@@ -316,11 +290,7 @@ class ReplayComponent(Component):
         return replay
 
     async def _wait_until_loaded(self) -> None:
-        """Wait a moment until the state of replays was read.
-
-        Raises:
-            NotReady: It was not read in time. Other errors are those of `Context.require_kafka`.
-        """
+        """Wait a moment until the state of replays was read; raises NotReady."""
         self._context.require_kafka()
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
@@ -335,11 +305,7 @@ class ReplayComponent(Component):
 
 
 def _parse_partitions(body: Mapping[str, Any], topic: TopicMetadata) -> list[TopicPartition]:
-    """Return the partitions to replay: the one that a request names, or all.
-
-    Raises:
-        StatusError: 400, there is no such partition, or the offsets of the request are ambiguous.
-    """
+    """Return the one partition that a request names, or all; raises StatusError 400."""
     number = body.get("partition")
     if number is not None and number not in topic.partitions:
         problem = f"{number} is no partition of {topic.name}, which has {len(topic.partitions)}"

@@ -25,10 +25,7 @@ from .job import REPLAY_ID_HEADER, DeliveryResult
 
 
 class BackendReplayDelivery:
-    """Deliver portions of records by a lane of its own; see `job.ReplayDelivery`.
-
-    The component creates it for one job, and closes it.
-    """
+    """Deliver portions of records by a lane of its own; the component creates one for each job."""
 
     def __init__(
         self, context: Context, settings: Group, client: httpx.AsyncClient, id: str
@@ -48,7 +45,6 @@ class BackendReplayDelivery:
         self._has_settled = asyncio.Event()
 
     def restart(self) -> None:
-        """Start with an empty lane."""
         self.close()
         self._runner = LaneRunner(
             build_rules(self._settings), self._create_lane_context(), lambda runner: None
@@ -57,12 +53,10 @@ class BackendReplayDelivery:
         self._task = asyncio.create_task(self._runner.run())
 
     def close(self) -> None:
-        """Stop the lane."""
         if self._task is not None:
             self._task.cancel()
 
     async def __call__(self, records: Sequence[Record], timeout_s: float) -> DeliveryResult:
-        """Return what is settled, after waiting for something to be; see `job.ReplayDelivery`."""
         runner = self._runner
         assert runner is not None, "call restart first"
         # The caller passes records that are not settled again; the lane has them already.
@@ -100,8 +94,6 @@ class BackendReplayDelivery:
 
 
 class _ReplayBackendClient(BackendClient):
-    """Add headers to every batch."""
-
     def __init__(self, *args: object, headers: Mapping[str, str], **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._headers = headers
@@ -113,16 +105,14 @@ class _ReplayBackendClient(BackendClient):
 
 
 class _ReplayProgress:
-    """Keep nothing: the group's offsets stay, and the job writes its progress to its own topic.
+    """Store nothing: the group's offsets stay, and the job writes its progress to its own topic.
 
-    It gives the lane the next records after that, which bounds what comes again.
+    It gives the lane the next records after that, which bounds how many are sent again.
     """
 
-    def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Do nothing."""
+    def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None: ...
 
     def find_held(
         self, tps: Collection[TopicPartition], wake: Callable[[], None]
     ) -> Set[TopicPartition]:
-        """Return none."""
         return frozenset()

@@ -1,8 +1,8 @@
 """Work on one replay until it is done or belongs to another process.
 
 With a topic as the destination, the copies and the progress are written in one transaction, so each
-record is copied exactly once, whichever process goes on after a crash. With a back end, records
-that were sent and whose outcome is not written yet are sent again.
+record is copied exactly once, whichever process continues after a crash. With a back end, records
+whose outcome is not written yet are sent again.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class DeliveryResult(NamedTuple):
-    """Report how far a delivery has got.
+    """The progress of a delivery.
 
     Attributes:
-        records: How many of the records, from the first on, are done with.
+        records: How many of the records, from the first on, are done.
         dead_letters: How many of those have failed.
         reason: What holds up the others; empty if nothing does.
     """
@@ -61,27 +61,18 @@ class DeliveryResult(NamedTuple):
 
 
 class ReplayDelivery(Protocol):
-    """Deliver records to a back end."""
-
-    def restart(self) -> None:
-        """Forget whatever is in flight."""
+    def restart(self) -> None: ...
 
     async def __call__(self, records: Sequence[Record], timeout_s: float) -> DeliveryResult:
-        """Return how many are done with after at most `timeout_s` seconds; pass the rest again."""
+        """Return how many are done after at most `timeout_s` seconds; pass the rest again."""
 
 
 class ReplayJob:
     """Own one replay and carry it out.
 
     The component creates it and runs `run`. The transactional id of the replay decides who owns it:
-    a process that takes the replay over fences the one before.
-
-    Args:
-        context: What all components share.
-        owner: The name of this process.
-        delivery: Delivers to the back end; None for a topic.
-        transactions: The producer of the replay, started, if this process has just created the
-            replay.
+    a process that takes the replay over fences the one before. Started `transactions` are passed by
+    the process that has just created the replay.
     """
 
     def __init__(
@@ -128,7 +119,6 @@ class ReplayJob:
 
     @property
     def _label(self) -> str:
-        """Return what its outages are called in the log."""
         return f"replay={self.id}"
 
     def stop(self) -> None:
@@ -136,7 +126,6 @@ class ReplayJob:
         self._stopping = True
 
     async def _work(self) -> None:
-        """Take the replay and do steps until there are none, or it is to stop."""
         if not await self._take_ownership():
             return
         while (replay := self._replay) is not None and not replay.is_done:
@@ -148,7 +137,6 @@ class ReplayJob:
             await self._save(replay.with_end(ReplayState.DONE, _now()))
 
     async def _take_ownership(self) -> bool:
-        """Become the owner, and return False if there is nothing to own."""
         if not self._transactions.is_started:
             replay = self._store.replays.get(self.id)
             if replay is None or not replay.is_running or self._is_owned_elsewhere(replay):
@@ -172,7 +160,6 @@ class ReplayJob:
         return self._replay is not None and replay.owner not in ("", self._owner)
 
     async def _step(self, replay: Replay) -> None:
-        """Read a piece of one partition, each partition in turn, and deliver it."""
         remaining = replay.list_remaining()
         self._step_count += 1
         tp, span = remaining[self._step_count % len(remaining)]
@@ -192,7 +179,6 @@ class ReplayJob:
     async def _copy_records(
         self, replay: Replay, tp: TopicPartition, span: Span, committed_read: PartitionRead
     ) -> None:
-        """Write copies of records, and the progress, in one transaction."""
         # A batch of Kafka may reach beyond the end of the span.
         records = [record for record in committed_read.records if record.offset < span.end]
         target = await self._context.get_topic(replay.target)
@@ -225,7 +211,7 @@ class ReplayJob:
         self._note_saved(after)
 
     def _shorten_copy(self, copy: ProducerRecord) -> ProducerRecord | None:
-        """Leave out the headers that a copy has beside those of the record; then the copy."""
+        """Remove the headers that were added to a copy; None if they are gone already."""
         start = len(copy.headers) - ORIGIN_HEADER_COUNT
         if start < 0 or copy.headers[start] != (REPLAY_ID_HEADER, self.id.encode()):
             return None
@@ -273,7 +259,6 @@ class ReplayJob:
             await self._save(replay.with_owner(self._owner, _now()))
 
     async def _save(self, replay: Replay) -> None:
-        """Write the state of the replay."""
         await self._transactions.commit([self._store.build_write(replay)])
         self._note_saved(replay)
 
@@ -282,7 +267,6 @@ class ReplayJob:
         self._context.cluster.outages.report_recovery(self._label, "goes on")
 
     async def _fail(self, reason: str) -> None:
-        """End the replay as failed."""
         log.error("replay %s failed: %s", self.id, reason)
         await self._end(ReplayState.FAILED, reason)
 
@@ -301,15 +285,7 @@ async def end_replay(
     state: ReplayState,
     reason: str = "",
 ) -> Replay | None:
-    """End a replay, and fence the process that works on it.
-
-    Args:
-        transactions: The producer of the replay, started or not.
-        state: How it ends.
-        reason: Why it failed.
-
-    Returns:
-        The replay as it has ended, or None if none is running with this id.
+    """End a replay, and fence the process that works on it. None if none is running with this id.
 
     Raises:
         BrokerUnavailable: With `timeout`, it may be ended.
@@ -327,12 +303,10 @@ async def end_replay(
 
 
 def add_origin_headers(id: str, record: Record) -> Record:
-    """Return a record with the headers that say which replay it is of, and where it is from."""
     return record._replace(headers=(*record.headers, *build_origin_headers(id, record)))
 
 
 def build_origin_headers(id: str, record: Record) -> Headers:
-    """Build the headers that say which replay a record is of, and where it is from."""
     return (
         (REPLAY_ID_HEADER, id.encode()),
         (REPLAY_TOPIC_HEADER, record.tp.topic.encode()),
@@ -342,7 +316,6 @@ def build_origin_headers(id: str, record: Record) -> Headers:
 
 
 def build_copy(id: str, record: Record, target: TopicMetadata) -> ProducerRecord:
-    """Build the copy of a record for a topic, for the partition of `choose_partition`."""
     tp = choose_partition(target, record.tp.partition, record.key)
     headers = (*record.headers, *build_origin_headers(id, record))
     return ProducerRecord(tp, record.key, record.value, headers, record.timestamp)

@@ -14,11 +14,7 @@ DELIVERY_GUARANTEES = {
 
 
 def render_replay(replay: Replay, rate: float) -> dict[str, Any]:
-    """Render a replay.
-
-    Args:
-        rate: Its speed in records per second.
-    """
+    """Render a replay; `rate` is in records per second."""
     return {
         "id": replay.id,
         "state": replay.state,

@@ -39,12 +39,8 @@ TOPIC_CONFIGS = {"cleanup.policy": "compact,delete", "retention.ms": str(7 * 86_
 class ReplayStore:
     """Follow the topic of replays, and build the records that are written to it.
 
-    The component creates it and runs `run`.
-
-    Attributes:
-        replays: The state of all replays, as far as the topic is read.
-        loaded: Set once the topic has been read to the end that it had at the start.
-        tp: The partition of the topic.
+    The component creates it and runs `run`. `loaded` is set once the topic has been read to the end
+    that it had at the start.
     """
 
     def __init__(self, context: Context, topic: str) -> None:
@@ -77,9 +73,9 @@ class ReplayStore:
 
     @property
     def failure(self) -> str | None:
-        """Return why the state of replays is unknown or stale; None if it is not.
+        """Return why the state is unknown or stale, if it is.
 
-        Reads that fail for less than `STALE_AFTER_S` do not matter.
+        Reads that fail for less than `STALE_AFTER_S` do not count.
         """
         now = asyncio.get_running_loop().time()
         if not self.loaded.is_set():
@@ -88,7 +84,6 @@ class ReplayStore:
         return self._failure if is_stale else None
 
     async def _open_topic(self) -> None:
-        """Find the topic, or create it, and note where it ends."""
         topic = await get_or_create_topic(
             self._context, self.tp.topic, "replays", partitions=1, configs=TOPIC_CONFIGS
         )
@@ -100,7 +95,6 @@ class ReplayStore:
             ].stop
 
     async def _read_records(self) -> None:
-        """Read and apply the next records."""
         batch = await read_committed(
             self._context.cluster, self.tp, self._next_offset, max_wait=FETCH_MAX_WAIT_S
         )
@@ -116,7 +110,6 @@ class ReplayStore:
             self.loaded.set()
 
     def _apply_record(self, record: Record, now: float) -> None:
-        """Apply a record, or log that it is none of ours."""
         try:
             id = (record.key or b"").decode()
             fields: Any = None if record.value is None else orjson.loads(record.value)
@@ -126,11 +119,7 @@ class ReplayStore:
             log.warning("%s at %d %s", self.tp, record.offset, problem)
 
     async def wait_until_read(self) -> None:
-        """Wait until everything is read that was written before the call.
-
-        Raises:
-            BrokerUnavailable: It cannot be read in time.
-        """
+        """Wait until all records before the call are read; raises BrokerUnavailable."""
         try:
             async with asyncio.timeout(CATCH_UP_TIMEOUT_S):
                 end = (await fetch_log_bounds(self._context.cluster, [self.tp]))[self.tp].stop
@@ -143,7 +132,6 @@ class ReplayStore:
             raise BrokerUnavailable(f"replays cannot be read to their end: {reason}") from None
 
     def build_write(self, replay: Replay) -> ProducerRecord:
-        """Build the record that states a replay."""
         now = time.time_ns() // 1_000_000
         return ProducerRecord(self.tp, replay.id.encode(), orjson.dumps(replay.to_json()), (), now)
 
