@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 
 class ConfluentDialect:
-    """Speak Confluent's REST v2; see `consumer.dialect.Dialect` for what each method does."""
-
     name = "v2"
     omits_empty_headers = True
 
@@ -43,13 +41,11 @@ class ConfluentDialect:
         return value
 
     def build_response(self, request: Request, body: Any, status: int = 200) -> Response:
-        """Build a JSON response of the type that the client accepts."""
         return set_content_type(build_json_response(body, status), negotiate_content_type(request))
 
     def build_records_response(
         self, request: Request, instance: ConsumerInstance, body: bytes
     ) -> Response:
-        """Build a response whose content type names the format, if the client accepts that."""
         format = get_named_formats(request, instance)[1] or SerializationFormat.BINARY
         content_type = negotiate_content_type(request)
         # A client that accepts the dialect's types learns the format; plain JSON stays that.
@@ -59,7 +55,6 @@ class ConfluentDialect:
         )
 
     def build_error_response(self, request: Request, exc: Exception) -> Response:
-        """Build an error of the dialect, also for exceptions that nobody expected."""
         if not isinstance(exc, (GatewayError, HTTPException)):
             log.error("%s %s failed", request.method, request.url.path, exc_info=exc)
         status, body = build_error_body(exc)
@@ -67,25 +62,18 @@ class ConfluentDialect:
         return set_content_type(response, negotiate_content_type(request, strict=False))
 
     def format_created(self, name: str, base_uri: str) -> Any:
-        """Format the names of a new instance."""
         return {"instance_id": name, "base_uri": base_uri}
 
     def format_topics(self, instance: ConsumerInstance, topics: Sequence[str]) -> Any:
-        """Format topics as an object."""
         return {"topics": list(topics)}
 
     def format_partitions(self, tps: Iterable[TopicPartition]) -> Any:
-        """Format partitions as an object."""
         return {"partitions": format_partitions(tps)}
 
     def resolve_formats(
         self, request: Request, instance: ConsumerInstance, context: Context
     ) -> Callable[[str], tuple[SerializationFormat, SerializationFormat]]:
-        """Return the formats of the request or the instance, which are the same for all topics.
-
-        Raises:
-            StatusError: 406, the client names only other formats of values in `Accept`.
-        """
+        """Return the same formats for all topics; raises StatusError 406 if `Accept` has others."""
         key, format = (
             named or SerializationFormat.BINARY for named in get_named_formats(request, instance)
         )
@@ -100,17 +88,12 @@ class ConfluentDialect:
         return lambda topic: (key, format)
 
     def get_header_formatter(self, request: Request) -> Callable[[Headers], Any]:
-        """Return the renderer of pairs in base64, unless the query wants text."""
         is_text = request.query_params.get("headerFormat") == "text"
         return text_headers if is_text else paired_headers
 
 
 def parse_json(operation: ApiOperation, data: bytes) -> Any:
-    """Parse a body as JSON.
-
-    Raises:
-        InvalidJson: It is no JSON.
-    """
+    """Parse a body as JSON; raises InvalidJson."""
     try:
         return operation.parse_json(data, None)
     except StatusError as exc:
@@ -118,11 +101,7 @@ def parse_json(operation: ApiOperation, data: bytes) -> Any:
 
 
 def parse_content_type(content_type: str | None) -> media.MediaType:
-    """Return what the body of a request is.
-
-    Raises:
-        StatusError: 415, its type is not the dialect's, nor one that old clients send for it.
-    """
+    """Return the media type of a body; raises StatusError 415, but not for those of old clients."""
     text = (content_type or "").partition(";")[0].strip().lower()
     media_type = media.parse_media_type(text)
     if media_type is None and text not in media.UNSPECIFIED_TYPES:
@@ -134,11 +113,7 @@ def parse_content_type(content_type: str | None) -> media.MediaType:
 def negotiate_content_type(request: Request, *, strict: bool = True) -> str:
     """Return the content type of a response.
 
-    Args:
-        strict: Whether a request that accepts none of them is refused.
-
-    Raises:
-        StatusError: 406, `Accept` has nothing that can be returned.
+    If `Accept` has none that can be returned, a strict negotiation raises StatusError 406.
     """
     # In the client's order of preference: the first one that can be returned counts.
     names = list(media.iter_accepted_types(request.headers))
@@ -156,7 +131,6 @@ def negotiate_content_type(request: Request, *, strict: bool = True) -> str:
 
 
 def set_content_type(response: Response, content_type: str) -> Response:
-    """Set the content type of a response, and return the response."""
     response.headers["Content-Type"] = content_type
     return response
 

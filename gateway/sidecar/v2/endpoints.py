@@ -31,11 +31,7 @@ def create_endpoint(handler: Handler) -> Handler:
 
 
 async def parse_partition(context: Context, request: Request) -> TopicPartition:
-    """Return the partition that a path names.
-
-    Raises:
-        StatusError: 404, it does not exist. Other errors are those of `describe_partition`.
-    """
+    """Return the partition of a path; raises StatusError 404, or as `describe_partition`."""
     topic, text = request.path_params["topic"], request.path_params["partition"]
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):
         raise StatusError(404, f"{text[:40]!r} is no partition; use a number")

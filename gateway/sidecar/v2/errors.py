@@ -70,12 +70,10 @@ def to_unprocessable(exc: StatusError, code: str = "INVALID_BODY") -> StatusErro
 
 
 def to_invalid_configuration(exc: StatusError) -> StatusError:
-    """Turn the invalid body of a request that creates an instance into a 422."""
     return to_unprocessable(exc, "INVALID_CONFIGURATION")
 
 
 def get_error_code(exc: Exception) -> tuple[int, int, str]:
-    """Return the HTTP status, the error code and the message of an error."""
     status, _, detail = describe_error(exc)
     match exc:
         case StatusError():
@@ -99,6 +97,5 @@ def get_error_code(exc: Exception) -> tuple[int, int, str]:
 
 
 def build_error_body(exc: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the HTTP status and the body of an error."""
     status, code, message = get_error_code(exc)
     return status, {"error_code": code, "message": message}

@@ -23,17 +23,12 @@ _TYPE_PATTERN = re.compile(r"application/vnd\.kafka(\.(?!v2[.+])([a-z0-9]+))?(\.
 
 
 class MediaType(NamedTuple):
-    """Represent a media type of the dialect.
-
-    Attributes:
-        format: The format of embedded keys and values; None for a type that names none.
-    """
+    """A media type of the dialect, with the format of embedded keys and values if it names one."""
 
     format: SerializationFormat | None
 
 
 def parse_media_type(text: str) -> MediaType | None:
-    """Return a media type of the dialect, or None if the text is another."""
     match = _TYPE_PATTERN.fullmatch(text.partition(";")[0].strip().lower())
     if match is None:
         return None
@@ -44,12 +39,11 @@ def parse_media_type(text: str) -> MediaType | None:
 
 
 def build_media_type(format: SerializationFormat) -> str:
-    """Return the media type of records in a format."""
     return f"application/vnd.kafka.{format.name}.v2+json"
 
 
 def is_confluent_request(headers: Headers) -> bool:
-    """Return whether the content types of a request say that it uses the dialect."""
+    """Return whether the content types of a request select the dialect."""
     values = headers.get("content-type", ""), headers.get("accept", "")
     return any("vnd.kafka" in value for value in values)
 

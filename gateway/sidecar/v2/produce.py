@@ -2,7 +2,7 @@
 
 It serves `POST /topics/{topic}` and `POST /topics/{topic}/partitions/{partition}`. The format is
 that of the Content-Type, or binary if it names none. Either all records can be encoded, or none is
-written (422). What Kafka makes of each is at its place in `offsets`, with error code 2 where trying
+written (422). Kafka's answer for each is at its place in `offsets`, with error code 2 where trying
 again may help, and 1 where it does not.
 """
 
@@ -45,8 +45,6 @@ NON_RETRIABLE_CODE, RETRIABLE_CODE = 1, 2
 
 
 class Writing(Component):
-    """Serve the requests that write records, with the means of the producer component."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
         producers = context.components["producer"]
@@ -88,13 +86,10 @@ class Writing(Component):
     async def _encode_body(
         self, topic: str, data: bytes, format: SerializationFormat, partition: int | None
     ) -> EncodedRecords:
-        """Parse and validate the body of a request, and encode its records.
+        """Parse and validate the body of a request, and encode its records, or none.
 
-        What was parsed is freed on return, as by `ProducerComponent`.
-
-        Raises:
-            StatusError: 422, the body is invalid, or a schema is missing.
-            FormatError: A record cannot be encoded; nothing is written then.
+        The parsed body is freed on return, as by `ProducerComponent`. Raises StatusError 422 or
+        FormatError.
         """
         body = parse_json(self._operation, data)
         try:
@@ -126,12 +121,6 @@ class Writing(Component):
     async def _encode_records(
         self, topic: str, records: Sequence[Mapping[str, Any]], encodings: Sequence[FieldEncoding]
     ) -> EncodedRecords:
-        """Encode all records.
-
-        Raises:
-            StatusError: 422, a schema is missing.
-            FormatError: A record cannot be encoded; nothing is written then.
-        """
         topic_metadata = await self._context.get_topic(topic)
         for position, name in enumerate(("key", "value")):
             is_used = any(record.get(name) is not None for record in records)
@@ -174,7 +163,6 @@ class Writing(Component):
 
 
 def _get_error_code(result: Mapping[str, Any]) -> int | None:
-    """Return the dialect's error code of a record, or None if it was written."""
     code = result.get("errorCode")
     if code is None:
         return None
@@ -194,16 +182,9 @@ def _parse_encoding(
 def _parse_records(
     entries: Sequence[Mapping[str, Any]], partition: int | None
 ) -> tuple[list[dict[str, Any]], dict[int, list[tuple[str, bytes | None]]]]:
-    """Convert records to the contract's form.
+    """Return the records in the contract's form, and the headers of those that have any, by index.
 
-    Headers are pairs in base64 in this dialect, which the contract has not, so they are returned
-    separately.
-
-    Returns:
-        The records, and the headers of those that have any, by index.
-
-    Raises:
-        StatusError: 400, a header is no base64.
+    Headers are pairs in base64 in this dialect, which the contract has not.
     """
     records: list[dict[str, Any]] = []
     headers: dict[int, list[tuple[str, bytes | None]]] = {}

@@ -24,8 +24,6 @@ from .endpoints import create_endpoint, parse_partition
 
 
 class Topics(Component):
-    """Serve the requests for what there is in Kafka."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
         partition_path = "/topics/{topic}/partitions/{partition}"
@@ -102,12 +100,7 @@ async def fetch_bounds(
 ) -> tuple[int, int]:
     """Return the first offset of a partition, and the offset after the last one that may be read.
 
-    Args:
-        context: What all components share.
-        isolation: Whether open transactions end what may be read.
-
-    Raises:
-        BrokerUnavailable: Kafka does not say; other errors are those of `Context.get_topic`.
+    Raises BrokerUnavailable if Kafka does not say, or as `Context.get_topic`.
     """
     await context.get_topic(tp.topic)
     bounds: list[int] = []
