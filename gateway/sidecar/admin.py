@@ -1,9 +1,8 @@
 """Serve `/adm` for the control plane and for operators.
 
 Only clients with the scope `admin` may use it. Where no guard is configured, only programs of this
-machine may, decided as the gateway's own admin port decides it: no other machine, no host name that
-resolves to here, no page of a browser. What it changes is this process only, until the process
-ends.
+machine may, by the rules of the gateway's own admin port: no other machine, no host name that
+resolves to here, no page of a browser. Changes concern this process only, until it ends.
 """
 
 from __future__ import annotations
@@ -57,12 +56,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class AdminComponent(Component):
-    """Serve the operations of /adm.
-
-    Attributes:
-        monkey: The chaos monkey; None unless `admin.chaos` is set.
-        middleware: What the application must add for the chaos monkey, if anything.
-    """
+    """Serve the operations of /adm. `monkey` is None unless `admin.chaos` is set."""
 
     def __init__(self, context: Context) -> None:
         settings = context.section.admin
@@ -88,7 +82,6 @@ class AdminComponent(Component):
         ]
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the samples of the chaos monkey."""
         if self.monkey is not None:
             samples.add_counts(catalog.CHAOS_ASSAULTS, self.monkey.assault_counts)
             samples.add_zeros(catalog.CHAOS_ASSAULTS, self.monkey.assaults)
@@ -101,12 +94,7 @@ class AdminComponent(Component):
         return Route(path, endpoint, methods=[method])
 
     async def _authorize(self, request: Request) -> None:
-        """Check that a client may use /adm, and log who changes something.
-
-        Raises:
-            NotGranted: 401 or 403, by the guards.
-            StatusError: 403, the client is not of this machine and no guard is configured.
-        """
+        """Check that a client may use /adm; raises NotGranted or StatusError 403."""
         if self._context.section.guarded:
             identity = await self._context.authorize(request, ADMIN_SCOPE)
         else:
@@ -139,7 +127,6 @@ class AdminComponent(Component):
         return build_json_response(_format_levels())
 
     async def _set_levels(self, request: Request) -> Response:
-        """Set the levels that are named; all others stay as they are."""
         entries = await self._read_body(request, "setLevels")
         new_levels = dict(_parse_level(entry["name"], entry["level"]) for entry in entries)
         levels = {**logs.get_levels(), **new_levels}
@@ -180,9 +167,9 @@ class AdminComponent(Component):
 
 
 def _is_local(request: Request) -> bool:
-    """Return whether a program of this machine sent a request, as far as can be seen.
+    """Return whether a program of this machine sent a request.
 
-    What a proxy passes on may be from anywhere, so its headers make a request a foreign one.
+    A proxy may forward requests from anywhere, so its headers make a request a foreign one.
     """
     address = request.client.host if request.client else None
     if any(name.startswith(PROXY_HEADERS) for name in request.headers):
@@ -202,11 +189,6 @@ def _format_levels() -> Sequence[Mapping[str, str]]:
 
 
 def _parse_level(name: str, level: str) -> tuple[str, str]:
-    """Return a module and its level, as `telemetry.logs` has them.
-
-    Raises:
-        StatusError: 400, the module or the level is unknown.
-    """
     module = "" if name == ROOT_LOGGER else name.removeprefix("gateway.")
     known_modules = [
         *logs.LIBRARIES,
@@ -238,9 +220,6 @@ def _parse_assault(request: Request) -> str:
 
 
 async def _terminate(workers: int) -> None:
-    """Send SIGTERM to the server: it accepts no connection, ends what is under way, then itself.
-
-    With several workers, the supervisor gets it, and ends all of them.
-    """
+    """Send SIGTERM to the server, or to the supervisor of several workers, which ends them all."""
     await asyncio.sleep(SHUTDOWN_DELAY_S)
     os.kill(os.getppid() if workers > 1 else os.getpid(), signal.SIGTERM)

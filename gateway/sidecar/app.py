@@ -1,7 +1,7 @@
 """Serve all components of the sidecar as one application, beside the streams or alone.
 
-A sidecar serves the programs of its pod. Pages in a browser are refused: a page could come from
-anywhere, and what a browser sends for a page says so (`Origin`, `Sec-Fetch-Site`).
+A sidecar serves the programs of its pod. Requests of pages in a browser, which `Origin` and
+`Sec-Fetch-Site` show, are refused, because a page could come from anywhere.
 """
 
 from __future__ import annotations
@@ -82,21 +82,11 @@ PUBLIC_PATHS = frozenset({"/docs", "/docs.css", "/openapi.json"})  # for browser
 class SidecarApplication:
     """Run the components of the configured sections, and serve their routes as `app`.
 
-    `gateway.cli` creates it. `gateway.web` asks it which paths are its own, serves `app` and runs
-    `run` beside it.
+    `gateway.cli` creates it. `gateway.web` calls `owns_path`, serves `app` and runs `run` beside
+    it. The caller runs the cluster.
 
     Args:
-        settings: The configuration, with a section `sidecar`.
-        cluster: The connections to Kafka, which the caller runs.
-        authorize: Decides what a client may do.
-        standalone: Whether nothing else is served on its port but the gateway's health and metrics.
-        documents: As of `Context`.
-
-    Attributes:
-        context: What all components share.
-        components: The components in the order of `COMPONENTS`.
-        routes: The routes of all components, and those of the documentation.
-        app: The ASGI application.
+        standalone: Whether only the gateway's health and metrics are also served on its port.
 
     Raises:
         ConfigError: A section is configured that this version does not serve.
@@ -146,7 +136,6 @@ class SidecarApplication:
         self.app = self._create_app(authorize)
 
     def _create_app(self, authorize: Authorizer) -> ASGIApp:
-        """Create the application of all routes."""
         app = Starlette(
             routes=self.routes,
             # The first is the outermost: refused requests are counted and have ids, too.
@@ -197,16 +186,11 @@ class SidecarApplication:
         return self._max_body_bytes, body.BODY_TIMEOUT_S
 
     def format_error(self, error: RequestError) -> tuple[str, bytes]:
-        """Format what the server itself refuses, in the contract's words and in Confluent's.
-
-        Returns:
-            The content type and the body.
-        """
+        """Return content type and body of a server error, for both the contract and v2."""
         body = build_status(*describe_error(StatusError(error.status, str(error))))
         return "application/json", orjson.dumps({**body, "error_code": error.status})
 
     def is_unlimited(self, path: str) -> bool:
-        """Return whether a path may be requested by anybody, and without a limit of requests."""
         return path in PUBLIC_PATHS or path.startswith(UNLIMITED_PREFIX)
 
     async def run(self) -> None:
@@ -227,7 +211,6 @@ class SidecarApplication:
             await self.context.codecs.close()
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the samples of requests, and those of every component that counts anything."""
         self._request_counts.collect_metrics(samples)
         missing = self.context.cluster.coordinators.stats.missing_records
         samples.add_counts(catalog.CONSUMER_MISSING_RECORDS, missing)
@@ -257,7 +240,6 @@ class OriginCheckMiddleware:
         self._is_local_only = self._is_local_only and is_loopback(settings.listen.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 403."""
         refusal = None if scope["type"] != "http" else self._check_request(scope)
         if refusal is None:
             await self._app(scope, receive, send)
@@ -265,7 +247,6 @@ class OriginCheckMiddleware:
             await build_error_response(refusal)(scope, receive, send)
 
     def _check_request(self, scope: Scope) -> StatusError | None:
-        """Return why a request is refused, or None if it is not."""
         if scope["path"] in PUBLIC_PATHS:
             return None
         headers = Headers(scope=scope)
@@ -281,13 +262,8 @@ class OriginCheckMiddleware:
 class AuthenticationMiddleware:
     """Authenticate a client before anything else of its request is looked at.
 
-    A stranger must not learn which paths there are, nor what is wrong with a request. No particular
-    scope is required here: the endpoints check what a client may do.
-
-    Args:
-        app: The application behind it.
-        authorize: Decides who a client is.
-        is_unlimited: Whether a path is for anybody.
+    A stranger must not learn which paths exist, nor why a request is invalid. No particular scope
+    is required here: the endpoints check what a client may do.
     """
 
     def __init__(
@@ -298,7 +274,6 @@ class AuthenticationMiddleware:
         self._is_unlimited = is_unlimited
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on if the guards know its client, or answer with the refusal."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -320,11 +295,6 @@ class AuthenticationMiddleware:
 
 
 def _list_served_sections(section: Sidecar) -> list[str]:
-    """Return the names of the configured sections that have components.
-
-    Raises:
-        ConfigError: A section is configured that this version does not serve.
-    """
     names = [name for name in COMPONENTS if getattr(section, name) is not None]
     missing = [name for name in names if not COMPONENTS[name] and name not in DEFAULT_SECTIONS]
     if missing:
@@ -334,19 +304,17 @@ def _list_served_sections(section: Sidecar) -> list[str]:
 
 
 def _is_local_host(value: str) -> bool:
-    """Return whether a `Host` header names this machine."""
     name = parse_host(value)
     return is_loopback(name) or name.endswith(".localhost")
 
 
 def _get_first_segment(path: str) -> str:
-    """Return the first segment of a path; empty for a parameter, and for `/`."""
     segment = path[1:].partition("/")[0]
     return "" if segment.startswith("{") else segment
 
 
 def get_catalog(settings: Settings) -> Any:
-    """Return the catalog that has the sidecar's schemas, or None if there is none."""
+    """Return the catalog of the sidecar's schemas: the named one, or the only one."""
     name = settings.sidecar.catalog if settings.sidecar is not None else None
     if name is not None:
         return settings.catalogs[name]

@@ -1,9 +1,8 @@
-"""Record who wrote and read what, for auditors, in a topic, a file or the log.
+"""Record who wrote and read records, for auditors, in a topic, a file or the log.
 
-Nothing that writes or reads waits for the audit: a record is an entry of a bounded queue, and one
-task writes what is in it. If Kafka is away for longer than the queue lasts, the newest records are
-dropped, which is counted and logged. A record may come twice, with the same `id`: what may have
-been written already is written again.
+Writers and readers never wait for the audit: a record enters a bounded queue, which one task
+empties. If Kafka is away for longer than the queue lasts, the newest records are dropped, which is
+counted and logged. A record that may have been written is written again with the same `id`.
 """
 
 from __future__ import annotations
@@ -54,12 +53,9 @@ AuditRecord: TypeAlias = Mapping[str, Any]
 
 
 class AuditComponent(Component):
-    """Collect audit records and write them to where `audit.to` says.
+    """Collect audit records and write them to the target in `audit.to`.
 
     It replaces the context's `auditor` unless `audit.to` is `off`.
-
-    Attributes:
-        outcomes: Records by what became of them (`written`, `dropped`, `failed`).
     """
 
     def __init__(self, context: Context) -> None:
@@ -88,13 +84,13 @@ class AuditComponent(Component):
     def record(self, event: AuditEvent) -> None:
         """Queue a record about an event. The JSON is built later, when nobody waits for it.
 
-        What happens in the audit topic is left out: each record would make another one.
+        Events in the audit topic are left out: each record would make another one.
         """
         if self._settings.to != "topic" or event.tp.topic != self._settings.topic:
             self._enqueue(event)
 
     async def run(self) -> None:
-        """Write queued records until cancelled, then what is left for a few seconds."""
+        """Write queued records until cancelled, then the rest within `DRAIN_TIMEOUT_S`."""
         try:
             while self._settings.to != "off":
                 await self._has_records.wait()
@@ -106,12 +102,10 @@ class AuditComponent(Component):
             await self._drain()
 
     def collect_metrics(self, samples: MetricSamples) -> None:
-        """Add the samples of what became of audit records."""
         samples.add_counts(catalog.AUDIT_RECORDS, self.outcomes)
         samples.add_zeros(catalog.AUDIT_RECORDS, OUTCOMES)
 
     def _enqueue(self, entry: AuditEvent | AuditRecord) -> bool:
-        """Add a record to the queue, and return False if the queue is full."""
         if len(self._queue) >= MAX_QUEUED_RECORDS:
             self.outcomes["dropped"] += 1
             self._log_dropped()
@@ -128,7 +122,6 @@ class AuditComponent(Component):
             log.warning("audit: %d records were dropped so far: %s", count, reason)
 
     async def _write_batch(self) -> None:
-        """Write the first records of the queue, and put back what is to be tried again."""
         batch = [self._queue.popleft() for _ in range(min(MAX_BATCH_RECORDS, len(self._queue)))]
         # They get their ids here and go back with them: auditors recognize a repetition by its id.
         unwritten = records = [self._build_record(entry) for entry in batch]
@@ -140,7 +133,6 @@ class AuditComponent(Component):
             await asyncio.sleep(RETRY_DELAY_S)  # Kafka or the disk needs a moment
 
     async def _drain(self) -> None:
-        """Write what is left when the sidecar ends, within `DRAIN_TIMEOUT_S`."""
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while self._queue:
@@ -153,7 +145,6 @@ class AuditComponent(Component):
         return _format_event(entry, self._service) if isinstance(entry, AuditEvent) else entry
 
     async def _write_records(self, records: list[AuditRecord]) -> list[AuditRecord]:
-        """Write records, and return those that are to be tried again."""
         if self._settings.to == "topic":
             try:
                 return await self._write_to_topic(records)
@@ -199,12 +190,11 @@ class AuditComponent(Component):
         return unwritten
 
     def _note_error(self, error: KafkaError) -> None:
-        """Remember why records wait for Kafka; its outages are logged once for all."""
+        """Remember why records wait for Kafka. The cluster logs its outages once for all."""
         self._context.cluster.outages.report_error(_OUTAGE_LABEL, error)
         self._failure = str(error)
 
     def _note_failure(self, reason: str) -> None:
-        """Remember why records wait, and log it once until one is written."""
         if self._failure is None:
             log.warning("audit: records wait: %s", reason)
         self._failure = reason
@@ -251,13 +241,7 @@ def _format_event(event: AuditEvent, service: str) -> AuditRecord:
 
 
 def _format_backend_record(fields: Mapping[str, Any], service: str) -> AuditRecord:
-    """Build an audit record from what a back end sent.
-
-    Args:
-        fields: An audit record, or what a back end answers about a record it processed:
-            `{"record": {...}, "processed": true, ...}`.
-        service: The sidecar's name.
-    """
+    """Build an audit record from one of a back end, or from its answer `{"record": {...}, ...}`."""
     record = fields.get("record")
     source = record if isinstance(record, Mapping) else {}
     processed = fields.get("processed", True)
@@ -278,13 +262,7 @@ def _format_backend_record(fields: Mapping[str, Any], service: str) -> AuditReco
 
 
 def _check_serializable(record: AuditRecord, index: int) -> None:
-    """Check that a record can be written as JSON.
-
-    One that cannot would be tried for ever, and block all records behind it.
-
-    Raises:
-        StatusError: 400, it is nested too deep.
-    """
+    """Raise StatusError 400 for a record that cannot be written: it would block all others."""
     try:
         orjson.dumps(record)
     except TypeError:
@@ -294,7 +272,6 @@ def _check_serializable(record: AuditRecord, index: int) -> None:
 
 
 def _encode_key(key: bytes | None) -> tuple[str | None, AuditRecord]:
-    """Return a key as text, and the member that says so if it had to be base64."""
     if key is None:
         return None, {}
     try:

@@ -8,14 +8,7 @@ from gateway.sidecar.http.status import StatusError
 
 
 def get_group(section: Sidecar, name: str | None) -> Group:
-    """Return the configured group of a name.
-
-    Args:
-        name: The group's name; None for the only one.
-
-    Raises:
-        StatusError: 400, no such group is configured, or there are several and none is named.
-    """
+    """Return the group of a name, or the only one for None; raises StatusError 400."""
     groups = (
         {}
         if section.reactive is None
@@ -36,7 +29,7 @@ def get_group(section: Sidecar, name: str | None) -> Group:
 
 
 def get_dead_letter_ext(section: Sidecar, group: str | None) -> str:
-    """Return what topics of dead letters end in: a group's own ending, or the general one."""
+    """Return the suffix of dead letter topics: the group's own, or the general one."""
     configured = () if section.reactive is None else section.reactive.groups
     for group_settings in configured:
         if group_settings.group == group:

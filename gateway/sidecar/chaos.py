@@ -1,9 +1,9 @@
 """Delay, fail or cut some requests on purpose, for tests of teams (the chaos monkey).
 
 It is off, and cannot be enabled unless `admin.chaos` is true. It never touches /health and /adm, so
-that an operator can always disable it again, also for requests that it delays already. The rules
-are light-4j's: an assault that is `enabled` and not in `bypass` hits one of `level` requests, by
-chance.
+that an operator can always disable it again, also for requests that it delays already. By
+light-4j's rules, an assault that is `enabled` and not in `bypass` hits one of `level` requests at
+random.
 """
 
 from __future__ import annotations
@@ -43,13 +43,7 @@ _DEFAULT_ASSAULTS: Mapping[str, Mapping[str, Any]] = {
 class ChaosMonkey:
     """Hold the settings of the assaults, and decide which requests they hit.
 
-    The admin component creates and owns it; `ChaosMiddleware` carries out what it decides.
-
-    Args:
-        draw: Draws from [0, 1).
-
-    Attributes:
-        assault_counts: Requests that were hit, by assault.
+    The admin component creates and owns it; `ChaosMiddleware` carries out its decisions.
     """
 
     def __init__(self, draw: Callable[[], float] = random.random) -> None:
@@ -61,15 +55,10 @@ class ChaosMonkey:
 
     @property
     def assaults(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the settings of all assaults by their names."""
         return self._assaults
 
     def set_assault(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Change the settings that are named, from now on, and return all of this assault.
-
-        Raises:
-            StatusError: 400, a setting is unknown, or the range of latency is the wrong way round.
-        """
+        """Change some settings of an assault, and return all of them; raises StatusError 400."""
         settings = {**self._assaults[name], **values}
         for key in values.keys() - _DEFAULT_ASSAULTS[name].keys():
             raise StatusError(
@@ -86,7 +75,6 @@ class ChaosMonkey:
         return settings
 
     def draw_assault(self, name: str) -> Mapping[str, Any] | None:
-        """Return the settings of an assault if it hits this request, else None."""
         settings = self._assaults[name]
         # A draw from [0, 1) times N is below 1 once in N draws.
         if not settings["enabled"] or settings["bypass"] or self._draw() * settings["level"] >= 1.0:
@@ -106,14 +94,11 @@ class ChaosMonkey:
 
 
 class ChaosMiddleware:
-    """Carry out the assaults of a `ChaosMonkey` on requests."""
-
     def __init__(self, app: ASGIApp, monkey: ChaosMonkey) -> None:
         self._app = app
         self._monkey = monkey
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Delay a request, cut it, fail it or pass it on."""
         if scope["type"] != "http" or _is_exempt(scope["path"]):
             await self._app(scope, receive, send)
             return

@@ -1,8 +1,4 @@
-"""Hold what every component of the sidecar is created with.
-
-A `Context` is created once by `app.SidecarApplication` and shared by all components. It has the
-settings, the connections to Kafka and the services that several components use.
-"""
+"""Hold the settings, the connections to Kafka and the services that all components share."""
 
 from __future__ import annotations
 
@@ -33,15 +29,10 @@ AuditType = Literal["PRODUCER", "ACTIVE_CONSUMER", "REACTIVE_CONSUMER"]
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """Describe what became of one record that was written or read, for auditors.
+    """The outcome of one record that was written or read, for auditors.
 
-    Attributes:
-        type: Who wrote or read it: a producer, a client or a program, or a reactive group.
-        offset: The offset of the record; -1 if it has none.
-        correlation: The correlation id; empty if there is none.
-        traceability: The traceability id; empty if there is none.
-        error: What went wrong; None if nothing did.
-        time: When it happened, in seconds since 1970.
+    Missing ids are empty, and a missing offset is -1. `time` is in seconds since 1970, `error` is
+    the reason of a failure.
     """
 
     type: AuditType
@@ -55,45 +46,32 @@ class AuditEvent:
 
 
 class Auditor(Protocol):
-    """Take note of what was written and read, for auditors."""
-
     def record(self, event: AuditEvent) -> None:
         """Note an event. It returns at once, whatever becomes of the audit record."""
 
 
 class DocumentLocks(Protocol):
-    """Reserve keys for one writer at a time.
+    """Reserve keys for one writer at a time. The gateway implements and owns this.
 
     Clients of the gateway's documents compare a value before they replace it. A sidecar beside that
-    gateway writes the same topics, so it takes the same locks. The gateway implements and owns
-    this.
+    gateway writes the same topics, so it takes the same locks.
     """
 
     def is_compared(self, topic: str) -> bool:
-        """Return whether a write to the topic may depend on what is there."""
+        """Return whether a write to the topic may depend on its present records."""
 
     async def lock_keys(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
-        """Wait until nobody else writes these keys, and return what releases them."""
+        """Wait until nobody else writes these keys, and return the function that releases them."""
 
 
 class NullAuditor:
-    """Discard audit records, where no audit is configured."""
-
-    def record(self, event: AuditEvent) -> None:
-        """Do nothing."""
+    def record(self, event: AuditEvent) -> None: ...
 
 
 def audit_gap(
     auditor: Auditor, type: AuditType, tp: TopicPartition, missing: int, next_offset: int
 ) -> None:
-    """Record for auditors that Kafka no longer has an offset that a group had still to read.
-
-    Args:
-        auditor: Where to record it.
-        type: Which kind of group it is.
-        missing: The first offset that is missing.
-        next_offset: The offset at which the group goes on.
-    """
+    """Record that Kafka lost the offset `missing` of a group, which continues at `next_offset`."""
     error = f"Kafka does not have this offset any more; the group goes on at {next_offset}"
     auditor.record(AuditEvent(type, tp, missing, error=error))
 
@@ -105,11 +83,6 @@ class Context:
     `SidecarApplication` creates it and replaces `draining` and the producers whenever it runs.
 
     Attributes:
-        settings: The whole configuration; `section` is its part `sidecar`.
-        cluster: The shared connections to Kafka.
-        codecs: Encodes and decodes keys and values, with the schemas of the catalog.
-        authorize: Decides what a client may do; see `http.authorization`.
-        spec: The OpenAPI document that is served, and the validators of requests.
         auditor: Discards everything until the audit component puts itself here.
         producer: Idempotent, waits for all replicas; exists while the application runs.
         gzip_producer: Likewise, for records that are too large without compression.
@@ -132,28 +105,18 @@ class Context:
 
     @property
     def section(self) -> Section:
-        """Return the section `sidecar` of the settings."""
         assert self.settings.sidecar is not None
         return self.settings.sidecar
 
     async def lock_keys(self, topic: str, keys: Iterable[bytes | None]) -> Callable[[], None]:
-        """Wait for the turn to write these keys, where clients compare before they write.
-
-        Returns:
-            What to call once Kafka has the records.
-        """
+        """Wait for the turn to write these keys; call the result once Kafka has the records."""
         documents = None if self.documents is None else self.documents()
         if documents is None or not documents.is_compared(topic):
             return _release_nothing
         return await documents.lock_keys(topic, [key for key in keys if key is not None])
 
     def require_kafka(self) -> None:
-        """Check that Kafka can be reached, so that nothing is accepted that cannot be sent.
-
-        Raises:
-            BrokerUnavailable: Kafka is away.
-            AuthenticationFailed: Kafka refuses the gateway's credentials.
-        """
+        """Raise BrokerUnavailable or AuthenticationFailed if Kafka cannot be reached."""
         require_reachable(self.cluster)
 
     async def get_topic(self, name: str) -> TopicMetadata:
@@ -187,14 +150,8 @@ class Context:
         return f"no broker knows the topic {name}; {hint}"
 
     async def check_ready(self) -> None:
-        """Check that a broker can be reached.
-
-        Raises:
-            NotReady: No broker is reached.
-        """
         if not self.cluster.is_reachable:
             raise NotReady("kafka", f"{self.cluster.error or 'still connecting'}")
 
 
-def _release_nothing() -> None:
-    """Do nothing: no lock was taken."""
+def _release_nothing() -> None: ...

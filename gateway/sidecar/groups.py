@@ -24,7 +24,7 @@ OFFSET_SPECS: Mapping[str, int] = {"earliest": EARLIEST, "latest": LATEST}
 
 
 class GroupEndpoints:
-    """Answer what is requested below /adm/groups. The admin component creates it and authorizes."""
+    """Serve the paths below /adm/groups. The admin component creates it and authorizes."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -38,7 +38,6 @@ class GroupEndpoints:
         )
 
     async def get_lag(self, request: Request) -> Response:
-        """Answer with the committed offset, the end and the lag of each partition of a group."""
         self._context.require_kafka()
         group = request.path_params["group"]
         async with _translate_errors(group):
@@ -58,7 +57,6 @@ class GroupEndpoints:
         return build_json_response({"group": group, "lag": total, "partitions": partitions})
 
     async def seek(self, request: Request) -> Response:
-        """Set the committed offsets of a group that has no members."""
         body = await self._context.spec["seekGroup"].read_body(request, MAX_BODY_BYTES)
         self._context.require_kafka()
         group, offsets = request.path_params["group"], await self._resolve_offsets(body["offsets"])
@@ -73,12 +71,7 @@ class GroupEndpoints:
     async def _resolve_offsets(
         self, entries: Sequence[Mapping[str, Any]]
     ) -> dict[TopicPartition, int]:
-        """Return the offset that each entry of a request means.
-
-        Raises:
-            StatusError: 400, a partition does not exist or is there twice, or an offset is beyond
-                the end.
-        """
+        """Return the offsets that the entries of a request name; raises StatusError 400."""
         offsets: dict[TopicPartition, int] = {}
         specs: dict[TopicPartition, int] = {}
         for index, entry in enumerate(entries):
@@ -127,7 +120,7 @@ class GroupEndpoints:
 
 @asynccontextmanager
 async def _translate_errors(group: str) -> AsyncIterator[None]:
-    """Turn what the caller can change into a 4xx; other errors stay Kafka's."""
+    """Turn errors that the caller can correct into a 4xx; others stay Kafka's."""
     try:
         yield
     except GroupInUse as error:

@@ -1,7 +1,7 @@
 """Serve liveness and readiness of the sidecar, its components and its back end.
 
-All checks run at the same time and answered within one timeout: a probe counts a late answer
-as a failure and learns nothing from it.
+All checks run at the same time, within one timeout: a probe counts a late answer as a failure and
+learns nothing from it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ OK = "OK"
 
 
 class HealthComponent(Component):
-    """Serve `GET /health/liveness` and `GET /health/readiness`."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.section.health
@@ -55,7 +53,6 @@ class HealthComponent(Component):
         return self._build_response(dict.fromkeys(checks, OK) | failed)
 
     async def _run_check(self, check: Awaitable[None]) -> str | None:
-        """Return why a check failed, or None if it passed."""
         try:
             async with asyncio.timeout(self._settings.timeout):
                 await check

@@ -10,12 +10,7 @@ from gateway.kafka.group.consumer import ConsumerOptions
 
 
 def build_consumer_options(settings: Membership, **changes: Any) -> ConsumerOptions:
-    """Return the options that the settings say.
-
-    Args:
-        settings: The settings of the consumer or the group.
-        **changes: Fields of the options that replace what the settings say, or that these lack.
-    """
+    """Build the options from settings; `changes` override or add fields."""
     options = ConsumerOptions(
         protocol=settings.group_protocol,
         session_timeout=settings.session_timeout,

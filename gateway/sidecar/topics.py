@@ -39,14 +39,7 @@ async def get_or_create_topic(
 ) -> TopicMetadata:
     """Return the metadata of a topic of the sidecar's own, and create the topic if it is missing.
 
-    Args:
-        context: What all components share.
-        purpose: What it is for, in the log: `audit records`.
-        partitions: The number of partitions that it is created with.
-        configs: The configs that it is created with.
-
-    Raises:
-        KafkaError: It cannot be created, or is not known soon after; see `Context.get_topic`.
+    Raises KafkaError if it cannot be created, or is not known soon after. `purpose` is for the log.
     """
     try:
         return await context.get_topic(name)
@@ -62,13 +55,10 @@ async def get_or_create_topic(
 
 
 def choose_partition(topic: TopicMetadata, number: int, key: bytes | None) -> TopicPartition:
-    """Choose the partition for the copy of a record.
+    """Choose the partition for the copy of a record whose own partition has this number.
 
     It is the one of the same number, if there is one, so that copies keep their order; else that of
     the key.
-
-    Args:
-        number: The number of the record's own partition.
     """
     if number not in topic.partitions:
         count = len(topic.partitions)
@@ -77,14 +67,7 @@ def choose_partition(topic: TopicMetadata, number: int, key: bytes | None) -> To
 
 
 async def describe_topic(context: Context, name: str) -> TopicMetadata:
-    """Return the metadata of a topic without watching it.
-
-    Raises:
-        UnknownTopic: It does not exist; the message has the nearest name.
-        AccessDenied: Kafka does not let the gateway describe it.
-        BrokerUnavailable: Kafka is away.
-        AuthenticationFailed: Kafka refuses the gateway's credentials.
-    """
+    """Return the metadata of a topic without watching it; raises as `Context.get_topic`."""
     if len(name) > MAX_TOPIC_NAME_CHARS:
         raise UnknownTopic(f"{name[:40]}.. is no topic; correct its name", topic=name[:40])
     topic = get_known_topic(context.cluster, name)
@@ -98,12 +81,7 @@ async def describe_topic(context: Context, name: str) -> TopicMetadata:
 
 
 async def describe_partition(context: Context, tp: TopicPartition) -> PartitionMetadata:
-    """Return the metadata of a partition.
-
-    Raises:
-        StatusError: 404, the topic has no such partition.
-        UnknownTopic: There is no such topic. Other errors are those of `describe_topic`.
-    """
+    """Return the metadata of a partition; raises StatusError 404, or as `describe_topic`."""
     partitions = (await describe_topic(context, tp.topic)).partitions
     partition = partitions.get(tp.partition)
     if partition is None:
@@ -115,18 +93,15 @@ async def describe_partition(context: Context, tp: TopicPartition) -> PartitionM
 
 
 async def check_partitions(context: Context, tps: Iterable[TopicPartition]) -> None:
-    """Check that all partitions exist, and raise as `describe_partition` does."""
     for tp in tps:
         await describe_partition(context, tp)
 
 
 async def check_offsets(context: Context, offsets: Mapping[TopicPartition, int]) -> None:
-    """Check that next offsets are not beyond the ends of their logs.
+    """Raise StatusError 400 if a next offset is beyond the end of its log.
 
-    A group that goes on from there is set to the end, and passes over what it has not read.
-
-    Raises:
-        StatusError: 400, one is. What Kafka does not say now passes.
+    A group that continues there is set to the end, and passes over unread records. Partitions whose
+    end is unknown now pass.
     """
     if not offsets:
         return
