@@ -2,7 +2,5 @@
 
 One `Hub` serves all streams of one cluster. `reads` fetches each partition once for all clients,
 `fanout` writes what arrives to them, `wires` encodes it, and `writes` sends clients' records to
-Kafka. The package is called by `gateway.web` and `gateway.api`, and knows nothing of HTTP requests.
-
-Start reading with `fanout.hub`.
+Kafka. The package knows nothing of HTTP requests. Start reading with `fanout.hub`.
 """

@@ -20,7 +20,6 @@ from gateway.telemetry.traffic import ClientsBehind, StreamCounts
 
 
 def collect_all_metrics(hubs: Hubs, samples: MetricSamples) -> None:
-    """Add the metrics of all hubs of this process to the samples."""
     samples.add(catalog.WEBSOCKETS, hubs.websocket_count)
     samples.add(catalog.MEMORY_LIMIT_BYTES, hubs.settings.memory)
     samples.add_counts(catalog.MEMORY_RELEASES, hubs.client_memory.releases)
@@ -32,8 +31,7 @@ def collect_all_metrics(hubs: Hubs, samples: MetricSamples) -> None:
 def collect_hub_metrics(hub: Hub, samples: MetricSamples) -> None:
     """Add the metrics of one hub and its cluster to the samples.
 
-    A route reads from one cluster, so samples that are labelled by route do not get the name of the
-    cluster as a label.
+    A route has one cluster, so samples that are labelled by route have no label for the cluster.
     """
     for traffic in hub.traffics:
         _collect_traffic(traffic, samples)
@@ -109,7 +107,6 @@ def _collect_partitions(shared_reads: SharedReads, samples: MetricSamples) -> No
 
 
 def _collect_partition(reader: PartitionReader, now: float, samples: MetricSamples) -> None:
-    """Add the metrics of a partition. `now` is in seconds of the event loop's clock."""
     topic, partition = reader.tp
     # As in `SharedReads.refresh_readiness`: a leader that froze does not report that it did.
     ready = reader.is_ready and now - reader.last_response_at <= STALE_S

@@ -5,8 +5,5 @@ channel encodes what is published once; a `Client` is a cursor into its ring. It
 its bytes, which a `PushDelivery` writes to an outlet and a `PullDelivery` hands out. The
 `Broadcaster` writes new chunks to all attached clients of a channel, its `Audience`; `pacing`
 decides how long records wait for more. A `SharedCatchUp` reads once for many clients that resume
-from the same position. A `StateLog` logs each change of a client's state at debug.
-
-Start reading with `hub`, then `client` and `broadcaster`. The package is called by `gateway.web`
-and `gateway.api`.
+from the same position. Start reading with `hub`, then `client` and `broadcaster`.
 """

@@ -1,12 +1,12 @@
 """Write what a channel publishes to all clients that have received everything before it.
 
-Such a client is attached to its channel's shared cursor: it has no task and waits for nothing. The
-`Broadcaster` writes new chunks to these clients in rounds. A client whose outlet does not take a
-chunk whole leaves the round, falls behind in its channel's ring, and returns when it has caught up.
+Such a client is attached to an `Audience` of its channel and has no task. The `Broadcaster` writes
+new chunks to audiences in rounds. A client whose outlet does not take a chunk whole leaves the
+round, and returns when it has caught up.
 
 A round is written in slices, so that new connections and pings get their turn among 10,000 clients;
 what is published meanwhile is joined to what the later clients of the round get. A round is
-followed by a rest in proportion to what it cost: records that arrive during the rest share a write.
+followed by a rest in proportion to its cost: records that arrive during the rest share a write.
 """
 
 from __future__ import annotations
@@ -37,42 +37,27 @@ BYTES_PER_CLOCK_CHECK = 1 << 20  # likewise in bytes: 64 writes of a megabyte ta
 
 
 class Receiver(Protocol):
-    """Define what the broadcaster needs of a `PushDelivery`.
-
-    Attributes:
-        subscription: The client's subscription.
-        outlet: Where its bytes go; None once it is closed.
-    """
+    """What the broadcaster needs of a `PushDelivery`. `outlet` is None once it is closed."""
 
     subscription: Subscription
     outlet: Outlet | None
 
-    def push(self) -> None:
-        """Write what the client has to be sent for itself alone."""
+    def push(self) -> None: ...
 
-    def on_audience_left(self) -> None:
-        """Handle that rounds do not write to the client any more."""
+    def on_audience_left(self) -> None: ...
 
 
 class Audience:
-    """Hold the attached clients of one channel that are counted together, and write rounds to them.
+    """The attached clients of one channel and one `StreamCounts`, at most `max_audience_clients`.
 
-    Clients of one channel may come by several routes that show the same; each route (and so each
-    `StreamCounts`) has audiences of its own, each of at most `max_audience_clients`, linked by
-    `next_audience`. The `Broadcaster` creates audiences, of which the channel has the newest as its
-    `listener`, and drops them with it.
-
+    Audiences of a channel are linked by `next_audience`; the channel's `listener` is the newest.
     Between rounds, every client in `clients` has all chunks of the channel, has no private reader,
     and has an outlet that is not full.
 
     Attributes:
-        broadcaster: The broadcaster that calls this audience.
-        clients: The attached clients, in the order of attaching.
         has_more: More was published since the present round began.
         is_scheduled: A round is scheduled or under way.
-        next_audience: Another audience of the same channel; None for the last.
         sent_at: When the last round began, by the loop's clock.
-        traffic: Where it is counted what the clients are sent.
     """
 
     __slots__ = (
@@ -104,14 +89,12 @@ class Audience:
         channel.listener = self
 
     def on_published(self) -> None:
-        """Schedule a round of this audience and of those linked to it."""
         audience: Audience | None = self
         while audience is not None:
             audience.schedule_round()
             audience = audience.next_audience
 
     def schedule_round(self) -> None:
-        """Schedule a round of this audience, if it has clients."""
         if self.is_scheduled:
             self.has_more = True
         elif self.clients:
@@ -119,11 +102,9 @@ class Audience:
             self.broadcaster.schedule_audience(self)
 
     def can_take(self, traffic: StreamCounts) -> bool:
-        """Return whether a client that is counted there may be attached."""
         return self.traffic is traffic and len(self.clients) < self.broadcaster.max_audience_clients
 
     def add_client(self, client: Receiver) -> None:
-        """Attach a client, which has all that was published."""
         self.clients = add_member(self.clients, client)
 
     def remove_client(self, client: Receiver) -> None:
@@ -133,16 +114,7 @@ class Audience:
 
 
 class Round:
-    """Write once to all clients that are attached to an audience when it begins.
-
-    The `Broadcaster` has one at a time, and drops it when nobody remains.
-
-    Args:
-        now: The time by the loop's clock, in seconds.
-
-    Attributes:
-        remaining: The clients that are yet to be written to.
-    """
+    """One write to all clients that are attached to an audience when it begins."""
 
     __slots__ = ("_chunks", "_uncounted", "audience", "remaining")
 
@@ -157,11 +129,7 @@ class Round:
         audience.sent_at = now
 
     def write_slice(self, max_writes: int) -> None:
-        """Bring some of the clients to where the channel stands now.
-
-        Args:
-            max_writes: How many clients to write to; fewer if the newest chunk is large.
-        """
+        """Write to at most `max_writes` of the clients; to fewer if the newest chunk is large."""
         audience, remaining = self.audience, self.remaining
         channel, traffic = audience.channel, audience.traffic
         head = channel.next_seq
@@ -203,7 +171,7 @@ class Round:
             self._note_writes(first_seq, len(data), run_start - len(remaining))
 
     def _note_writes(self, first_seq: int, size: int, count: int) -> None:
-        """Note that so many clients were written this many bytes: all chunks from one on.
+        """Note that `count` clients were written `size` bytes: all chunks from `first_seq` on.
 
         Counts are added up over a round, because most of its slices write the same chunks.
         """
@@ -216,13 +184,11 @@ class Round:
         self._uncounted += count
 
     def count_writes(self) -> None:
-        """Count what was written since this was last called."""
         for chunk in self._chunks:
             self._count_chunk(chunk, self._uncounted)
         self._chunks, self._uncounted = (), 0
 
     def _count_chunk(self, chunk: Chunk, count: int) -> None:
-        """Count one chunk, which so many clients were sent."""
         traffic, tracing = self.audience.traffic, self.audience.broadcaster.tracing
         traffic.count_sent(chunk.events, time(), count)
         if chunk.gaps:
@@ -259,11 +225,7 @@ class Broadcaster:
         self._pending_pushes: deque[Receiver] = deque()
 
     def add_client(self, client: Receiver) -> Audience:
-        """Attach a client to the rounds of its channel; it has all that was published.
-
-        Returns:
-            The audience that writes to it from now on.
-        """
+        """Attach a client that has all that was published, and return its audience."""
         channel, traffic = client.subscription.channel, client.subscription.traffic
         newest = audience = cast("Audience | None", channel.listener)
         while audience is not None and not audience.can_take(traffic):
@@ -276,7 +238,6 @@ class Broadcaster:
         return audience
 
     def remove_channel(self, channel: Channel) -> None:
-        """Forget the audiences of a channel that nobody follows any more."""
         channel.listener = None  # break the reference cycle with its audience
 
     def schedule_push(self, client: Receiver) -> None:
@@ -306,7 +267,6 @@ class Broadcaster:
                 self._loop.call_soon(self._run_pushes)
 
     def schedule_audience(self, audience: Audience) -> None:
-        """Append an audience to those that wait for a round."""
         self._scheduled_audiences.append(audience)
         self._pacing.has_rounds = True
         if not self._is_running:

@@ -1,8 +1,8 @@
 """Serve one client of a view, from its first block to its end.
 
-A `Client` knows when its stream begins, expires and ends. The bytes come from its `ClientSource`,
+A `Client` knows when its stream begins, expires and ends. Its bytes come from its `ClientSource`,
 and go out by a `PushDelivery`, which writes to an outlet and needs no task, or by a `PullDelivery`,
-an async iterator that its caller pulls.
+an async iterator.
 """
 
 from __future__ import annotations
@@ -39,18 +39,14 @@ UNLIMITED = math.inf  # as a time: one object for all clients, also after a time
 
 
 class Handover(NamedTuple):
-    """Describe what a client that ends by `EndReason.CHANGED` leaves to the next client.
+    """The state that a client that ends by `EndReason.CHANGED` leaves to the next client.
 
     Attributes:
         position: The resume token of where it stood.
-        number: Its number, which the stream keeps.
         until: The offsets at which partitions end; None for no end.
-        records_left: The number of records after which the stream ends; None for no limit.
         credit: The number of records that the client has asked for; None for any number.
-        delivered_sum: The sum of what was sent, on wires that count bytes.
         ends_at: When its lifetime ends, by the loop's clock in seconds.
-        throttle: What it was sent lately, if its route has a `maxRate`.
-        route: The route as metrics name it.
+        throttle: Set if its route has a `maxRate`.
     """
 
     position: bytes
@@ -68,18 +64,14 @@ class Handover(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Describe how a client is served, besides what it is shown and from where.
+    """How a client is served.
 
     Attributes:
         heartbeat: Seconds after which an idle stream is sent a heartbeat.
-        slow: What to do when the client falls behind.
         lifetime: Seconds from BEGIN to the end of the stream; None for no limit.
         expires_at: When the client's access expires, in seconds since 1970; None for never.
         position_refused: The client sent a resume token that could not be used; a `gap` says so.
-        handover: What another client left that this one replaces: the stream goes on, and ends
-            when that one would have ended.
-        route: The route as metrics name it.
-        rate: The number of records that the client is sent at most in a time; None for no limit.
+        handover: The state of the client that this one replaces; its lifetime goes on.
     """
 
     heartbeat: float
@@ -93,55 +85,36 @@ class ClientOptions:
 
 
 class ClientOwner(Protocol):
-    """Define what a client needs of the `Hub` that it belongs to.
-
-    Attributes:
-        name: The name of the cluster; empty where there is only one.
-        broadcaster: Writes to live clients.
-    """
+    """What a client needs of the `Hub` that it belongs to."""
 
     name: str
     broadcaster: Broadcaster
 
     @property
-    def shared_catch_ups(self) -> CatchUpRegistry:
-        """Return the reads of the past that several clients share."""
+    def shared_catch_ups(self) -> CatchUpRegistry: ...
 
     @property
-    def read_services(self) -> ReadServices:
-        """Return what clients and their backfills read with."""
+    def read_services(self) -> ReadServices: ...
 
-    def remove_client(self, client: Client) -> None:
-        """Forget a client that is being closed."""
+    def remove_client(self, client: Client) -> None: ...
 
 
 class CloseListener(Protocol):
-    """What is told that a client was closed."""
-
-    def on_client_closed(self) -> None:
-        """Take note that the client is closed."""
+    def on_client_closed(self) -> None: ...
 
 
 class Client:
-    """Serve one client of a view, from its first block to its end.
+    """One client of a view, from its first block to its end.
 
-    `Hub.subscribe` creates it; whoever asked for it owns it, and must close it. It either is
-    attached to an outlet (`attach`) or pulled (`pull`), after `wait_until_ready`. It may be closed
-    at any time and more than once.
+    `Hub.subscribe` creates it; whoever asked for it owns it, and must close it. After
+    `wait_until_ready` it is either attached to an outlet (`attach`) or pulled (`pull`). It may be
+    closed at any time and more than once.
 
     Args:
-        owner: The hub that it is a client of.
-        source: What it is sent, which it owns.
-        options: How it is served.
         deadline: When BEGIN is due at the latest, by the loop's clock in seconds.
-        view: What it is shown; for callers that look at it.
 
     Attributes:
-        registry_index: Where the hub's `ClientRegistry` has it.
-        source: What it is sent.
-        view: What it is shown.
-        push: What writes to its outlet; None if it is pulled, or closed.
-        heartbeat: Seconds after which an idle stream is sent a heartbeat.
+        push: None if it is pulled, or closed.
         ends_at: When its lifetime ends, by the loop's clock. Before BEGIN: the seconds of it.
     """
 
@@ -194,22 +167,16 @@ class Client:
 
     @property
     def subscription(self) -> Subscription:
-        """Return the subscription of the source."""
         return self.source.subscription
 
     @property
     def number(self) -> int:
-        """Return its number among all streams of the process, for logs."""
         return self.source.number
 
     # the beginning
 
     async def wait_until_ready(self) -> None:
-        """Return when BEGIN is due.
-
-        That is when the first partition is ready, when the readiness timeout has expired, or when
-        the stream is to end.
-        """
+        """Wait until a partition is ready, the readiness timeout expires, or the stream ends."""
         loop, shared_tail = asyncio.get_running_loop(), self.source.shared_tail
         self.owner.read_services.shared_reads.refresh_readiness(shared_tail)
         while not (self.subscription.end_reason or self._should_begin(loop.time())):
@@ -231,8 +198,8 @@ class Client:
     def _should_begin(self, now: float) -> bool:
         """Return whether BEGIN is due, and no partition's end was asked for just now.
 
-        Such partitions are waited for a moment longer. If their end became known after BEGIN, they
-        would have to start by time, with older records.
+        Such a partition is waited for: if its end became known after BEGIN, it would have to start
+        by time, with older records.
         """
         shared_tail = self.source.shared_tail
         due = shared_tail.tail.readiness.should_begin(self._deadline, now)
@@ -241,7 +208,7 @@ class Client:
         )
 
     def begin(self) -> bytes:
-        """Return the first block; called once, by what delivers the bytes."""
+        """Return the first block; called once, by the delivery."""
         if self.ends_at != UNLIMITED:
             self.ends_at += asyncio.get_running_loop().time()
         options, self._options, self._deadline = self._options, None, 0.0
@@ -254,11 +221,7 @@ class Client:
         )
 
     def attach(self, outlet: Outlet, head: bytes = b"") -> None:
-        """Begin, and from now on write to an outlet.
-
-        Args:
-            head: Bytes that go out before the first block.
-        """
+        """Begin, and from now on write to an outlet: `head` before the first block."""
         push = PushDelivery(self.source, outlet, self.owner.broadcaster, self)
         self.push = push
         first = head + self.begin()
@@ -267,7 +230,6 @@ class Client:
         push.push()
 
     def pull(self) -> PullDelivery:
-        """Return what hands out the bytes from now on, instead of an outlet."""
         if self._pull is None:
             self._pull = PullDelivery(self)
         return self._pull
@@ -282,36 +244,21 @@ class Client:
         return self.source.find_state(is_full=self.push is not None and self.push.is_full)
 
     def grant_credit(self, records: int) -> None:
-        """Let a client that asked for a limit be sent so many more records."""
         (self.source.rate_limiter or self.subscription).grant_credit(records)
         self.subscription.wake()
 
     def apply_route_settings(self, heartbeat: float, slow: SlowClientPolicy) -> None:
-        """Apply what its route says after a reload.
-
-        Args:
-            heartbeat: Seconds after which an idle stream is sent a heartbeat.
-            slow: What to do when the client falls behind.
-        """
         self.heartbeat = heartbeat
         self.subscription.set_slow_policy(slow)
 
     def send_event(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Send an event to this client only, once it has begun.
-
-        Args:
-            data: Its data, which is encoded as JSON.
-        """
+        """Send an event to this client only, once it has begun."""
         delivery = self.push or self._pull
         if delivery is not None:
             delivery.write_event(kind, data)
 
     def check_heartbeat(self, now: float) -> None:
-        """Write a heartbeat to an idle outlet, and end a stream whose lifetime is over.
-
-        Args:
-            now: The time by the loop's clock, in seconds.
-        """
+        """Write a heartbeat to an idle outlet, and end a stream whose lifetime is over."""
         if self.push is None or self.push.is_end_written:
             return
         if now >= self.ends_at:
@@ -322,11 +269,7 @@ class Client:
     # the end
 
     def set_expiry(self, expires_at: float | None) -> None:
-        """End the stream when its access expires, in place of any time set before.
-
-        Args:
-            expires_at: The time in seconds since 1970; None for never.
-        """
+        """End the stream at a time in seconds since 1970, in place of any time set before."""
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
             self._expiry_timer = None
@@ -345,10 +288,7 @@ class Client:
             self._ready_waiter.set_result(None)
 
     def take_handover(self) -> Handover:
-        """Return what the client that replaces this one needs.
-
-        It is called once, after BEGIN and after `end(EndReason.CHANGED)`.
-        """
+        """Return the state for the next client; called once, after BEGIN and `end(CHANGED)`."""
         subscription, rate_limiter = self.subscription, self.source.rate_limiter
         handover = Handover(
             subscription.token, self.owner.name,
@@ -372,7 +312,6 @@ class Client:
             self._close_listener = listener
 
     def close(self) -> None:
-        """Release everything: the client is gone, or has been sent its end."""
         if self._closed:
             return
         self._closed = True  # first: what is called below may close it again
@@ -397,7 +336,6 @@ class Client:
         self.source.close(keep_position=keep_position)
 
     def on_delivered(self) -> None:
-        """Close it: the last bytes were written."""
         self.close()
 
     def _count_end(self, reason: EndReason) -> None:

@@ -1,9 +1,9 @@
 """Account for the bytes that a process holds for its clients, towards `memory`.
 
-Whatever holds bytes that a client has sent or has not taken yet says so when it begins to hold
-them, and not when somebody looks: 150 clients that read nothing were written 450 MiB between two
-looks of a timer. When all hold more than the limit, those with most let go, which disconnects most
-of them. A client that keeps up holds nothing, and is in no account.
+Holders say so when they begin to hold bytes that a client has sent or has not taken yet, not when
+somebody looks: 150 clients that read nothing were written 450 MiB between two looks of a timer.
+When all hold more than the limit, those with most let go, which disconnects most of them. A client
+that keeps up holds nothing, and is in no account.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUIET_PERIOD_S = 60.0  # seconds without a disconnect after which the next one i
 
 
 class HeldPart(StrEnum):
-    """What bytes are held for. The value is the label `part` of metrics."""
+    """The use of held bytes, which is the label `part` of metrics."""
 
     UNSENT = "unsent"  # written to a connection that has not taken them
     RECEIVED = "received"  # of messages and requests that are incomplete, or being processed
@@ -36,10 +36,10 @@ class HeldPart(StrEnum):
 
 
 class Holder(Protocol):
-    """What holds bytes for clients: in most cases a connection."""
+    """A holder of bytes for clients: in most cases a connection."""
 
     def release_memory(self) -> None:
-        """Let go of what it holds, if need be by disconnecting its client."""
+        """Let go of the bytes, if need be by disconnecting the client."""
 
 
 class _SharedBytes:
@@ -53,7 +53,7 @@ class _SharedBytes:
 
 
 class _Holding:
-    """What one holder has of one part: bytes of its own, and perhaps shared ones."""
+    """The bytes that one holder has of one part."""
 
     __slots__ = ("shared", "size")
 
@@ -72,12 +72,7 @@ class ClientMemory:
     """The bytes that a process holds for its clients, by holder and part.
 
     `Hubs` has one. Holders must release what they hold, at the latest when they are closed.
-
-    Attributes:
-        limit: What all may hold, in bytes; infinite for no limit.
-        total: What all hold, in bytes.
-        by_part: The same by part.
-        releases: How many holders were made to let go, by part.
+    `releases` counts the holders that were made to let go.
     """
 
     def __init__(self, limit: float = math.inf) -> None:
@@ -93,8 +88,8 @@ class ClientMemory:
     def has_capacity(self, size: int) -> bool:
         """Return whether there is memory for `size` more bytes, which may be refused.
 
-        If not, those with most let go, now and then, so that a client that is refused may come
-        again: at once for each would let as many come as are refused.
+        If not, those with most let go, so that a client that is refused may come again. They do
+        so at most once per `REFUSAL_INTERVAL_S`: otherwise as many would come as are refused.
         """
         if self.total + size <= self.limit * CAPACITY_FACTOR:
             return True
@@ -103,10 +98,9 @@ class ClientMemory:
         return False
 
     def hold(self, part: HeldPart, holder: Holder, size: int, shared: bytes | None = None) -> None:
-        """Set what a holder has of a part, in place of what it had.
+        """Set the bytes that a holder has of a part, in place of those before.
 
-        Args:
-            shared: Bytes besides, which count once for all that hold the same object.
+        `shared` are bytes besides, which count once for all that hold the same object.
         """
         holding = self._holdings.get((part, holder))
         if holding is None:
@@ -121,12 +115,12 @@ class ClientMemory:
             self._schedule_limiting()
 
     def hold_unsent(self, holder: Holder, waiting: int, copied: int, data: bytes | None) -> None:
-        """Set what waits for a connection, after a write that it has not taken whole.
+        """Set the bytes that wait for a connection, after a write that it has not taken whole.
 
         Args:
             waiting: How many bytes wait.
             copied: How many of them are copies of what was written.
-            data: What was just written; None if that is not known.
+            data: The bytes of the last write; None if they are not known.
         """
         if data is not None and waiting - copied <= len(data):
             self.hold(HeldPart.UNSENT, holder, copied, data)

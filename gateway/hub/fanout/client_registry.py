@@ -1,8 +1,8 @@
 """Keep the clients of a hub, so that all can be visited while they come and go.
 
 Removing a client moves the last one into its place, so that an iteration from the last to the first
-needs no copy. A copy of a list of a million blocked the loop, and the garbage collector then
-traversed it (35 ms).
+needs no copy. A copy of a million blocked the loop, and the garbage collector then traversed it for
+35 ms.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Registered(Protocol):
-    """Define what a client needs to be in a registry.
-
-    Attributes:
-        registry_index: Where its registry has it. Only the registry reads and assigns it.
-    """
+    """A client; only its registry reads and assigns `registry_index`."""
 
     registry_index: int
 
@@ -29,19 +25,17 @@ NOT_REGISTERED = -1
 class ClientRegistry(Generic[T]):
     """The clients of a hub that have subscribed and are not closed yet.
 
-    Its `Hub` creates and owns it. Invariant between calls: the `registry_index` of each client is
-    its place in `_clients`, and that of every other client is `NOT_REGISTERED`.
+    Invariant between calls: the `registry_index` of each client is its place in `_clients`, and
+    that of every other client of the hub is `NOT_REGISTERED`.
     """
 
     def __init__(self) -> None:
         self._clients: list[T] = []
 
     def __len__(self) -> int:
-        """Return how many clients there are."""
         return len(self._clients)
 
     def __contains__(self, client: T) -> bool:
-        """Return whether a client is there; it must be one of this hub."""
         return client.registry_index != NOT_REGISTERED
 
     def __iter__(self) -> Iterator[T]:
@@ -55,12 +49,10 @@ class ClientRegistry(Generic[T]):
             yield self._clients[index]
 
     def add(self, client: T) -> None:
-        """Add a client that is not there."""
         client.registry_index = len(self._clients)
         self._clients.append(client)
 
     def discard(self, client: T) -> None:
-        """Remove a client if it is there."""
         index, client.registry_index = client.registry_index, NOT_REGISTERED
         if index == NOT_REGISTERED:
             return

@@ -1,10 +1,9 @@
 """Provide the bytes of one client: its subscription, and what is read for it.
 
 A `ClientSource` knows nothing of the way that its bytes go. A `PushDelivery` or a `PullDelivery`
-takes them, and is woken when there may be more: it sets `subscription.delivery`.
-
-What it gives comes from its channel's ring, from its private reader, which `Backfill` feeds from
-Kafka, or from a `SharedCatchUp`, which reads for several clients.
+takes them, and is woken when there may be more: it sets `subscription.delivery`. The bytes come
+from the channel's ring, from the private reader, which `Backfill` feeds from Kafka, or from a
+`SharedCatchUp`, which reads for several clients.
 """
 
 from __future__ import annotations
@@ -33,57 +32,39 @@ from .state_log import log as state_logger
 
 
 class ClientPosition(NamedTuple):
-    """Describe where a client stands."""
-
     position: Position
     topic_ids: Mapping[str, str]
 
 
 class CatchUpMembership(Protocol):
-    """Define what a client needs of the `SharedCatchUp` that it is a member of.
-
-    Attributes:
-        subscription: The subscription of the client that reads for all members.
-    """
+    """What a client needs of its `SharedCatchUp`; `subscription` is that of the leader."""
 
     subscription: Subscription
 
     def take_piece(self, source: ClientSource) -> bytes | None:
         """Return the client's next piece; None if it is no member any more."""
 
-    def get_member_position(self, source: ClientSource) -> ClientPosition:
-        """Return where the client stands."""
+    def get_member_position(self, source: ClientSource) -> ClientPosition: ...
 
     def release_member(self, source: ClientSource) -> None:
         """Let the client go on by itself."""
 
-    def remove_member(self, source: ClientSource) -> None:
-        """Remove a client that is being closed."""
+    def remove_member(self, source: ClientSource) -> None: ...
 
 
 class CatchUpRegistry(Protocol):
-    """Define what a client needs of `SharedCatchUps`."""
+    """What a client needs of `SharedCatchUps`."""
 
     def join(self, source: ClientSource) -> CatchUpMembership | None:
         """Add the client to the shared catch-up of its position; None if it reads alone."""
 
 
 class ClientSource:
-    """Provide what one client is sent, from its first block to its end.
+    """The source of the bytes of one client, from its first block to its end.
 
-    Its `Client` owns and closes it; that of the reader of a shared catch-up has no client, and is
-    owned by the `SharedCatchUp`.
-
-    Args:
-        wire: How its bytes are encoded.
-        start: Where it begins, with its resume token verified.
-        number: Its number among all streams of the process, for logs; 0 for a source without a
-            client, whose states are not logged.
-
-    Attributes:
-        shared_catch_up: The shared catch-up that it is a member of; None for none.
-        rate_limiter: What `maxRate` lets it be sent; None for no limit.
-        number: Its number among all streams of the process; 0 without a client.
+    Its `Client` owns and closes it; that of the leader of a shared catch-up has no client, is owned
+    by the `SharedCatchUp`, and has the number 0, for which no states are logged. The resume token
+    of `start` is verified.
     """
 
     __slots__ = (
@@ -120,7 +101,7 @@ class ClientSource:
             self._backfill = self._create_backfill(start)
 
     def limit_rate(self, rate_limiter: RateLimiter) -> None:
-        """Send no more than a rate lets it be sent; called before anything is taken."""
+        """Limit the rate from now on; called before anything is taken."""
         self.rate_limiter = rate_limiter
 
     def begin(
@@ -131,14 +112,7 @@ class ClientSource:
         position_refused: bool,
         is_continuation: bool,
     ) -> bytes:
-        """Return the first block. It is called once, before anything that follows is taken.
-
-        Args:
-            catch_ups: The reads of the past that several clients share.
-            heartbeat: Seconds after which an idle stream is sent a heartbeat.
-            position_refused: The client came with a token that could not be used; a gap says so.
-            is_continuation: The stream goes on with another view.
-        """
+        """Return the first block. It is called once, before anything that follows is taken."""
         shared_reads, subscription = self._services.shared_reads, self.subscription
         if self._backfill is not None:
             self._backfill.retire_recreated()
@@ -173,7 +147,6 @@ class ClientSource:
         return first
 
     def _build_begin_data(self, pending: Sequence[TopicPartition]) -> dict[str, Any]:
-        """Return the data of the `begin` event."""
         tail = self.shared_tail.tail
         # Conflated output and snapshots have an id only at the end of each flush.
         flushes = tail.is_conflated or self.subscription.snapshot is not None
@@ -215,41 +188,29 @@ class ClientSource:
         return data
 
     def encode_event(self, kind: str, data: Mapping[str, Any]) -> bytes:
-        """Return an event for this client only, which the caller sends.
-
-        Args:
-            data: Its data, which is encoded as JSON.
-        """
         return self._count_private(self._wire.encode_event(kind, dict(data)))
 
     def encode_heartbeat(self) -> bytes:
-        """Return a heartbeat, which the caller sends; empty on wires that have none."""
+        """Return a heartbeat; empty on wires that have none."""
         return self._count_private(self._wire.encode_heartbeat())
 
     def encode_end(self, reason: EndReason) -> bytes:
-        """Return the last bytes, which the caller sends."""
         subscription = self.subscription
         last = self._wire.encode_end(reason, subscription.token, subscription.delivered_sum)
         subscription.traffic.bytes += len(last)
         return last
 
     def _count_private(self, data: bytes) -> bytes:
-        """Count bytes that only this client is sent, and return them."""
         self.subscription.count_private(data)
         self.subscription.traffic.bytes += len(data)
         return data
 
     @property
     def credit(self) -> int | None:
-        """Return how many more records the client has asked for; None for any number."""
         return self.subscription.credit if self.rate_limiter is None else self.rate_limiter.credit
 
     def find_state(self, *, is_full: bool) -> str:
-        """Return why it may not have all that was published, if rounds do not write to it.
-
-        Args:
-            is_full: Its outlet waits for the other side.
-        """
+        """Return why it may not have all that was published, if rounds do not write to it."""
         if is_full:
             return SLOW
         if self.subscription.credit != 0:
@@ -257,13 +218,7 @@ class ClientSource:
         return NO_CREDIT if self.credit == 0 else THROTTLED
 
     def log_changes(self, *, is_full: bool = False) -> None:
-        """Log how its state differs from the last line that it logged.
-
-        Callers ask first whether lines are logged (`state_log.log`).
-
-        Args:
-            is_full: Its outlet waits for the other side.
-        """
+        """Log how its state differs from the last line; callers ask first whether to log."""
         if not self.number:
             return
         state, subscription = self.find_state(is_full=is_full), self.subscription
@@ -278,8 +233,7 @@ class ClientSource:
     def close(self, *, keep_position: bool = False) -> None:
         """Stop reading for the client, and following its channel. It may be called again.
 
-        Args:
-            keep_position: The position is still needed, for a last id or a handover.
+        `keep_position` keeps the position for a last id or a handover.
         """
         if self.rate_limiter is not None:
             self.rate_limiter.close()
@@ -315,10 +269,8 @@ class ClientSource:
     def resume(self, position: ClientPosition, cursor: int | None = None) -> None:
         """Leave a shared catch-up and go on from a position.
 
-        Args:
-            position: Where the client stands.
-            cursor: The number of the channel's chunk that follows the position; None if the
-                position is not one of the channel's.
+        `cursor` is the number of the channel's chunk that follows the position; None if the
+        position is not one of the channel's.
         """
         left, self.shared_catch_up = self.shared_catch_up, None
         self.subscription.reattach(position.position, cursor)
@@ -332,8 +284,7 @@ class ClientSource:
     def create_twin(self) -> ClientSource:
         """Create a source without a client that starts from the same position as this one.
 
-        What it gives is counted for nobody, but what it reads is counted for this client's route.
-        Its creator owns it.
+        Its bytes are counted for nobody, its reads for this client's route. Its creator owns it.
         """
         subscription = self.subscription
         return ClientSource(
@@ -358,7 +309,6 @@ class ClientSource:
         self.subscription.wake()  # not bound earlier: what delivers the bytes sets it later
 
     def _start_backfill(self) -> None:
-        """Start reading from Kafka what the private reader is missing."""
         if self.subscription.private_reader is None or self.shared_catch_up is not None:
             return
         if self._backfill is None:
@@ -367,7 +317,6 @@ class ClientSource:
             self._backfill.start_missing()
 
     def log_context(self) -> log_context:
-        """Return the log context of this client: its route, and its number if it has one."""
         return log_context(**self._build_log_ids())
 
     def _build_log_ids(self) -> dict[str, Any]:

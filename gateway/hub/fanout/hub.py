@@ -1,10 +1,10 @@
 """Serve the streams of one cluster: shared tails by topic set, channels by view.
 
-`Hub.subscribe` is how a client begins: its topics are opened, its resume token is verified, its
-start is resolved, and a `Client` with a `Subscription` to a channel is returned. Three tasks
-maintain what is there. The sweep closes what nobody uses, announces positions and bounds memory.
-Another task checks the heartbeats and lifetimes of all clients, so that an idle client needs no
-timer of its own. The third builds the indexes of keys that logs need.
+`Hub.subscribe` is how a client begins: it opens the topics, verifies the resume token, resolves the
+start, and returns a `Client` with a `Subscription` to a channel. Three tasks maintain the hub. The
+sweep closes what nobody uses, announces positions and bounds memory. Another checks the heartbeats
+and lifetimes of all clients, so that an idle client needs no timer. The third builds the indexes of
+keys that logs need.
 """
 
 from __future__ import annotations
@@ -109,14 +109,7 @@ TailKey: TypeAlias = tuple[tuple[str, ...], float | None]
 
 @dataclass(frozen=True, slots=True)
 class HubLimits:
-    """Hold how long a hub keeps what nobody uses, and how large it lets ids become.
-
-    Attributes:
-        linger_s: Seconds for which a topic is read after its last client left.
-        sweep_interval_s: Seconds from one look for what is unused to the next.
-        long_id_chars: Characters beyond which ids are warned of.
-        later_epoch_timeout_s: As of `ReadServices`.
-    """
+    """How long a hub keeps what nobody uses, and how large it lets ids become."""
 
     linger_s: float = LINGER_S
     sweep_interval_s: float = SWEEP_INTERVAL_S
@@ -128,31 +121,22 @@ DEFAULT_LIMITS = HubLimits()
 
 
 class Hub:
-    """Serve all streams of one cluster.
+    """The streams of one cluster.
 
-    `Hubs` creates one for each cluster of the configuration. It is started and closed within the
-    event loop, and may be started again. `started` is true from the start to the close; the
-    components that are annotated below without a value exist only while it is.
+    `Hubs` creates one for each cluster, and starts and closes the cluster itself. A hub is started
+    and closed within the event loop, and may be started again. The components that are annotated
+    below without a value exist only while `started` is true.
 
     A channel, a tail and a shared read live as long as somebody uses them: channels go with their
     last follower, tails and topics `linger_s` after it.
 
     Attributes:
-        cluster: The connections and metadata of the cluster, which `Hubs` starts and closes.
-        settings: The settings of the process; those of this cluster are `kafka`.
-        limits: How long what nobody uses is kept.
         name: The name of the cluster; empty where there is only one.
         process_hubs: All hubs of this process, which share the limit `memory`.
-        clients: The clients that have subscribed and are not closed yet.
         draining: New clients are ended at once.
-        tracing: Traces records, from the next start on; None to trace nothing.
-        traffics: Counters of what clients were sent, by route and wire.
         replies: Counters of answered requests (request-reply), by topic and outcome.
-        behind: How far clients are behind, as of the last check.
         is_full: Whether new clients are refused, because too much of memory cannot be freed.
         memory: Bytes in use by part, as of the last check.
-        rings: The bytes that the rings of all channels hold.
-        client_memory: The bytes that the process holds for clients; all its hubs have the same.
     """
 
     def __init__(
@@ -206,11 +190,9 @@ class Hub:
 
     @property
     def kafka(self) -> Kafka:
-        """Return the options of this hub's cluster."""
         return self.settings.clusters[self.name]
 
     async def start(self) -> None:
-        """Create the components of this hub and start its tasks; the cluster is started already."""
         self.started, self.draining = True, False
         self.topics = TopicOpener(self.cluster, self.kafka)
         self._tails.clear()
@@ -295,13 +277,10 @@ class Hub:
         self.started = False
 
     def apply_settings(self, settings: Settings) -> frozenset[str]:
-        """Apply other settings while the hub runs.
+        """Apply other settings while the hub runs, and return the topics whose options changed.
 
-        The topics whose options changed are read from scratch. Their present clients keep a tail
-        that is no longer fed, so the caller must move them on (see `EndReason.CHANGED`).
-
-        Returns:
-            The names of the topics whose options changed.
+        These topics are read from scratch. Their present clients keep a tail that is no longer
+        fed, so the caller must move them on (see `EndReason.CHANGED`).
         """
         old_security, self.settings = self.kafka.security, settings
         self.client_memory.limit = settings.memory // PINNED_MEMORY_DIVISOR
@@ -333,11 +312,9 @@ class Hub:
         return changed
 
     def create_writer(self) -> RecordWriter:
-        """Create a writer of records; each connection has its own."""
         return RecordWriter(self.publisher)
 
     def _get_table_limit(self) -> int:
-        """Return how many bytes all tables of this hub may take."""
         return self.settings.memory // TABLES_MEMORY_DIVISOR // len(self.process_hubs)
 
     def drain(self, reason: EndReason = EndReason.DRAIN) -> None:
@@ -351,7 +328,6 @@ class Hub:
         self._end_clients(iter(self.clients), reason)
 
     def _end_clients(self, clients: Iterator[Client], reason: EndReason) -> None:
-        """End clients, slice by slice."""
         ending = list(itertools.islice(clients, CLIENTS_PER_SLICE))
         for client in ending:
             client.end(reason)
@@ -359,7 +335,6 @@ class Hub:
             asyncio.get_running_loop().call_soon(self._end_clients, clients, reason)
 
     def remove_client(self, client: Client) -> None:
-        """Forget a client that is being closed."""
         self.clients.discard(client)
 
     async def subscribe(
@@ -369,19 +344,10 @@ class Hub:
         wire: Wire,
         options: ClientOptions,
     ) -> Client:
-        """Create a client of a view.
+        """Create a client of a view, which the caller must close in any case.
 
-        The caller awaits the client's `wait_until_ready` and then either attaches it to an outlet
-        or pulls its bytes. It must close the client in any case.
-
-        Args:
-            view: What the client is shown.
-            start: Where it begins and ends.
-            wire: How its bytes are encoded.
-            options: How it is served.
-
-        Returns:
-            The client, which has not begun yet.
+        The caller awaits its `wait_until_ready` and then either attaches it to an outlet or pulls
+        its bytes.
 
         Raises:
             UnknownTopic: A topic does not exist, and the client has no token that speaks of it.
@@ -428,10 +394,7 @@ class Hub:
         return client
 
     def keep_open(self, view: View) -> SharedTail:
-        """Keep the topics of a view open for `linger_s` from now on, also without a client.
-
-        The topics must be open already.
-        """
+        """Keep the open topics of a view open for `linger_s` from now on, also without a client."""
         return self._get_shared_tail(view)
 
     def _get_ready_timeout(self, view: View) -> float:
@@ -446,7 +409,6 @@ class Hub:
         options: ClientOptions,
         deadline: float,
     ) -> Subscription:
-        """Resolve where a client begins and ends, and subscribe it to its channel."""
         tail, token, handover = shared_tail.tail, start.token, options.handover
         until = handover.until if handover is not None else None
         if until is None and start.until is not None:
@@ -499,9 +461,8 @@ class Hub:
     ) -> Snapshot | None:
         """Return the snapshot that a client begins with; None if its start asks for none.
 
-        It covers all partitions of `positions`. A client that resumes is sent what it missed of the
-        topics in its token; topics that the token does not mention begin with their whole table,
-        and their positions are added to `positions`.
+        A client that resumes is sent what it missed of the topics in its token. Other topics begin
+        with their whole table, and their positions are added to `positions`.
         """
         if not start.snapshot:
             return None
@@ -522,7 +483,6 @@ class Hub:
     # tails and channels
 
     def _get_shared_tail(self, view: View) -> SharedTail:
-        """Return the tail of a view's topics, and create it if there is none."""
         topics, interval = key = view.topics, view.interval
         shared_tail = self._tails.get(key)
         if shared_tail is None:
@@ -547,7 +507,6 @@ class Hub:
         return shared_tail
 
     def get_channel(self, shared_tail: SharedTail, view: View, wire: Wire) -> Channel:
-        """Return the channel of a view on a wire, and create it if there is none."""
         key = view, wire
         channel = shared_tail.channels.get(key)
         if channel is None:
@@ -605,10 +564,6 @@ class Hub:
                 has_failed = True
 
     async def _check_heartbeats_forever(self) -> None:
-        """Check the heartbeats and lifetimes of all clients, and measure how far they are behind.
-
-        An attached client has no task or timer of its own for this.
-        """
         took_s = 0.0
         while True:
             streams = [route.stream for route in self.settings.routes if route.is_stream]
@@ -622,8 +577,7 @@ class Hub:
     async def _check_heartbeats(self) -> float:
         """Check all clients once, in slices, and return how many seconds that took.
 
-        Apart from `_check_heartbeats_forever`, whose frame would keep the last client while it
-        sleeps.
+        The frame of its caller would keep the last client while it sleeps.
         """
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -646,13 +600,7 @@ class Hub:
         return loop.time() - now
 
     def sweep(self, now: float) -> None:
-        """Close what nobody uses any more, announce positions and bound memory.
-
-        Its own task calls it every `sweep_interval_s`.
-
-        Args:
-            now: The time by the loop's clock, in seconds.
-        """
+        """Close what nobody uses any more, announce positions and bound memory."""
         for key, shared_tail in list(self._tails.items()):
             topics = key[0]
             if not shared_tail.is_idle:
@@ -683,10 +631,7 @@ class Hub:
         return any(shared_tail.has_left_channels for shared_tail in self.iter_tails())
 
     def _warn_of_long_ids(self, topics: tuple[str, ...], tail: Tail) -> None:
-        """Warn that proxies may refuse requests with ids of this length.
-
-        It warns once per topic set, until no tail has it any more.
-        """
+        """Warn, once per topic set in use, that proxies may refuse requests with such long ids."""
         if topics not in self._long_id_topics and len(tail.token_text) > self.limits.long_id_chars:
             self._long_id_topics.add(topics)
             log.warning(
@@ -696,10 +641,7 @@ class Hub:
             )  # fmt: skip
 
     def _on_log_growth(self, size: int) -> None:
-        """Bound memory before the next sweep if the logs grew a lot since the last one.
-
-        At 300 MB/s, 75 MB arrive between two sweeps, which are 0.25 s apart.
-        """
+        """Bound memory early if the logs grew a lot: 75 MB may arrive between two sweeps."""
         self._grown_bytes += size
         if self._grown_bytes > self.settings.memory // GROWTH_MEMORY_DIVISOR:
             self._limit_memory(asyncio.get_running_loop().time())
@@ -707,8 +649,7 @@ class Hub:
     def _limit_memory(self, now: float) -> None:
         """Drop old entries, and bound logs by their topic's `cache` and the process's `memory`.
 
-        All logs of the process shrink by the same factor, whichever cluster they are of. Rings
-        bound themselves (`RingBudget`).
+        All logs of the process shrink by the same factor. Rings bound themselves (`RingBudget`).
         """
         self._grown_bytes = 0
         by_topic: dict[str, list[PartitionLog]] = {}
@@ -751,14 +692,10 @@ class Hub:
 
     @property
     def _max_backlog_bytes(self) -> int:
-        """Return how many bytes of records may have been read for clients and not taken yet."""
         return self.settings.memory // BACKLOG_MEMORY_DIVISOR
 
     def _measure_backlog(self) -> int:
-        """Return the bytes of records that were read for clients and not taken yet.
-
-        What several clients share counts once, and until the last of them has taken it all.
-        """
+        """Return the bytes of records that not all clients have taken for which they were read."""
         readers = [
             reader for shared_tail in self._tails.values() for reader in shared_tail.tail.readers
         ]
@@ -773,7 +710,6 @@ class Hub:
         self.rings.limit = self.settings.memory // RINGS_MEMORY_DIVISOR // len(self.process_hubs)
 
     def iter_tails(self) -> Iterator[SharedTail]:
-        """Return the tails that are fed, and those that a reload replaced."""
         return itertools.chain(self._tails.values(), self._replaced_tails)
 
     def _iter_channels(self) -> Iterator[Channel]:
@@ -785,12 +721,10 @@ class Hub:
 
     @property
     def logs(self) -> list[PartitionLog]:
-        """Return the logs of all partitions that are read."""
         return [read.log for read in self.shared_reads.by_partition.values()]
 
 
 def _shrink_logs(logs: Sequence[PartitionLog], max_bytes: int) -> None:
-    """Shrink all logs by the same factor, so that together they hold at most this many bytes."""
     total = sum(partition_log.bytes for partition_log in logs)
     if total > max_bytes:
         for partition_log in logs:
@@ -798,8 +732,5 @@ def _shrink_logs(logs: Sequence[PartitionLog], max_bytes: int) -> None:
 
 
 def _to_epoch_seconds(since: TimestampStart | None) -> int | None:
-    """Return a start by time in seconds since 1970; None if there is none.
-
-    Ids carry it while a partition is pending: they have no offset for it that would be better.
-    """
+    """Return a start by time in seconds since 1970, for ids while a partition is pending."""
     return None if since is None else max(0, since.timestamp) // 1000

@@ -22,15 +22,13 @@ ClusterTopic: TypeAlias = tuple[str, str]
 
 
 class Hubs:
-    """Own the hubs of a process, and start, drain and close them together.
+    """The hubs of a process, which are started, drained and closed together.
 
     The application or `gateway.api.Gateway` creates one. It is started and closed within the event
     loop, and may be started again.
 
     Attributes:
-        by_name: The hubs by the name of their cluster, which is empty if the configuration has only
-            one cluster without a name.
-        client_memory: The bytes that the process holds for clients.
+        by_name: The hubs by the name of their cluster, which may be empty if there is only one.
         websocket_count: The open WebSocket connections, which their sessions count.
         drain_callbacks: Functions that are called when the gateway drains: one for each WebSocket
             connection, and one for the co-hosted app if there is one.
@@ -53,33 +51,24 @@ class Hubs:
         return iter(self.by_name.values())
 
     def get_hub(self, cluster: str) -> Hub:
-        """Return the hub of a cluster; KeyError if there is no such cluster."""
         return self.by_name[cluster]
 
     def find_hubs(self, topics: Iterable[str]) -> list[Hub]:
         """Return the hubs whose clusters may have all of these topics.
 
-        A single cluster may have any topic. Of several, these are the ones that list all the
-        topics.
+        A single cluster may have any topic. Of several, these are those that list all the topics.
         """
         return [self.by_name[name] for name in self.settings.find_cluster_names(topics)]
 
     @property
     def started(self) -> bool:
-        """Return whether all hubs are started."""
         return all(hub.started for hub in self)
 
     @property
     def draining(self) -> bool:
-        """Return whether any hub is draining."""
         return any(hub.draining for hub in self)
 
     async def start(self, tracing: Tracing | None = None) -> None:
-        """Start all clusters and hubs.
-
-        Args:
-            tracing: Traces requests and records; None to trace nothing.
-        """
         for hub in self:
             hub.tracing = tracing
             await hub.cluster.start()
@@ -87,23 +76,17 @@ class Hubs:
             await hub.start()
 
     async def close(self) -> None:
-        """Close all hubs, then the connections of their clusters."""
         await asyncio.gather(*(hub.close() for hub in self))
         await asyncio.gather(*(hub.cluster.close() for hub in self))
 
     def apply_settings(self, settings: Settings) -> frozenset[ClusterTopic]:
-        """Apply other settings to all hubs; see `Hub.apply_settings`.
-
-        Returns:
-            The topics whose options changed, with their clusters.
-        """
+        """Apply other settings to all hubs, and return the topics whose options changed."""
         self.settings = settings
         return frozenset(
             (hub.name, topic) for hub in self for topic in hub.apply_settings(settings)
         )
 
     def find_changed_topics(self, settings: Settings) -> frozenset[ClusterTopic]:
-        """Return the topics whose options other settings would change, with their clusters."""
         return frozenset(
             (hub.name, topic)
             for hub in self

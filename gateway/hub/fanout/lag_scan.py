@@ -17,14 +17,7 @@ MAX_POSITIONS_PER_SLICE = 2000  # positions that are compared before other tasks
 
 
 class LagScan:
-    """Collect the lag of clients in one pass over all of them.
-
-    The hub creates one for each pass, adds clients, and lets other tasks run when `should_yield`
-    says so.
-
-    Attributes:
-        behind: The clients that are behind, and by how many records.
-    """
+    """The lag of clients, collected in one pass, in which others run if `should_yield` says so."""
 
     def __init__(self) -> None:
         self.behind = ClientsBehind()
@@ -61,7 +54,6 @@ class LagScan:
         return self._lag_by_cursor[key]
 
     def _count_between(self, position: Position, channel: Channel) -> int:
-        """Return the sum of the offsets between a position and the tail, over its partitions."""
         tail_position, records = channel.tail.position, 0
         self._scanned_positions += len(position)
         for tp, client_place in position.items():

@@ -1,4 +1,4 @@
-"""Define the connection of one client as the hub sees it: written to without a task between."""
+"""Define the connection of one client as the hub sees it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Outlet(Protocol):
-    """Take the bytes of one client, or of one stream of a WebSocket.
+    """Take the bytes of one client, or of one stream of a WebSocket, without a task between.
 
     `gateway.web` implements it for connections. It calls `PushDelivery.on_drained` when it is no
     longer full, and `Client.close` when the connection is lost. Whether an outlet is full may
@@ -18,7 +18,7 @@ class Outlet(Protocol):
         """Return whether bytes wait for the other side to take them."""
 
     def write(self, data: bytes) -> None:
-        """Send bytes now; what the other side does not take waits. Never raises, never blocks."""
+        """Send bytes now; those that the other side does not take wait. Never raises or blocks."""
 
     def finish(self, data: bytes) -> None:
         """Send the last bytes, and end the response as its protocol does."""

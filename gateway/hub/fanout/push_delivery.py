@@ -1,7 +1,7 @@
 """Write the bytes of one client to its outlet, without a task.
 
-What is published is written in rounds by the `Broadcaster`; a `PushDelivery` writes only what is
-the client's own: what it is sent while it catches up, heartbeats and the end. Its states:
+The `Broadcaster` writes in rounds what is published; a `PushDelivery` writes only the client's own
+bytes: those that it is sent while it catches up, heartbeats and the end. Its states:
 
 - In an `Audience`: the client has all that was published, and rounds write to its outlet.
 - Otherwise `push` takes from the `ClientSource`. A client that has caught up joins an audience.
@@ -23,7 +23,7 @@ from .state_log import log as state_logger
 
 
 class DeliveryOwner(Protocol):
-    """Define what a delivery needs of the `Client` that it belongs to."""
+    """What a delivery needs of the `Client` that it belongs to."""
 
     def on_delivered(self) -> None:
         """Release everything: the last bytes were written."""
@@ -32,17 +32,10 @@ class DeliveryOwner(Protocol):
 class PushDelivery:
     """Push the bytes of a `ClientSource` to an outlet.
 
-    `Client.attach` creates it, and the client closes it. A closed one has no outlet.
-
-    Args:
-        source: What is delivered.
-        broadcaster: Writes to it while the client has everything.
-        owner: Closes it when the last bytes were written. A bound method in its place would take
-            64 bytes of each client.
+    `Client.attach` creates it, and the client, its `owner`, closes it: a bound method in place of
+    the owner would take 64 bytes of each client. The outlet of a closed one is None.
 
     Attributes:
-        subscription: The subscription of the source.
-        outlet: The connection; None once it is closed.
         sent_at: When it was last sent something of its own, by the loop's clock.
         is_end_written: The last bytes were written, or are another client's to write.
     """
@@ -79,29 +72,23 @@ class PushDelivery:
 
     @property
     def is_live(self) -> bool:
-        """Return whether rounds write to it, so that it has all that was published."""
         return self.audience is not None
 
     @property
     def is_full(self) -> bool:
-        """Return whether the outlet waits for the other side."""
         return self.outlet is not None and self.outlet.full
 
     def wake(self) -> None:
-        """Look for something to send soon, but never within the call that brought it."""
+        """Schedule a push, but never run it within the call that brought it."""
         if self.outlet is not None and not self._is_push_scheduled:
             self._is_push_scheduled = True
             self._broadcaster.schedule_push(self)
 
     def on_drained(self) -> None:
-        """Go on: the outlet is no longer full."""
         self.wake()
 
     def push(self) -> None:
-        """Send about 64 KiB of what is this client's own.
-
-        Once it has everything, it joins the audience that the `Broadcaster` writes to.
-        """
+        """Send about 64 KiB of the client's own bytes; once it has everything, join an audience."""
         self._is_push_scheduled = False
         outlet, subscription = self.outlet, self.subscription
         # A full outlet gets nothing but an end, which must not wait until the client takes more.
@@ -135,11 +122,9 @@ class PushDelivery:
             self._source.log_changes(is_full=outlet.full)
 
     def _join_audience(self) -> None:
-        """Let rounds write to this client: it has everything that was published."""
         self.audience = self._broadcaster.add_client(self)
 
     def on_audience_left(self) -> None:
-        """Take over from the rounds of an audience, which no longer write to this client."""
         self.audience = None
         if self.outlet is not None:
             # Again it has to hear of each chunk itself. Something may be there already.
@@ -149,21 +134,11 @@ class PushDelivery:
                 self._source.log_changes(is_full=self.outlet.full)
 
     def write_event(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Write an event; it follows whatever waits in the outlet already.
-
-        Args:
-            data: Its data, which is encoded as JSON.
-        """
+        """Write an event; it follows whatever waits in the outlet already."""
         if self.outlet is not None and not self.is_end_written:
             self.outlet.write(self._source.encode_event(kind, data))
 
     def check_heartbeat(self, now: float, heartbeat: float) -> None:
-        """Write a heartbeat if nothing was sent for a while.
-
-        Args:
-            now: The time by the loop's clock, in seconds.
-            heartbeat: Seconds after which an idle stream is sent a heartbeat.
-        """
         if self.audience is not None:
             self.sent_at = max(self.sent_at, self.audience.sent_at)
         if now - self.sent_at >= heartbeat and not self.is_full:
@@ -178,7 +153,6 @@ class PushDelivery:
                 self.outlet.write(heartbeat)
 
     def close(self) -> None:
-        """Write nothing more. It may be called again."""
         self.outlet = None  # so that leaving the audience does not wake it
         if self.audience is not None:
             self.audience.remove_client(self)

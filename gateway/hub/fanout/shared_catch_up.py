@@ -2,9 +2,9 @@
 
 A deploy, or a proxy that restarts, brings everybody back within a second, and all clients that had
 the same last id are missing the same records. The second client that resumes from a position
-creates a leader: a source without a client that reads privately as any other would. What the
-leader would write is kept in pieces, and all members are sent those. When the leader has caught up,
-the members attach to their channel at exactly that point.
+creates a leader: a source without a client that reads privately as any other would. Its bytes are
+kept in pieces, which all members are sent. When the leader has caught up, the members attach to
+their channel at exactly that point.
 
 A member that is too slow (the pieces it needs are over `max_piece_bytes`) goes on with a private
 reader of its own: after each piece the whole position is known.
@@ -32,14 +32,7 @@ STALLED_TIMEOUT_S = 0.5  # seconds that a leader waits for members that take not
 
 
 class CatchUpPiece(NamedTuple):
-    """Hold what the leader read at once, and where it stood after it.
-
-    Attributes:
-        data: The bytes, as members are sent them.
-        position_after: Where a client stands that has them.
-        records: The number of records in them.
-        gaps: The number of gaps in them, by reason.
-    """
+    """The bytes that the leader read at once, and where it stood after them."""
 
     data: bytes
     position_after: ClientPosition
@@ -51,22 +44,11 @@ class SharedCatchUp:
     """Keep what a leader reads, and hand it to the members piece by piece.
 
     `SharedCatchUps` creates one for each position that several clients resume from, and closes it
-    when `maintain` returns False. The members take pieces from it. The leader is a source without a
-    client, whose outlet is a `LeaderOutlet`. To the channel it is a follower, so that the channel
-    stays alive until the members attach.
+    when `maintain` returns False. To the channel it is a follower, so that the channel stays alive
+    until the members attach. It owns the leader.
 
     Between calls, `_start_position` is the position before the first piece that is kept, and no
     member needs a piece before that one.
-
-    Args:
-        leader: The source that reads for the members, which this owns.
-        broadcaster: Schedules the leader's reads among the pushes of the clients.
-        max_bytes: The bytes of pieces that are kept.
-        on_resize: Called with the number of bytes by which the kept pieces grew.
-
-    Attributes:
-        subscription: The leader's subscription.
-        last_joined_at: When a member joined last, by the loop's clock.
     """
 
     # As a follower of the channel it needs no chunk, and so never falls out of the ring.
@@ -102,7 +84,6 @@ class SharedCatchUp:
         self._delivery.wake()
 
     def on_delivered(self) -> None:
-        """Close the leader: it has read everything, or its stream ended."""
         self._delivery.close()
         self._leader.close()
 
@@ -114,24 +95,18 @@ class SharedCatchUp:
         return self._first_index == 0 and self.subscription.end_reason is None
 
     def add_member(self, source: ClientSource, now: float) -> None:
-        """Add a client, which begins with the first piece; its own subscription is detached.
-
-        Args:
-            now: The time by the loop's clock, in seconds.
-        """
+        """Add a client, which begins with the first piece; its own subscription is detached."""
         self._member_indexes[source] = 0
         self._counts_by_index[0] += 1
         self.last_joined_at = now
         source.subscription.detach()
 
     def remove_member(self, source: ClientSource) -> None:
-        """Remove a client that is being closed."""
         if source in self._member_indexes:
             self._pop_index(source)
             self._drop_pieces()
 
     def _pop_index(self, source: ClientSource) -> int:
-        """Remove a member, and return the number of the piece that it would get next."""
         index = self._member_indexes.pop(source)
         self._counts_by_index[index] -= 1
         return index
@@ -177,7 +152,6 @@ class SharedCatchUp:
         self._drop_pieces()
 
     def get_member_position(self, source: ClientSource) -> ClientPosition:
-        """Return where a member stands: behind the last piece that it was sent."""
         index = self._member_indexes[source] - self._first_index
         return self._pieces[index - 1].position_after if index else self._start_position
 
@@ -189,7 +163,6 @@ class SharedCatchUp:
         return self._bytes >= self._max_bytes
 
     def add_piece(self, data: bytes) -> None:
-        """Keep what the leader read as a piece for the members."""
         delivered_sum = self.subscription.delivered_sum
         if delivered_sum is not None:
             # The piece carries the sum of its own bytes, so that each member counts them.
@@ -220,21 +193,13 @@ class SharedCatchUp:
         """Do nothing: it needs no chunks of the channel's ring."""
 
     def wake(self) -> None:
-        """Wake all members."""
         for member in self._member_indexes:
             member.subscription.wake()
 
     # maintenance
 
     def maintain(self, now: float) -> bool:
-        """Drop pieces, and release members that keep the others waiting.
-
-        Args:
-            now: The time by the loop's clock, in seconds.
-
-        Returns:
-            False once nobody needs it any more.
-        """
+        """Drop pieces, and release members that delay the others; False once nobody needs it."""
         self._drop_pieces(keep=now - self.last_joined_at < JOIN_WINDOW_S)
         if not self.is_full:
             self._full_since = None
@@ -253,7 +218,7 @@ class SharedCatchUp:
         return bool(self._member_indexes) or now - self.last_joined_at < JOIN_WINDOW_S
 
     def release_stalled(self, stalled: Iterable[ClientSource]) -> None:
-        """Release those of the members that take nothing, and drop what was kept for them."""
+        """Release the members among these clients, and drop what was kept for them."""
         for source in stalled:
             if source in self._member_indexes:
                 self.release_member(source)
@@ -264,7 +229,6 @@ class SharedCatchUp:
         self._on_resize(size)
 
     def close(self) -> None:
-        """Close the leader, and stop following the channel."""
         self._pieces.clear()
         self._resize(-self._bytes)
         self.subscription.channel.remove_follower(self)
@@ -274,9 +238,7 @@ class SharedCatchUp:
     def _drop_pieces(self, *, keep: bool = True) -> None:
         """Drop the pieces that all members have.
 
-        Args:
-            keep: Keep them for clients that may still join, as long as they take at most half of
-                the limit.
+        With `keep`, at most half of the limit is kept for clients that may still join.
         """
         if keep and self._bytes < self._max_bytes // 2:
             return
@@ -300,11 +262,9 @@ class LeaderOutlet:
 
     @property
     def full(self) -> bool:
-        """Return whether the leader has to wait for its members."""
         return self._shared_catch_up.is_full
 
     def write(self, data: bytes) -> None:
-        """Keep what the leader read."""
         self._shared_catch_up.add_piece(data)
 
     def finish(self, data: bytes) -> None:
@@ -316,11 +276,7 @@ class LeaderOutlet:
 
 
 class LeaderDelivery(PushDelivery):
-    """Push what a leader reads to its outlet; it never joins the broadcaster's audiences.
-
-    Args:
-        on_caught_up: Called when the leader has everything that was published.
-    """
+    """Push what a leader reads to its outlet; it never joins the broadcaster's audiences."""
 
     __slots__ = ("_on_caught_up",)
 
@@ -342,15 +298,8 @@ class LeaderDelivery(PushDelivery):
 class SharedCatchUps:
     """Find or create the shared catch-up of each client that resumes.
 
-    `Hub` creates one at each start, and calls `maintain` in its sweep.
-
-    Args:
-        broadcaster: Schedules the reads of leaders.
-        max_bytes: The bytes that all of them may keep; beyond it no new ones are created.
-        max_piece_bytes: The bytes that one of them keeps; a leader that is so far ahead waits.
-
-    Attributes:
-        size: The bytes that all of them keep.
+    `Hub` creates one at each start, and calls `maintain` in its sweep. No new ones are created
+    while all of them keep `max_bytes`; a leader that is `max_piece_bytes` ahead waits.
     """
 
     def __init__(
@@ -369,16 +318,14 @@ class SharedCatchUps:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether there is none, and no position is remembered."""
         return not (self._keys or self._newest_by_key or self._seen_at)
 
     def join(self, source: ClientSource) -> SharedCatchUp | None:
         """Add a client to the shared catch-up of those that resume from the same position.
 
-        Returns:
-            The shared catch-up; None for the first client of a position, for clients whose bytes or
-                pace are their own (bounds, credit, a snapshot, partitions chosen by key), and while
-                all of them keep too many bytes.
+        Returns None for the first client of a position, for clients whose bytes or pace are their
+        own (bounds, credit, a snapshot, partitions chosen by key), and while all of them keep too
+        many bytes.
         """
         subscription, now = source.subscription, asyncio.get_running_loop().time()
         if (
@@ -409,11 +356,6 @@ class SharedCatchUps:
         return shared_catch_up
 
     def maintain(self, now: float) -> None:
-        """Maintain all of them, and close those that nobody needs.
-
-        Args:
-            now: The time by the loop's clock, in seconds.
-        """
         for shared_catch_up, key in list(self._keys.items()):
             if not shared_catch_up.maintain(now):
                 shared_catch_up.close()
@@ -427,12 +369,11 @@ class SharedCatchUps:
             del self._seen_at[key]
 
     def release_stalled(self, stalled: Collection[ClientSource]) -> None:
-        """Release those of all members that take nothing, and drop what was kept for them."""
+        """Release the members among these clients, and drop what was kept for them."""
         for shared_catch_up in self._keys:
             shared_catch_up.release_stalled(stalled)
 
     def close(self) -> None:
-        """Close all of them."""
         for shared_catch_up in self._keys:
             shared_catch_up.close()
 

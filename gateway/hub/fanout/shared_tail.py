@@ -1,7 +1,7 @@
 """Share the live end of a topic set: one tail, and a channel for each view of it.
 
-What arrives in one turn of the event loop is applied to the tail and dispatched to the channels
-that it concerns; their followers are woken afterwards. Clients that are sent no record still have
+The entries of one turn of the event loop are applied to the tail and dispatched to the channels
+that they concern; their followers are woken afterwards. Clients that are sent no record still have
 to learn their position now and then, or they would resume from far behind: `announce_positions`
 tells them.
 """
@@ -38,22 +38,18 @@ ChannelKey: TypeAlias = tuple[View, Wire]
 
 
 class SharedTail:
-    """Hold a tail and its channels by view, and publish what arrives to them.
+    """A tail and its channels by view, which get what arrives.
 
-    `Hub` creates one for each set of topics and each interval, and drops it `LINGER_S` after its
+    `Hub` creates one for each set of topics and each interval, and drops it `linger_s` after its
     last client left. `SharedReads` calls `publish`, always after it appended the same entries to
     the partitions' logs.
 
     Attributes:
-        tail: The merged order of the topics' partitions.
         channels: The channels by view and wire, also those without followers until the next sweep.
         used_at: When it had a client last, by the loop's clock.
-        view_bytes: The sizes of the views of all channels.
-        refreshed_at: When `SharedReads` last looked at the readiness of the partitions, by the
-            loop's clock.
+        refreshed_at: When `SharedReads` last looked at the readiness of the partitions, likewise.
         resolving_readers: The readers that were looking for their start then.
         ready_waiters: Futures of clients that have not begun; each turn completes them.
-        tracing: Traces records; None to trace nothing.
     """
 
     tracing: Tracing | None = None
@@ -89,7 +85,6 @@ class SharedTail:
         return not self.channels
 
     def count_partitions(self) -> dict[str, int]:
-        """Return the number of partitions of each topic, as BEGIN tells clients."""
         if self._counted_partitions != len(self.tail.logs):
             self._counted_partitions, self._partition_counts = (
                 len(self.tail.logs),
@@ -102,7 +97,6 @@ class SharedTail:
         self._left_channels[channel] = None
 
     def add_channel(self, key: ChannelKey, channel: Channel, filters: Filters) -> None:
-        """Add a channel, which takes part in what is published from now on."""
         self.channels[key] = channel
         channel.key = key
         self.view_bytes += key[0].size
@@ -113,15 +107,10 @@ class SharedTail:
 
     @property
     def has_left_channels(self) -> bool:
-        """Return whether a client left a channel that `remove_left_channels` has not seen since."""
         return bool(self._left_channels)
 
     def remove_left_channels(self, max_count: int) -> list[Channel]:
-        """Remove channels that nobody follows any more, and return them.
-
-        Args:
-            max_count: How many channels that a client left are looked at.
-        """
+        """Remove and return channels without followers, of `max_count` that a client left."""
         removed = list[Channel]()
         for _ in range(min(max_count, len(self._left_channels))):
             channel, _ = self._left_channels.popitem()
@@ -140,12 +129,7 @@ class SharedTail:
         return removed
 
     def publish(self, entries: Iterable[Entry], wall: int) -> None:
-        """Apply the entries of one turn to the tail, and publish them to the channels they concern.
-
-        Args:
-            entries: What arrived, in order; the partitions' logs have it already.
-            wall: The time in seconds since 1970, which goes into ids.
-        """
+        """Apply the entries of one turn, and publish them with the wall clock's time, for ids."""
         update = self.tail.apply_entries(entries, wall)
         published = self._dispatcher.publish(update)
         if self.tracing is not None and not self.tail.is_conflated:
@@ -179,7 +163,6 @@ class SharedTail:
     def _trace_records(
         self, tracing: Tracing, update: TailUpdate, channels: Sequence[Channel]
     ) -> None:
-        """Attach the trace contexts of the records just published to the newest chunks."""
         traced: list[tuple[Record, TracedRecord]] = []
         for entry, _ in update.entries:
             if type(entry) is Record and entry.headers and tracing.may_trace(entry.headers):
@@ -197,13 +180,9 @@ class SharedTail:
     def announce_positions(self, now: float) -> None:
         """Send `position` events to the channels whose clients lack a recent id.
 
-        The sweep calls it. Channels that sent events after their last id come first: an event must
-        not stay without an id for longer than a quarter of a second (the sweep's interval). The
-        other channels follow every `ANNOUNCE_INTERVAL_S`, or less often if they are very many,
-        unless they sent an id meanwhile.
-
-        Args:
-            now: The time by the loop's clock, in seconds.
+        Channels that sent events after their last id come first: an event must not stay without an
+        id for longer than a quarter of a second (the sweep's interval). The other channels follow
+        every `ANNOUNCE_INTERVAL_S`, or less often if they are very many, unless they sent an id.
         """
         self._announcements_left = MAX_ANNOUNCED_PER_SWEEP
         if not self._is_announcing:
@@ -222,7 +201,6 @@ class SharedTail:
         asyncio.get_running_loop().call_soon(self._announce_slice, now)
 
     def _take_unannounced(self) -> Channel | None:
-        """Remove and return a channel that sent events after its last id; None if none did."""
         while self._unannounced:
             channel, _ = self._unannounced.popitem()
             if channel.has_unsent_id:

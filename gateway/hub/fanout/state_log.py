@@ -10,9 +10,9 @@ metrics and the admin API use, or `live`:
     stream follows again partitions=orders-0
     stream state=slow
 
-Callers ask `log.isEnabledFor` before they describe a state, and only where one may have changed: a
-client whose connection is full and drained thousands of times a second is not slowed down by more
-than that question. Nothing is asked for each client of a round.
+Callers ask `log.isEnabledFor` first, and only where a state may have changed: a client whose
+connection is full and drained thousands of times a second costs no more than that question. Nothing
+is asked for each client of a round.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ class StateLog:
 
     Its `ClientSource` creates it when it first logs, which may be long after BEGIN: levels change
     at run time. The first look then logs the present state.
-
-    Args:
-        context: Adds the client's route and number to its lines.
     """
 
     __slots__ = ("_context", "_private_partitions", "_state")
@@ -52,42 +49,24 @@ class StateLog:
     def log_begin(
         self, topics: Iterable[str], pending: Iterable[TopicPartition], private: Position
     ) -> None:
-        """Log that the client began.
-
-        Args:
-            pending: The partitions that its BEGIN calls pending.
-            private: Where it stands in the partitions that it reads privately.
-        """
+        """Log BEGIN with its pending partitions, and the partitions that are read privately."""
         self._write(f"began topics={','.join(topics)} pending={_list_partitions(pending)}")
         self._log_private(private, "start")
 
     def log_joined(self) -> None:
-        """Log that a shared catch-up reads for the client from now on."""
         self._write("joined shared catch-up")
 
     def log_left(self, cause: str, private: Position) -> None:
-        """Log that the client reads for itself again.
-
-        Args:
-            cause: Why it left the shared catch-up.
-            private: Where it stands in the partitions that it reads privately.
-        """
         self._write(f"left shared catch-up cause={cause}")
         self._log_private(private, "left-catch-up")
 
     def log_state(self, state: str, subscription: Subscription) -> None:
-        """Log how the client's state and its private reading differ from the last line.
-
-        Args:
-            state: The state, as metrics have it, or `LIVE`.
-            subscription: The client's subscription, which no shared catch-up reads for.
-        """
+        """Log how a client that is in no shared catch-up differs from the last line."""
         private = subscription.private_positions
         self._log_private(private, self._find_cause(subscription))
         self.log_waiting(state)
 
     def log_waiting(self, state: str) -> None:
-        """Log the state alone, if it is not that of the last line."""
         if state != self._state:
             self._state = state
             self._write(f"state={state}")
@@ -141,7 +120,6 @@ def _list_positions(positions: Mapping[TopicPartition, PartitionPosition]) -> st
 
 
 def _join(names: list[str]) -> str:
-    """Return names as one value of a line; `none` for no names."""
     listed = ",".join(names[:MAX_LISTED_PARTITIONS]) or "none"
     more = len(names) - MAX_LISTED_PARTITIONS
     return f"{listed},+{more}" if more > 0 else listed

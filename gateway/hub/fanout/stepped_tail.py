@@ -19,11 +19,9 @@ class SteppedTail(SharedTail):
     """Publish everything that arrives within an interval as one update.
 
     `Hub` creates one for the views of routes with an `interval`. Its tail is conflated: of an
-    update, channels send only the latest record of each key. What arrives after a quiet interval is
-    published at once and starts the next interval. So is the news that a partition can be read
-    (again), because clients may be waiting for it to begin.
-
-    Between calls, a timer is set if entries are held back.
+    update, channels send only the latest record of each key. Entries that arrive after a quiet
+    interval are published at once and start the next interval. So does a `Ready`, because clients
+    may be waiting for it to begin. Between calls, a timer is set if entries are held back.
     """
 
     def __init__(
@@ -44,12 +42,7 @@ class SteppedTail(SharedTail):
         self._timer: asyncio.TimerHandle | None = None
 
     def publish(self, entries: Iterable[Entry], wall: int) -> None:
-        """Hold entries back until the next step, or take the step now if it is due.
-
-        Args:
-            entries: What arrived, in order; the partitions' logs have it already.
-            wall: Not used: the time of the step counts.
-        """
+        """Hold entries back until the next step is due. Its time counts, not `wall`."""
         ready = False
         for entry in entries:
             self._pending_entries.append(entry)

@@ -11,24 +11,17 @@ from gateway.formats import Binary
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Describe what a client is shown: topics, filters, format and fields.
-
-    It is immutable. Two views are equal if they show the same in every respect, so that their
-    clients can share a channel.
+    """What a client is shown. Equal views show the same, so that their clients share a channel.
 
     Attributes:
         topics: The topics, in the order in which clients see them.
-        filters: The filters; a record is shown if any of them matches, or if there are none.
-        binary: What the format `value` does with bytes that are not text.
+        filters: A record is shown if any of them matches, or if there are none.
         fields: The parts of the value that are shown, as JSON pointers; empty for the whole value.
-        interval: Seconds from one step to the next, each with the latest record of each key; None
-            to show every record at once.
-        cluster: The name of the cluster that has the topics.
+        interval: Seconds from one step to the next, each with the latest record of each key.
         route: The route whose ids it has, where ids are signed: another route has other ids.
         is_pattern: Some topics were found by a pattern, and may have been deleted since.
-        digest: A digest that is the same in every process, by which any replica can tell whether a
-            token is of this view. It does not depend on the interval or the cluster: a position is
-            valid for any interval, and tokens name their cluster anyway.
+        digest: The same in every process, so that any replica can tell whether a token is of this
+            view. A position is valid for any interval, and tokens name their cluster anyway.
         size: The length of the view's text in characters, which clients may make long.
     """
 

@@ -26,11 +26,7 @@ class WallClockTimer:
     ) -> None:
         """Start the timer in the running loop.
 
-        Args:
-            deadline: The moment in seconds since 1970. If it is past, the call is made in the next
-                turn of the loop.
-            callback: Called once, unless the timer was cancelled before.
-            clock: Returns the time in seconds since 1970.
+        If `deadline` (seconds since 1970) is past, the call is made in the loop's next turn.
         """
         self._deadline = deadline
         self._clock = clock
@@ -38,7 +34,6 @@ class WallClockTimer:
         self._timer = self._schedule_check()
 
     def cancel(self) -> None:
-        """Cancel the call; nothing happens if it was made already."""
         self._timer.cancel()
 
     def _schedule_check(self) -> asyncio.TimerHandle:
