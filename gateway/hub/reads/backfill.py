@@ -38,17 +38,7 @@ class Backfill:
     `ClientSource` creates it when it has a private reader or a token, calls `start_missing`
     whenever it has taken something, and closes it. There is at most one task per partition; when it
     ends, `on_found` is called, and the next look at what is missing decides how to go on.
-
-    Args:
-        services: What the hub of the client reads with.
-        shared_tail: The tail of the client's topics.
-        on_found: Called when there may be something to take.
-        start: Where the client begins, with its resume token verified. Its `since` is where it
-            begins in partitions whose start is not resolved yet.
-
-    Attributes:
-        start: Where the client begins.
-        topic_ids: The topic ids that the client's positions are of, by topic.
+    `topic_ids` are those that the client's positions are of.
     """
 
     __slots__ = (
@@ -90,18 +80,15 @@ class Backfill:
 
     @property
     def token(self) -> ResumeToken | None:
-        """Return the resume token of the client; None if it has none."""
         return self.start.token
 
     def close(self) -> None:
-        """Cancel what is under way."""
         if self._snapshot_read is not None:
             self._snapshot_read.close()
         for task in self._tasks.values():
             task.cancel()
 
     def start_missing(self) -> None:
-        """Start to verify positions and to read what is missing now."""
         subscription = self._subscription
         reader = subscription.private_reader
         if reader is None or not reader.positions or subscription.end_reason:
@@ -124,11 +111,7 @@ class Backfill:
             self._cancel_reads(self._read_partitions - backfills.keys())
 
     def _cancel_reads(self, tps: Iterable[TopicPartition]) -> None:
-        """Cancel reads that are not needed any more.
-
-        Their position is in a log by now, or of a log that is gone: what they wait for may never
-        come.
-        """
+        """Cancel reads whose position is in a log by now, or of a log that is gone."""
         for tp in tps:
             self._tasks[tp].cancel()
 
@@ -154,9 +137,8 @@ class Backfill:
     def _add_new_partitions(self) -> None:
         """Read partitions privately that came with topics that are known only now.
 
-        Partitions that the token does not mention were added after it. All of the topic was
-        unknown, so its shared read begins at the ends of the partitions, and the client has to
-        begin before that.
+        Partitions that the token does not mention were added after it. The shared read of such a
+        topic begins at the ends of the partitions, and the client has to begin before that.
         """
         tail, subscription = self._shared_tail.tail, self._subscription
         self._known_partitions = len(tail.logs)
@@ -195,7 +177,6 @@ class Backfill:
             self._subscription.private_reader.feed(tp, position, run)
 
     async def _read_snapshot(self, tp: TopicPartition, position: PartitionPosition) -> None:
-        """Read what is missing for the client's snapshot."""
         if self._snapshot_read is None:
             settings = (
                 self._services.topics.get_settings(name)
@@ -273,11 +254,7 @@ class Backfill:
             self._on_verified(tp, PartitionPosition(start, NO_EPOCH, lineage), gap)
 
     async def _refresh_topic_id(self, topic: str) -> bool:
-        """Learn the present id of a topic: what was asked for by its name may be of a new topic.
-
-        Returns:
-            Whether it is known. If not, the position is to be verified again.
-        """
+        """Learn the present id of a topic; if False, the position has to be verified again."""
         try:
             await self._services.cluster.metadata.refresh_until_certain(
                 [topic], "a position is above the log's end"
@@ -290,7 +267,6 @@ class Backfill:
     def _on_verified(
         self, tp: TopicPartition, position: PartitionPosition, gap: Gap | None = None
     ) -> None:
-        """Tell the private reader what became of a position, as its `on_verified`."""
         if log.isEnabledFor(logging.DEBUG):  # the context of the task names the client
             log.debug(
                 "position verified offset=%s gap=%s topic=%s partition=%d",
@@ -299,11 +275,7 @@ class Backfill:
         self._subscription.ensure_private_reader().on_verified(tp, position, gap)
 
     async def _limit_start(self, tp: TopicPartition, start: int) -> int:
-        """Return an offset that goes back no further than the client's route allows.
-
-        It is used for positions that go back, or that could not be checked when the client
-        connected.
-        """
+        """Return an offset that goes back no further than the client's route allows."""
         return await self._services.token_verifier.limit_start(
             self.token, self._shared_tail.tail, tp, start
         )
@@ -311,7 +283,6 @@ class Backfill:
     async def _resolve_start(
         self, tp: TopicPartition, position: PartitionPosition, lineage: int
     ) -> None:
-        """Resolve a pending position."""
         snapshot = self._subscription.snapshot
         start: Start = self.start.since or self._build_live_start(tp, position.epoch)
         if snapshot is not None and tp in snapshot.fresh:
@@ -334,9 +305,9 @@ class Backfill:
         )
 
     def _build_compacted_gap(self, tp: TopicPartition, position: PartitionPosition) -> Gap | None:
-        """Return a gap if the client was away for longer than tombstones are kept, else None.
+        """Return a gap if the client was away for longer than tombstones are kept.
 
-        Records that were deleted meanwhile may have left no tombstone that the client could read.
+        Records that were deleted meanwhile may have left no tombstone that it could read.
         """
         retention_s, token = self._services.topics.tombstone_retention.get(tp.topic), self.token
         end = self._shared_tail.tail.logs[tp].next_offset
@@ -361,21 +332,13 @@ class Backfill:
         return offset
 
     def _is_in_log(self, tp: TopicPartition, epoch: int, offset: int) -> bool:
-        """Return whether it need not be asked if an offset of this epoch is in the log.
-
-        There was no election since, and the shared read is past the offset already.
-        """
+        """Return whether an offset of this epoch is known to be in the log."""
         leader = self._services.cluster.leader_for_partition(tp)
         next_offset = self._shared_tail.tail.logs[tp].next_offset
         is_current_epoch = leader is not None and epoch in (NO_EPOCH, leader[1])
         return is_current_epoch and next_offset is not None and offset <= next_offset
 
     async def _fetch_log_end(self, tp: TopicPartition, position: PartitionPosition) -> int | None:
-        """Ask the leader where the log ends, or ended at the position's epoch.
-
-        Returns:
-            The offset; None if there is no answer.
-        """
         cluster = self._services.cluster
         try:
             if position.epoch != NO_EPOCH:

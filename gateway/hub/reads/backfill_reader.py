@@ -52,12 +52,12 @@ REQUESTS_PER_SLICE = 64
 
 
 class _Version(NamedTuple):
-    """Identify the log that an answer is of: clients share it only if theirs is the same.
+    """The log that an answer is of: clients share it only if theirs is the same.
 
     Attributes:
         leader: Its leader and leader epoch; None if it has no leader.
-        topic_id: The id of the topic; empty if it is unknown. A topic that is created again begins
-            with the same epochs, and its logs here with the same lineage if it was not read.
+        topic_id: Empty if unknown. A topic that is created again begins with the same epochs, and
+            its logs here with the same lineage if it was not read.
     """
 
     lineage: int
@@ -67,13 +67,7 @@ class _Version(NamedTuple):
 
 
 class _ReadRequest(NamedTuple):
-    """Describe what one client waits for.
-
-    Attributes:
-        start: Where to read.
-        version: Of the log when the client asked; None if only the start is to be resolved.
-        result: What was read.
-    """
+    """A read that one client waits for; `version` is None if only the start is to be resolved."""
 
     start: Start
     version: _Version | None
@@ -81,12 +75,10 @@ class _ReadRequest(NamedTuple):
 
 
 class _CachedRead(NamedTuple):
-    """Hold what was read of a partition.
+    """An answer for other clients, as far as they may have it, with the topic's transforms applied.
 
-    Attributes:
-        version: Of the log before it was read: others use it only while theirs is the same.
-        read_at: When it was read, by the loop's clock.
-        answer: What was read, with the topic's transforms applied, as far as others may have it.
+    `version` is of the log before the read: others use the answer only while theirs is the same.
+    `read_at` is by the loop's clock.
     """
 
     version: _Version
@@ -95,9 +87,9 @@ class _CachedRead(NamedTuple):
 
 
 def _select_shared(answer: ReadAnswer) -> ReadAnswer:
-    """Return what others may have of an answer: what precedes a gap that goes back.
+    """Return the part of an answer that others may have: it precedes a gap that goes back.
 
-    What follows is of the log's next lineage, and only who gets the gap knows that. Readers return
+    The rest is of the log's next lineage, and only who gets the gap knows that. Readers return
     gaps of that kind before all records.
     """
     for index, entry in enumerate(answer.entries):
@@ -111,18 +103,9 @@ def _select_shared(answer: ReadAnswer) -> ReadAnswer:
 class BackfillReader:
     """Read from Kafka for single clients, one read per partition at a time.
 
-    `Hub` creates and closes it. Requests for a partition are queued. Between calls, a partition is
-    in `_readers` as long as it has a queue: the first request is being read, or an answer is being
-    handed out.
-
-    Args:
-        get_topic_settings: Returns the settings of a topic.
-        get_topic_model: Returns what decodes the entries of a topic; None if nothing does.
-
-    Attributes:
-        read_counts: The number of reads by topic and by where the answer came from: `held`,
-            `joined` or `kafka`.
-        fetcher: Fetches what the readers need.
+    `Hub` creates and closes it. Between calls, a partition is in `_readers` as long as it has a
+    queue: the first request is being read, or an answer is being handed out. `read_counts` is by
+    topic and by where the answer came from: `held`, `joined` or `kafka`.
     """
 
     def __init__(
@@ -150,7 +133,6 @@ class BackfillReader:
         self._may_read.set()
 
     async def close(self) -> None:
-        """Stop fetching, and cancel those who wait."""
         # At once, so that nothing more is begun or answered while the tasks end.
         self._tasks.cancel()
         queues, self._queues = self._queues, {}
@@ -161,10 +143,7 @@ class BackfillReader:
         await self._tasks.close()
 
     def limit_reads(self, is_full: bool) -> None:
-        """Hold reads back while clients have read too much that they did not take yet.
-
-        It is called by the sweep of the hub, and also drops answers that are no longer kept.
-        """
+        """Hold reads back while clients have not taken too much of them; drop outdated answers."""
         now = asyncio.get_running_loop().time()
         for tp in [tp for tp, cached in self._cache.items() if now - cached.read_at > CACHE_TTL_S]:
             del self._cache[tp]
@@ -203,7 +182,6 @@ class BackfillReader:
     async def _request_read(
         self, tp: TopicPartition, start: Start, version: _Version | None
     ) -> EntryRun:
-        """Queue a read and return its answer."""
         future: asyncio.Future[EntryRun] = asyncio.get_running_loop().create_future()
         self._queues.setdefault(tp, {})[future] = _ReadRequest(start, version, future)
         if tp not in self._readers:  # else it is this one's turn later
@@ -216,7 +194,6 @@ class BackfillReader:
                 self._cancel_request(tp, future)
 
     def _start_next(self, tp: TopicPartition) -> None:
-        """Begin the first read in the queue of a partition."""
         queue = self._queues.get(tp)
         if not queue:
             self._queues.pop(tp, None)
@@ -254,11 +231,7 @@ class BackfillReader:
     async def _hand_out(
         self, tp: TopicPartition, first: _ReadRequest, entries: Sequence[Entry]
     ) -> None:
-        """Hand out an answer, and then begin the next read.
-
-        Args:
-            first: The request that was read for.
-        """
+        """Hand out the answer of a read for the request `first`, and then begin the next read."""
         try:
             await self._answer_requests(tp, first, entries)
         except Exception as error:  # nobody expects one; its client must not wait for ever
@@ -271,10 +244,7 @@ class BackfillReader:
     async def _answer_requests(
         self, tp: TopicPartition, first: _ReadRequest, entries: Sequence[Entry]
     ) -> None:
-        """Give an answer to the request that was read for, and to all others that it serves.
-
-        Requests may be made and cancelled meanwhile; what it does not serve is read afterwards.
-        """
+        """Answer all requests that an answer serves; the others are read afterwards."""
         answer = await self._build_answer(first.version, entries)
         shared = _select_shared(answer)
         if first.version is not None:
@@ -299,7 +269,6 @@ class BackfillReader:
             request.result.set_result(run)
 
     async def _build_answer(self, version: _Version | None, entries: Sequence[Entry]) -> ReadAnswer:
-        """Return entries as an answer, with the topic's transforms applied."""
         transforms = () if version is None else version.topic.transforms
         transformer = Transformer(transforms) if transforms else None
         answer, slice_end = ReadAnswer(), perf_counter() + SLICE_S

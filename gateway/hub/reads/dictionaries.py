@@ -1,13 +1,12 @@
 """Make compression dictionaries of the records of a view, the same on every replica (RFC 9842).
 
 A dictionary holds the last records before a position, as the view shows them. Its id is the resume
-token of that position, so any replica, also one that was just started, can make it again when a
-client names it. A client has a dictionary only for what it may see: the dictionary is looked up by
-the view of its own request, and is used only if it has the digest that the client names.
+token of that position, so any replica can make it again when a client names it. It is looked up by
+the view of the client's own request, and used only if it has the digest that the client names.
 
-What a client names is a claim. It costs one bounded read of Kafka, of records that exist, and few
-are under way at a time; meanwhile, and if the dictionary is another one by now (its records were
-compacted, say), the client is served without. It is kept only if the client really has it, and
+The id that a client names is a claim. It costs one bounded read of Kafka, of records that exist,
+and few are under way at a time; meanwhile, and if the dictionary is another one by now (its records
+were compacted, say), the client is served without. It is kept only if the client really has it, and
 nobody else is offered it.
 """
 
@@ -70,11 +69,8 @@ MAX_FAILURES = 256  # that are remembered
 class ViewDictionary:
     """A dictionary of a view.
 
-    Attributes:
-        id: The resume token of the position that it ends at; empty if it is too long to be an id.
-        record_count: How many records it holds.
-        created_at: When it was made here, by the loop's clock.
-        checked_at: When Kafka was last known to have its records, likewise.
+    `id` is the resume token of the position that it ends at; empty if it is too long to be an id.
+    At `checked_at`, by the loop's clock, Kafka was last known to have its records.
     """
 
     dictionary: CompressionDictionary
@@ -84,13 +80,12 @@ class ViewDictionary:
     checked_at: float
 
     def is_outdated(self, now: float) -> bool:
-        """Return whether new clients should be offered a newer one."""
         lifetime = LIFETIME_S if self.record_count >= MIN_RECORDS else SHORT_LIFETIME_S
         return now - self.created_at > lifetime
 
 
 class _Key(NamedTuple):
-    """Identify a dictionary: one that is named by its id, or the newest (empty)."""
+    """The key of a dictionary: one that is named by its id, or the newest (empty)."""
 
     view: View
     route: str
@@ -98,19 +93,13 @@ class _Key(NamedTuple):
 
     @property
     def timeout_s(self) -> float:
-        """Return how many seconds a client waits for it."""
         return NAMED_TIMEOUT_S if self.id else OFFERED_TIMEOUT_S
 
 
 class Dictionaries:
     """The dictionaries of a hub, which creates and closes it.
 
-    Args:
-        services: What the hub reads with.
-        keep_open: Keeps the topics of a view open for a while, and returns their tail.
-        get_encoder: Returns what encodes the records of a view.
-        check_interval_s: Seconds after which it is checked whether Kafka still has the records of
-            a dictionary.
+    Every `check_interval_s`, it is checked whether Kafka still has the records of a dictionary.
     """
 
     def __init__(
@@ -137,15 +126,11 @@ class Dictionaries:
         self._generation = 0  # counts calls of `clear`
 
     async def close(self) -> None:
-        """Cancel what is being made."""
         self._tasks.cancel()
         await self._tasks.wait()
 
     def clear(self) -> None:
-        """Forget all dictionaries: after a change of the configuration they may show too much.
-
-        Nothing that was begun before is kept.
-        """
+        """Forget all dictionaries, also unfinished ones: other settings may show less."""
         self._generation += 1
         self._tasks.cancel()
         self._made.clear()
@@ -154,14 +139,10 @@ class Dictionaries:
 
     @property
     def used_bytes(self) -> int:
-        """Return about how many bytes the dictionaries take, with those in use by streams."""
         return DICTIONARY_BYTES * len(self._by_digest)
 
     async def get_newest(self, view: View, route: str) -> ViewDictionary:
-        """Return the dictionary that clients of a view are offered.
-
-        Args:
-            view: The view, before what the client chooses of it.
+        """Return the dictionary that clients are offered, whatever they choose of the view.
 
         Raises:
             BrokerUnavailable: It could not be made in time.
@@ -183,10 +164,8 @@ class Dictionaries:
     ) -> CompressionDictionary | None:
         """Return the dictionary that a client has; None if it cannot be used here.
 
-        Args:
-            view: The view of the client, before what it chooses of it.
-            digest: The SHA-256 of the dictionary that the client has.
-            id: Its id, as the client names it; empty if it names none.
+        `view` is that before what the client chooses of it; `digest` is a SHA-256. `id` is empty
+        if the client names none.
         """
         newest = self._made.get(_Key(view, route, ""))
         if newest is not None and newest.dictionary.digest == digest:
@@ -206,10 +185,7 @@ class Dictionaries:
         return found.dictionary
 
     async def _is_current(self, key: _Key, found: ViewDictionary) -> bool:
-        """Return whether new clients may be offered a dictionary that was made before.
-
-        They may if it is not too old, and if Kafka still has its records and lets them be read.
-        """
+        """Return whether a dictionary is not too old, and Kafka still lets its records be read."""
         generation, now = self._generation, self._now()
         if found.is_outdated(now):
             return False
@@ -238,7 +214,7 @@ class Dictionaries:
     async def _wait_for_build(self, key: _Key) -> ViewDictionary | None:
         """Make a dictionary, together with all who want it now; None if that fails or takes long.
 
-        The time is that of the caller: what takes longer may be ready for the next one.
+        A build that takes longer may be ready for the next caller.
         """
         task = self._builds.get(key)
         if task is None:
@@ -294,11 +270,7 @@ class Dictionaries:
         return ViewDictionary(self._create_dictionary(content), id, record_count, now, now)
 
     def _create_dictionary(self, content: bytes) -> CompressionDictionary:
-        """Return the dictionary of some content; there is one, however often it is made.
-
-        Raises:
-            BrokerUnavailable: There are too many.
-        """
+        """Return the only dictionary of some content; BrokerUnavailable if there are too many."""
         existing = self._by_digest.get(hashlib.sha256(content).digest())
         if existing is not None:
             return existing
@@ -313,10 +285,7 @@ class Dictionaries:
     async def _parse_id(
         self, key: _Key, tail: Tail, ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return where the partitions end in a dictionary of this id.
-
-        Args:
-            ends: Where the partitions end now.
+        """Return where the partitions end in a dictionary of this id; they end at `ends` now.
 
         Raises:
             TokenError: It is no id of a dictionary of this view.
@@ -347,10 +316,7 @@ class Dictionaries:
     async def _read_content(
         self, view: View, tail: Tail, ends: Mapping[TopicPartition, int], id: str
     ) -> tuple[bytes, int]:
-        """Return the content of a dictionary, and how many records it holds.
-
-        It is determined by the view and the id: which partitions, which records, and their order.
-        """
+        """Return the content of a dictionary, which view and id determine, and its record count."""
         filled = [tp for tp, end in ends.items() if end]
         sampled = heapq.nsmallest(MAX_SAMPLED_PARTITIONS, filled, key=lambda tp: (-ends[tp], tp))
         encoder, samples, count = self._get_encoder(view), list[bytes](), 0
@@ -379,11 +345,7 @@ class Dictionaries:
     async def _iter_records(
         self, tail: Tail, tp: TopicPartition, end: int
     ) -> AsyncIterator[Record]:
-        """Yield the records of the last offsets before an end, which Kafka has reached.
-
-        Raises:
-            TokenForeign: The log went back meanwhile.
-        """
+        """Yield the last records before an end; TokenForeign if the log went back meanwhile."""
         offset = max(0, end - RECORDS_PER_PARTITION)
         while offset < end:
             position = PartitionPosition(offset, NO_EPOCH, tail.logs[tp].lineage)

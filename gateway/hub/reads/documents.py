@@ -1,8 +1,8 @@
 """Find the latest record of a key, for clients that want a document and not a stream.
 
-It is looked up in the tables that snapshots are made of, after these are brought up to where the
-partition ended at some time after the request: a client whose write was acknowledged finds its
-record. A topic is read whole for the first document, and from where that ended for the next ones.
+It is looked up in the tables of snapshots, after these are brought up to where the partition ended
+at some time after the request: a client whose write was acknowledged finds its record. A topic is
+read whole for the first document, and from where that ended for the next ones.
 """
 
 from __future__ import annotations
@@ -22,14 +22,7 @@ from .tables import TableSpilled
 
 
 class DocumentReader:
-    """Find documents. `Hub` creates one at each start.
-
-    Args:
-        services: What the hub reads with.
-        key_partitions: Knows in which partition a key is.
-        keep_open: Keeps the topics of a view open for a while, and returns their tail.
-        timeout_s: Seconds for a document to be found.
-    """
+    """Find documents within `timeout_s` each. `Hub` creates one at each start."""
 
     def __init__(
         self,
@@ -48,11 +41,7 @@ class DocumentReader:
     ) -> Record | None:
         """Return the latest record of a key among those that the filters accept.
 
-        Args:
-            filters: The filters that the record has to match.
-
-        Returns:
-            The record; None if there is none, or if it was deleted.
+        Returns None if there is none, or if it was deleted.
 
         Raises:
             UnknownTopic: The topic does not exist.
@@ -78,10 +67,7 @@ class DocumentReader:
                 ) from None
 
     async def _find_latest(self, view: View, key: bytes, filters: Filters) -> Record | None:
-        """Return the latest record of the key over all partitions that may hold it.
-
-        Where the key's partition is not known, it may be in any of them, or in several.
-        """
+        """Return the latest record of the key over all partitions that may hold it."""
         shared_tail = self._keep_open(view)
         reads_partition = self._key_partitions.build_known_partition_predicate(view)
         tps = [tp for tp in shared_tail.tail.logs if reads_partition is None or reads_partition(tp)]

@@ -12,8 +12,6 @@ from .leader_queries import LeaderQueries, Leaders
 
 
 class EpochCluster(Leaders, Protocol):
-    """Define what is needed of a cluster."""
-
     async def fetch_epoch_ends(
         self, epochs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, EpochEnd | int]:
@@ -21,8 +19,6 @@ class EpochCluster(Leaders, Protocol):
 
 
 class EpochEnds:
-    """Ask for the ends of epochs. `Hub` creates and closes it."""
-
     def __init__(self, cluster: EpochCluster) -> None:
         self._queries: LeaderQueries[EpochEnd] = LeaderQueries(cluster, cluster.fetch_epoch_ends)
 
@@ -32,5 +28,4 @@ class EpochEnds:
         return answer if isinstance(answer, EpochEnd) else None
 
     async def close(self) -> None:
-        """Cancel the requests that are under way."""
         await self._queries.close()

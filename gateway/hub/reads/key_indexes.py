@@ -23,20 +23,11 @@ ENTRIES_PER_CLOCK_CHECK = 512  # entries from one look at the clock to the next:
 
 
 class LogHolder(Protocol):
-    """Define what a `KeyIndexBuilder` needs of a `SharedRead`."""
-
     log: PartitionLog
 
 
 class KeyIndexBuilder:
-    """Do the work for the indexes of keys of one cluster's logs.
-
-    `Hub` creates one at each start, and runs it as a task.
-
-    Args:
-        reads: The shared reads by partition, which may change at any time.
-        on_growth: Called with the bytes by which logs grew.
-    """
+    """Build the indexes of keys of one cluster's logs; `reads` may change at any time."""
 
     def __init__(
         self, reads: Mapping[TopicPartition, LogHolder], on_growth: Callable[[int], None]
@@ -45,7 +36,6 @@ class KeyIndexBuilder:
         self._on_growth = on_growth
 
     async def build_forever(self) -> None:
-        """Look again and again whether a log needs work, and do it."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:

@@ -1,12 +1,12 @@
 """Find the partitions that hold the records of a view's keys.
 
 It works for topics whose producers all use Kafka's default partitioner (`partitioner: murmur2`). A
-client whose filters name its keys then catches up on the partitions of these keys only.
+client whose filters name its keys then catches up on the partitions of these keys only, or on all
+partitions if the token knows another number of them, or if this process has seen it change.
 
-It catches up on all partitions if the number of partitions has changed: if the token knows another
-number, or if this process has seen it change. The gateway cannot know of changes before the token
-or the process began; without a token, of any change since the history that the client asks for
-began; nor of producers that still use the old number after a change, or a partitioner of their own.
+The gateway cannot know of changes before the token or the process began; without a token, of any
+change since the history that the client asks for began; nor of producers that still use the old
+number after a change, or a partitioner of their own.
 """
 
 from __future__ import annotations
@@ -28,14 +28,7 @@ REFRESH_TIMEOUT_S = 1.0  # seconds for which the brokers are asked for the numbe
 
 
 class KeyPartitions:
-    """Tell which partitions may hold the records of a view.
-
-    `Hub` creates one at each start and closes it within the event loop. It listens to metadata, and
-    remembers the first number of partitions of each topic that it saw.
-
-    Args:
-        get_topic_settings: Returns the settings of a topic.
-    """
+    """Tell which partitions may hold the records of a view, while their number stays the same."""
 
     def __init__(self, cluster: Cluster, get_topic_settings: Callable[[str], Topic]) -> None:
         self._cluster = cluster
@@ -46,7 +39,6 @@ class KeyPartitions:
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
 
     def close(self) -> None:
-        """Stop listening to metadata."""
         self._unlisten()
 
     async def build_partition_predicate(
@@ -54,11 +46,7 @@ class KeyPartitions:
     ) -> PartitionPredicate | None:
         """Return whether a partition may hold what a view shows; None if each may.
 
-        It asks the brokers first: a change that they know of may be older than the client's
-        records.
-
-        Args:
-            token: The resume token of the client; None if it has none.
+        It asks the brokers first: a change that they know of may be older than the records.
         """
         if (
             view.filters.keys is None
@@ -75,9 +63,6 @@ class KeyPartitions:
 
         Within `metadataMaxAge` of a change it may be wrong. Documents use it because brokers are
         asked at most four times a second (64 clients: 5,000 documents a second instead of 287).
-
-        Args:
-            token: The resume token of the client; None if it has none.
         """
         keys, names = view.filters.keys, self._list_murmur2_topics(view)
         if keys is None or not names:

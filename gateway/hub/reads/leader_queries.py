@@ -22,8 +22,6 @@ Query: TypeAlias = tuple[TopicPartition, int]
 
 
 class Leaders(Protocol):
-    """Define what is needed of a cluster."""
-
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
         """Return the node and the leader epoch of a partition's leader; None if it has none."""
 
@@ -33,11 +31,7 @@ class LeaderQueries(Generic[A]):
 
     Each leader is asked separately, so that a frozen one delays only its own partitions. A request
     under way is not joined: its answer may be older than the client that asks. Its creator closes
-    it. Between calls, `_pending` has what was asked in this turn.
-
-    Args:
-        leaders: Knows the leaders of partitions.
-        send: Sends one request, and returns an answer or Kafka's error code by partition.
+    it. `send` returns an answer or Kafka's error code by partition.
     """
 
     def __init__(
@@ -51,14 +45,7 @@ class LeaderQueries(Generic[A]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, tp: TopicPartition, argument: int) -> A | int | None:
-        """Return the leader's answer to a query.
-
-        Args:
-            argument: What is asked about it, as the request has it.
-
-        Returns:
-            The answer, or Kafka's error code; None if the request failed, or if this was closed.
-        """
+        """Return the leader's answer, or Kafka's error code; None if the request failed."""
         loop = asyncio.get_running_loop()
         if not self._pending:
             loop.call_soon(self._send_requests)
@@ -81,11 +68,7 @@ class LeaderQueries(Generic[A]):
             task.add_done_callback(self._tasks.discard)
 
     def _group_by_leader(self, queries: Iterable[Query]) -> Iterable[list[Query]]:
-        """Return groups of queries, each for one request.
-
-        A request can ask one thing of a partition only, so a partition's further queries go into
-        other requests.
-        """
+        """Return groups of queries, each for one request: it can ask one thing per partition."""
         requests: dict[tuple[int | None, int], list[Query]] = {}
         nth: Counter[TopicPartition] = Counter()  # how many queries of a partition came before
         for tp, argument in queries:

@@ -1,8 +1,8 @@
 """Read one page of a stream: the answer of a long poll, complete with its position.
 
-A page is due as soon as there is something to show, but not before what is there has been gathered:
-records that have to be fetched from Kafka arrive partition by partition. A partition that does not
-answer delays no page; its records are in the next one, or a later one.
+A page is due as soon as there is something to show, but not before the records at hand are
+gathered: those fetched from Kafka arrive partition by partition. A partition that does not answer
+delays no page; its records are in a later one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,7 @@ POLL_INTERVALS_S = (0.001, 0.016)
 
 
 class Page(NamedTuple):
-    """Hold one page.
-
-    Attributes:
-        position: The resume token to go on from.
-        reason: Why the page ended.
-    """
+    """A page; its `position` is the resume token to go on from."""
 
     body: bytes
     position: bytes
@@ -43,16 +38,10 @@ class Page(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PageBuffer:
-    """Gather the lines of a page.
+    """Gather the lines of a page, whose bytes count until the connection has them.
 
-    It counts what it holds until its context ends, when the page is with the connection.
-
-    Attributes:
-        client_memory: Where the bytes count.
-        pieces: What was gathered.
-        first_line_at: When the first line arrived that makes the page worth sending, by the loop's
-            clock; None if there is none yet.
-        is_dropped: The page was dropped to free memory.
+    `first_line_at` is when the first line arrived that makes the page worth sending, by the loop's
+    clock. `is_dropped` says that the page was dropped to free memory.
     """
 
     wire: NdjsonWire
@@ -74,11 +63,7 @@ class PageBuffer:
         self.is_dropped = True
 
     def join(self) -> bytes:
-        """Return all lines.
-
-        Raises:
-            MemoryFull: The page was dropped.
-        """
+        """Return all lines; MemoryFull if the page was dropped."""
         if self.is_dropped:
             raise MemoryFull
         body = b"".join(self.pieces)
@@ -110,7 +95,6 @@ async def read_page(
 
     Args:
         client: A client that has not begun; it is ended, and the caller closes it.
-        page: Where the lines are gathered; empty.
         wait: Seconds to wait for something to show. Whatever it is, partitions have time to
             answer, and BEGIN waits for the first of them as it does for a stream.
         max_bytes: Bytes after which the page ends.
@@ -140,14 +124,7 @@ async def read_page(
 async def _fill_page(
     client: Client, page: PageBuffer, deadline: float, last_due_at: float, max_bytes: int
 ) -> None:
-    """Read lines until the page is due.
-
-    Args:
-        page: Where the lines go.
-        deadline: Until when to wait for something to show, by the loop's clock.
-        last_due_at: When the page without a line is due at the latest, by the loop's clock.
-        max_bytes: Bytes after which the page ends.
-    """
+    """Read lines until the page is due: at `last_due_at` at the latest, by the loop's clock."""
     now, subscription = asyncio.get_running_loop().time, client.subscription
     interval = POLL_INTERVALS_S[0]
     while (
@@ -172,13 +149,12 @@ async def _fill_page(
 
 
 def _is_unreadable(subscription: Subscription) -> bool:
-    """Return whether no partition can be read."""
     readiness = subscription.channel.tail.readiness
     return len(readiness.list_pending()) == len(readiness.partitions)
 
 
 async def _next_lines(client: Client, until: float) -> bytes:
-    """Return what arrives until a time; empty if that is nothing or a heartbeat."""
+    """Return the next piece that arrives before a time; empty for none or a heartbeat."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(until):
             piece = await client.pull().next_bytes()

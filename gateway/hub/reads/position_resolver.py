@@ -1,4 +1,4 @@
-"""Turn what a client brings into where it stands: resume tokens, starts and ends.
+"""Turn a resume token, or another start, into the position of a client.
 
 A token grants nothing and is never trusted blindly (`TokenVerifier`): its cluster must be ours and
 its topics those of the view, and each position is verified against the log before it is used
@@ -29,13 +29,12 @@ from gateway.errors import TokenForeign
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """Describe where a client wants to begin and end.
+    """Where a client wants to begin and end.
 
     Attributes:
-        token: The decoded resume token; it takes precedence over `origin`.
+        token: The resume token; it takes precedence over `origin`.
         origin: `live`, `earliest`, or a time in milliseconds since 1970.
         until: `latest`, or a time in milliseconds since 1970; None for no end.
-        max_records: The number of records after which to end; None for no limit.
         credit: The number of records that may be sent before more are granted; None for any number.
         snapshot: Send the latest record of each key first: of the whole topic, or of what was
             missed since the token.
@@ -63,14 +62,7 @@ class StreamStart:
 def check_token(
     token: ResumeToken, cluster: str, topics: Iterable[str] | Mapping[str, str]
 ) -> dict[str, TokenTopic]:
-    """Check that a resume token is of this cluster and of at least one of the topics.
-
-    Args:
-        cluster: The cluster id; empty if it is not known.
-        topics: The names of the topics, or their topic ids by name.
-
-    Returns:
-        The token's topics that are among them, by name.
+    """Return the topics of a token that are among those of the client, by name.
 
     Raises:
         TokenForeign: It is of another cluster or of other topics, or it is not clear of which
@@ -96,11 +88,7 @@ def build_position(token: ResumeToken, tail: Tail) -> Position:
     Positions of an earlier topic of the same name have the epoch `RETIRED_EPOCH`. Partitions of the
     token's topics that it does not mention were added after it was issued: they start at 0. Topics
     that it does not mention were added to the route: they start with the tail. Partitions that only
-    the token knows keep their positions until metadata knows them, too: they are few, and affect
-    this client only (`TokenVerifier`).
-
-    Args:
-        tail: The tail of the client's topics.
+    the token knows keep their positions until metadata knows them, too (`TokenVerifier`).
     """
     token_topics = token.match_topics(tail.topic_ids)
     position: Position = {}
@@ -133,7 +121,6 @@ def has_recreated_topic(token: ResumeToken, tail: Tail) -> bool:
 
 
 def count_partitions(tps: Mapping[TopicPartition, object]) -> dict[str, int]:
-    """Return the number of partitions of each topic."""
     counts: dict[str, int] = {}
     for tp in tps:
         counts[tp.topic] = max(counts.get(tp.topic, 0), tp.partition + 1)

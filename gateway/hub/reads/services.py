@@ -1,7 +1,6 @@
-"""What the clients of a hub read with, as one value.
+"""Define the readers that the clients of a hub use, as one value.
 
-`Hub` creates it at each start, and hands it to what reads for clients: nothing below the hub needs
-the hub itself.
+`Hub` creates it at each start: nothing below the hub needs the hub itself.
 """
 
 from __future__ import annotations
@@ -22,15 +21,9 @@ LATER_EPOCH_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ReadServices:
-    """Hold the readers of one hub; the hub closes them.
+    """The readers of one hub; the hub closes them.
 
     Attributes:
-        topics: Opens topics, and knows their settings.
-        shared_reads: The reads that all clients share.
-        backfill_reader: Reads from Kafka what no log holds.
-        epoch_ends: Finds where leader epochs end, to verify positions.
-        token_verifier: Verifies resume tokens, and bounds how far back they go.
-        snapshots: The tables that snapshots are made of.
         max_take_bytes: About how many bytes are taken from a subscription at once.
         later_epoch_timeout_s: Seconds for which the leader epoch of a log stays below that of a
             position, until the position counts as one of an earlier topic, where brokers send no

@@ -1,8 +1,8 @@
 """Read each partition in use once, however many clients need it.
 
-What the readers deliver within one turn of the event loop is applied together: first to the
-partitions' logs, then to every tail that has them, then to the channels. No client takes anything
-in between, which is what makes it exact to switch from a private read of the log to the shared
+The entries that the readers deliver within one turn of the event loop are applied together: first
+to the partitions' logs, then to every tail that has them, then to the channels. No client takes
+anything in between, which makes it exact to switch from a private read of the log to the shared
 chunks.
 
 A flush is limited to `max_flush_s`, estimated from what earlier entries cost, so that many channels
@@ -61,14 +61,7 @@ PendingEntries: TypeAlias = tuple[PartitionReader, Sequence[Entry]]
 
 @dataclass(slots=True, eq=False)
 class SharedRead:
-    """Hold one partition's reader, its log, and the tails that take part in it.
-
-    `SharedReads` creates and owns it.
-
-    Attributes:
-        reader: The state machine that reads the partition.
-        log: The recent entries of the partition.
-    """
+    """The reader of one partition, its log, and the tails that take part in it."""
 
     reader: PartitionReader
     log: PartitionLog
@@ -77,15 +70,11 @@ class SharedRead:
     _measured_channels: int = 1  # the number of channels when it was measured
 
     def estimate_entry_s(self) -> float:
-        """Return how many seconds it takes to apply one entry.
-
-        It is what the last entry took, or more in proportion to the channels that were added since.
-        """
+        """Return the seconds of the last entry, in proportion to the channels added since."""
         channels = sum(len(tail.channels) for tail in self.tails)
         return self._entry_s * max(1.0, channels / self._measured_channels)
 
     def set_entry_s(self, seconds: float) -> None:
-        """Record how many seconds one entry took."""
         self._entry_s = max(seconds, 1e-7)
         self._measured_channels = max(1, sum(len(tail.channels) for tail in self.tails))
 
@@ -94,20 +83,13 @@ class SharedReads:
     """Own the shared reads of one cluster, and apply what they deliver.
 
     `Hub` creates one at each start. Between turns of the loop, the logs and tails agree: whatever a
-    log has was also published, except by a `SteppedTail`, which is behind its logs.
+    log has was also published, except by a `SteppedTail`, which is behind its logs. A topic is open
+    if it is in `by_topic`.
 
     Args:
-        get_topic_settings: Returns the settings of a topic.
-        pacing: How long what arrived waits for more; flushes record in it what they cost.
-        get_topic_model: Returns what decodes the entries of a topic; None if nothing does.
         on_growth: Called after each flush with the bytes by which the logs grew.
         max_flush_s: The seconds of one flush, as estimated from what earlier entries cost.
         on_unreadable: Called with a record whose value is no JSON, where `transforms` look into it.
-
-    Attributes:
-        by_partition: The shared reads by partition.
-        by_topic: The shared reads by topic; a topic is open if it is in here.
-        fetcher: Fetches what the readers need.
     """
 
     def __init__(
@@ -144,27 +126,16 @@ class SharedReads:
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
 
     async def close(self) -> None:
-        """Stop fetching."""
         self._unlisten()
         await self.fetcher.close()
 
     def watch_topic(self, topic: str, described: TopicMetadata | None = None) -> None:
-        """Watch a topic until `close_topic`.
-
-        It need not be opened afterwards: the hub's sweep closes whatever is watched and not used.
-
-        Args:
-            described: What `describe_topic` has just returned, as `Metadata.watch` takes it.
-        """
+        """Watch a topic until `close_topic`; the hub's sweep closes one that is not used."""
         self._watched_topics.add(topic)
         self.cluster.metadata.watch(topic, described)
 
     def open_topic(self, topic: str) -> list[SharedRead]:
-        """Return the shared reads of a topic, and begin those that are missing.
-
-        They are of all partitions that metadata knows, or knew. No client is trusted to know
-        others.
-        """
+        """Return the reads of all partitions that metadata knows, or knew; begin missing ones."""
         metadata = self.cluster.get_topic(topic)
         partitions = set(metadata.partitions) if metadata is not None else set()
         partitions |= {read.log.tp.partition for read in self.by_topic.get(topic, ())}
@@ -193,14 +164,10 @@ class SharedReads:
 
     @property
     def watched_topics(self) -> AbstractSet[str]:
-        """Return the topics that are watched: those of `topics`, and those not opened yet."""
         return self._watched_topics
 
     def attach_tail(self, shared_tail: SharedTail) -> None:
-        """Let a new tail take part in the entries of its partitions.
-
-        A topic that does not exist is watched from here on: it may be created.
-        """
+        """Let a new tail take part in its partitions, and watch its topics: they may be created."""
         for topic in shared_tail.tail.topic_ids:
             self._tails.setdefault(topic, set()).add(shared_tail)
             if topic not in self.by_topic and topic not in self._unknown_topics:
@@ -215,7 +182,6 @@ class SharedReads:
             self._mark_pending(shared_tail.tail, read)
 
     def detach_tail(self, shared_tail: SharedTail) -> None:
-        """Let a tail take part in nothing any more."""
         # Topics that no tail has any more stay open: the hub's sweep closes them.
         for topic in shared_tail.tail.topic_ids:
             self._tails[topic].discard(shared_tail)
@@ -247,14 +213,9 @@ class SharedReads:
                 shared_tail.tail.readiness.mark_pending(tp)
 
     def is_resolving(self, shared_tail: SharedTail, since: float) -> bool:
-        """Return whether a leader that was asked recently for the end of a partition is silent.
+        """Return whether a leader that was asked after `since` for a partition's end is silent.
 
-        It knows the partitions of the last `refresh_readiness`, so that not every client looks at
-        all partitions.
-
-        Args:
-            shared_tail: The tail whose partitions are looked at.
-            since: The time by the loop's clock; starts before it are not looked at.
+        It looks at the partitions of the last `refresh_readiness`.
         """
         return any(
             isinstance(reader.start, LiveStart)
@@ -265,11 +226,7 @@ class SharedReads:
         )
 
     def pin_starts(self, pending: Iterable[TopicPartition]) -> None:
-        """Keep the starts of pending partitions: a client begins without them now.
-
-        Args:
-            pending: The partitions that the client's BEGIN calls pending.
-        """
+        """Keep the starts of the partitions without which a client begins now."""
         for tp in pending:
             read = self.by_partition.get(tp)
             if read is not None and read.log.next_offset is None:
@@ -332,13 +289,8 @@ class SharedReads:
         Control entries (a partition is ready, failed or went back) are applied at once, with
         everything that their partition delivered before them: the reader goes on meanwhile, and a
         client that begins would take the partition for pending, from a time on that is past
-        already.
-
-        Of the other entries, as many are returned as fit into `max_flush_s` by the estimate, and at
-        least one.
-
-        Args:
-            only_control: Return control entries, and what precedes them, only.
+        already. Of the other entries, as many are returned as fit into `max_flush_s` by the
+        estimate, and at least one; none with `only_control`.
         """
         taken, pending = (
             self._take_control() if self._has_pending_control else ([], self._pending_entries)
@@ -369,7 +321,7 @@ class SharedReads:
         return taken
 
     def _take_control(self) -> tuple[list[PendingEntries], list[PendingEntries]]:
-        """Return what each partition has up to its last control entry, and what comes after."""
+        """Return the entries of each partition up to its last control entry, and those after it."""
         # Of each partition with a control entry: the index of the last delivery that has one, and
         # the index after it within that delivery.
         ends: dict[TopicPartition, tuple[int, int]] = {}
@@ -389,7 +341,6 @@ class SharedReads:
         return taken, rest
 
     def _estimate_cost(self, reader: PartitionReader) -> float:
-        """Return how many seconds one entry of a partition takes."""
         read = self.by_partition.get(reader.tp)
         return DEFAULT_ENTRY_S if read is None else read.estimate_entry_s()
 
@@ -410,7 +361,6 @@ class SharedReads:
                 _log_partition(tp, "gap reason=%s from=%d to=%d", entry.reason, offset, end)
 
     def on_entries(self, reader: PartitionReader, entries: Sequence[Entry]) -> None:
-        """Take what a reader delivered, and schedule a flush if none is."""
         transformer = self._transformers.get(reader.tp.topic)
         if not self._pending_entries:  # else a flush is scheduled already
             rest = self._pacing.remaining_rest
@@ -425,11 +375,7 @@ class SharedReads:
         self._pending_entries.append((reader, entries))
 
     def _get_read(self, tp: TopicPartition, start: Start | None) -> SharedRead:
-        """Return the shared read of a partition, and begin it if there is none.
-
-        Args:
-            start: Where to begin; None for the end of the log as of now.
-        """
+        """Return the shared read of a partition; begin it at `start`, or at the present end."""
         read = self.by_partition.get(tp)
         if read is None:
             topic = self._get_topic_settings(tp.topic)
@@ -473,9 +419,8 @@ class SharedReads:
     def _on_metadata_change(self, change: TopicChange) -> None:
         """Begin to read partitions that are new to metadata.
 
-        A partition that was added to a known topic is read from its first record on. If the topic
-        was not known at all, its partitions are read from where they ended when the first client
-        came.
+        Those added to a known topic are read from their first record on, those of a topic that was
+        not known from where they ended when the first client came.
         """
         name = change.topic.name
         tails = self._tails.get(name)
@@ -502,18 +447,11 @@ class SharedReads:
 
 
 def _log_partition(tp: TopicPartition, text: str, *values: object) -> None:
-    """Log a change of a partition at debug; it is called for no record."""
     if log.isEnabledFor(logging.DEBUG):
         text = f"partition {text} topic=%s partition=%d"
         log.debug(text, *values, tp.topic, tp.partition, extra=tp._asdict())
 
 
 def create_reader(tp: TopicPartition, start: Start, topic: Topic) -> PartitionReader:
-    """Create the reader of a partition by the settings of its topic.
-
-    Args:
-        start: Where it begins.
-        topic: The settings, for the backoff and for offsets out of range.
-    """
     backoff = Backoff(topic.reconnect.max, random.random, topic.reconnect.initial)
     return PartitionReader(tp, start, OutOfRangePolicy(topic.offset_out_of_range), backoff)

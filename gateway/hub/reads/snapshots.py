@@ -1,7 +1,6 @@
 """Bring snapshots to clients: partition by partition, each as fast as it can be read.
 
-What snapshots are made of is shared by all clients of a hub: the tables, and the question where
-partitions end.
+All clients of a hub share the tables, and the question where partitions end.
 """
 
 from __future__ import annotations
@@ -38,20 +37,7 @@ CHECK_INTERVAL_S = 1.0  # seconds from one look at unreadable partitions to the 
 
 
 class Snapshots:
-    """Hold what the snapshots of one hub have in common.
-
-    `Hub` creates and closes it.
-
-    Args:
-        shared_reads: The logs that tables are brought up to date from.
-        backfill_reader: Reads what no log holds.
-        get_settings: Returns the settings of a topic.
-        get_memory_limit: Returns how many bytes all tables may take.
-
-    Attributes:
-        tables: The tables of the partitions.
-        ends: Finds where partitions end.
-    """
+    """What the snapshots of one hub have in common. `Hub` creates and closes it."""
 
     def __init__(
         self,
@@ -68,16 +54,11 @@ class Snapshots:
         self._check_tasks = BackgroundTasks(log)
 
     async def close(self) -> None:
-        """Cancel what is under way."""
         await self._check_tasks.close()
         await self.ends.close()
 
     def check_cleanup_policies(self, topics: Iterable[str]) -> None:
-        """Warn once per topic that it is not compacted.
-
-        What its retention has deleted is then in no snapshot, and all of the topic is read for the
-        first one. Topics that do not exist are left out.
-        """
+        """Warn once per topic that it is not compacted, so that snapshots lack deleted records."""
         for topic in set(topics) - self._checked_topics:
             if get_known_topic(self._cluster, topic) is None:
                 continue
@@ -100,17 +81,10 @@ class Snapshots:
 
 
 class SnapshotRead:
-    """Bring one client its snapshot.
+    """Bring one client its snapshot, and wait `timeout_s` for partitions that cannot be read.
 
     `Backfill` creates and closes it. It keeps the snapshot of each table that it has begun to send,
     so that the client sees each partition as of one instant.
-
-    Args:
-        snapshots: What the snapshots of the hub have in common.
-        shared_reads: Knows which partitions can be read.
-        shared_tail: The tail of the client's topics.
-        on_found: Called when there may be something to take.
-        timeout_s: Seconds after which partitions that cannot be read are not waited for.
     """
 
     __slots__ = (
@@ -141,15 +115,10 @@ class SnapshotRead:
         self._check_timer = asyncio.get_running_loop().call_later(timeout_s, self._check_overdue)
 
     def close(self) -> None:
-        """Stop looking for partitions that cannot be read."""
         self._check_timer.cancel()
 
     async def read_next(self, tp: TopicPartition, position: PartitionPosition) -> None:
-        """Find out where a partition ends, or bring what comes next of its table.
-
-        Args:
-            position: Where the client stands in it.
-        """
+        """Find out where a partition ends, or bring what comes next of its table."""
         subscription, snapshots = self._subscription, self._snapshots
         snapshot = subscription.snapshot
         assert snapshot is not None and position.offset is not None
@@ -185,8 +154,7 @@ class SnapshotRead:
     ) -> Iterable[Entry | SnapshotBlock]:
         """Return what comes next of a table.
 
-        That is a block that all clients of the view share, unless this client wants only a part of
-        it.
+        That is a block that all clients of the view share, unless this client wants only a part.
         """
         subscription = self._subscription
         snapshot = subscription.snapshot

@@ -16,8 +16,6 @@ RETRY_DELAY_S = 0.05  # seconds until a partition that did not answer is asked a
 
 
 class OffsetCluster(Leaders, Protocol):
-    """Define what is needed of a cluster."""
-
     async def list_offsets(
         self, specs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | int]:
@@ -25,18 +23,13 @@ class OffsetCluster(Leaders, Protocol):
 
 
 class StableEnds:
-    """Ask for the ends of partitions. `Snapshots` creates and closes it."""
-
     def __init__(self, cluster: OffsetCluster) -> None:
         self._queries: LeaderQueries[OffsetAndTimestamp] = LeaderQueries(
             cluster, cluster.list_offsets
         )
 
     async def find_end(self, tp: TopicPartition) -> int:
-        """Return the end of a partition as of some time after this call.
-
-        It waits as long as Kafka takes.
-        """
+        """Return the end as of some time after this call, however long Kafka takes."""
         while True:
             # By default `list_offsets` is read_committed: LATEST is the last stable offset.
             answer = await self._queries.ask(tp, LATEST)
@@ -45,5 +38,4 @@ class StableEnds:
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def close(self) -> None:
-        """Cancel the requests that are under way."""
         await self._queries.close()

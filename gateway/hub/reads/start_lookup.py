@@ -28,17 +28,11 @@ async def resolve_starts(
     deadline: float,
     partition_predicate: PartitionPredicate | None = None,
 ) -> Position:
-    """Return the positions of a start by time.
+    """Return the positions of a start by time, until `deadline` by the loop's clock.
 
     Partitions that answer soon after the first one have an offset. The others are pending: the
-    client looks for their start after it has begun.
-
-    Args:
-        backfill_reader: Reads the offsets.
-        tail: The tail whose partitions are resolved.
-        deadline: When to stop waiting, by the loop's clock in seconds.
-        partition_predicate: Whether a partition may hold anything for the client; the others are
-            left out, so the client is live there at once. None for all partitions.
+    client looks for their start after it has begun. Partitions that `partition_predicate` excludes
+    are left out, so the client is live there at once.
     """
     wanted = [tp for tp in tail.logs if partition_predicate is None or partition_predicate(tp)]
     lineages = {tp: log.lineage for tp, log in tail.logs.items()}
@@ -56,11 +50,7 @@ async def resolve_starts(
 
 
 async def fetch_ends(cluster: Cluster, tail: Tail, until: object) -> dict[TopicPartition, int]:
-    """Return the offsets at which partitions end, for a stream that ends there.
-
-    Args:
-        tail: The tail whose partitions are asked for.
-        until: A time in milliseconds since 1970; anything else means the end of the log as of now.
+    """Return where partitions end: at a time in milliseconds since 1970, or else as of now.
 
     Raises:
         KafkaError: A partition did not answer.

@@ -67,20 +67,10 @@ class TableSpilled(Exception):
 
 
 class Tables:
-    """Own the tables and histories of the partitions of one cluster.
+    """The tables and histories of the partitions of one cluster.
 
-    `Snapshots` creates it. A table is built or updated under the lock of its partition. Between
-    calls, the tables of a topic are within its `cache`, and all of them within the limit.
-
-    Args:
-        shared_reads: The logs that tables are updated from.
-        backfill_reader: Reads from Kafka what the logs do not reach.
-        get_topic_settings: Returns the settings of a topic.
-        get_limit: Returns how many bytes all tables may take together.
-
-    Attributes:
-        spilled: The topics whose tables are spilled.
-        spilled_histories: The topics whose histories are spilled.
+    A table is built or updated under the lock of its partition. Between calls, the tables of a
+    topic are within its `cache`, and all of them within the limit that `get_limit` returns.
     """
 
     def __init__(
@@ -118,7 +108,6 @@ class Tables:
         return table_bytes + sum(encoded.bytes for encoded in encoded_views)
 
     def drop_topic(self, topic: str) -> None:
-        """Drop the tables of a topic that nobody uses any more."""
         self.spilled.discard(topic)
         self.spilled_histories.discard(topic)
         self._judged_topics.discard(topic)
@@ -130,14 +119,7 @@ class Tables:
     async def get_snapshot(
         self, tp: TopicPartition, end: int, filters: Filters = MATCH_ALL
     ) -> TableSnapshot | None:
-        """Return a snapshot of a partition that reaches at least up to an offset.
-
-        Args:
-            filters: The filters of the view; the snapshot has only what they let through.
-
-        Returns:
-            The snapshot; None if the table or history that it needs is spilled.
-        """
+        """Return a snapshot up to an offset at least; None if the table or history is spilled."""
         async with self._locks.setdefault(tp, asyncio.Lock()):
             if not filters.is_key_only:
                 history = await self._get_table(RecordHistory, tp, end)
@@ -153,9 +135,6 @@ class Tables:
         self, tp: TopicPartition, end: int, key: KeyBytes, filters: Filters = MATCH_ALL
     ) -> Record | None:
         """Return the latest record of a key that the filters let through, up to an offset at least.
-
-        Returns:
-            The record; None if there is none.
 
         Raises:
             TableSpilled: The table or history that is needed is spilled.
@@ -233,7 +212,6 @@ class Tables:
         return None
 
     def _get_spilled(self, table_type: TableType) -> set[str]:
-        """Return the topics whose tables of this type are spilled."""
         return self.spilled if table_type is KeyTable else self.spilled_histories
 
     async def read_window(
@@ -243,13 +221,7 @@ class Tables:
         end: int,
         filters: Filters = MATCH_ALL,
     ) -> list[Entry]:
-        """Return what comes from a position on in a table that is spilled.
-
-        The last entry leads to where the next window begins.
-
-        Args:
-            end: The offset at which the snapshot ends.
-        """
+        """Return entries of a spilled table; the last one leads to where the next window begins."""
         assert position.offset is not None
 
         def accepts(record: Record) -> bool:
@@ -280,11 +252,7 @@ class Tables:
         return shown
 
     async def _update_table(self, table: KeyTable, end: int) -> bool:
-        """Bring a table up to an offset.
-
-        Returns:
-            False if the log went back, so that it must be built again, or if it was spilled.
-        """
+        """Bring a table up to an offset; return False if the log went back, or it was spilled."""
         tp = table.tp
         while table.position.offset is not None and table.position.offset < end:
             entries = await self._read_from(tp, table.position)
@@ -304,8 +272,7 @@ class Tables:
         """Return some entries from a position on: at least one, unless the log goes back.
 
         With `offsetOutOfRange: latest`, reads skip to the end of the log when the records at their
-        position are gone. A table goes on at the first record instead: what others skipped belongs
-        to it.
+        position are gone. A table goes on at the first record instead: it needs those skipped.
         """
         partition_log = self._shared_reads.by_partition[tp].log
         assert position.offset is not None
@@ -328,7 +295,7 @@ class Tables:
         return valid
 
     def _enforce_limit(self, topic: str) -> None:
-        """Spill what a topic has too much of.
+        """Spill tables of a topic that has too many bytes of them.
 
         Histories are spilled first: views that need none are still served from tables.
         """
@@ -362,7 +329,7 @@ class Tables:
 
 
 def _is_read(entry: Entry) -> bool:
-    """Return whether an entry is one that a table can take as it is: no gap of skipped records."""
+    """Return whether a table can take an entry as it is: no gap of skipped records."""
     return type(entry) is not Gap or entry.reason is not GapReason.SKIPPED
 
 

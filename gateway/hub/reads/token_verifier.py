@@ -4,17 +4,15 @@ A token is a claim: any client that may have a stream can invent one, unless tok
 
 - It may name as many partitions of a topic as metadata knows, or knew, and `MAX_UNKNOWN_PARTITIONS`
   more: metadata here may be behind that of the gateway that issued it. If it names more than are
-  known, metadata is refreshed first. What only the token knows stays in its own client's
+  known, metadata is refreshed first. Partitions that only the token knows stay in its own client's
   subscription.
 - Where its route limits `history`, it may go back as far as `?from=`, and `tokens.resume` further:
-  a client that was cut off must go on exactly where it stopped, and the token cannot say when that
-  was, since its time of issue is a claim as well. What this process received lately, by its own
-  clock, is recent; that costs nothing to find out, and is enough for clients that return after a
-  moment, or to a quiet topic. For older positions, Kafka is asked for the offset of the oldest time
-  allowed, once in `OLDEST_OFFSET_TTL_S` for all clients. Like `?from=`, it goes by the records'
-  timestamps. These are the producers' clocks, so `clockSkew` is added. If they are further behind
-  than all that, a client is refused that was away for longer than `cache` reaches, or during a
-  restart; with a secret it is not.
+  a client that was cut off must go on exactly where it stopped, and its time of issue is a claim as
+  well. Records that this process received lately, by its own clock, are recent; that costs nothing
+  to find out. For older positions, Kafka is asked for the offset of the oldest time allowed, once
+  in `OLDEST_OFFSET_TTL_S` for all clients. It goes by the records' timestamps, which are the
+  producers' clocks, so `clockSkew` is added. If they are further behind than all that, a client is
+  refused that was away for longer than `cache` reaches, or during a restart.
 - With a secret, a token that this very route issued for the same view goes back however far.
 """
 
@@ -57,10 +55,7 @@ _LookupKey: TypeAlias = tuple[TopicPartition, str, float]
 
 
 class TokenVerifier:
-    """Decide about the resume tokens of a hub, which creates and closes it.
-
-    Between calls it holds nothing of any client. It is used within the event loop.
-    """
+    """Decide about the resume tokens of a hub. Between calls it holds nothing of any client."""
 
     def __init__(self, cluster: Cluster, topics: TopicOpener, tokens: Tokens) -> None:
         self._cluster = cluster
@@ -74,7 +69,6 @@ class TokenVerifier:
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
 
     async def close(self) -> None:
-        """Cancel the lookups that are under way."""
         self._unlisten()
         lookups = {task for _, task in self._lookups.values()}
         for task in lookups:
@@ -84,15 +78,11 @@ class TokenVerifier:
     # signing
 
     def bind_route(self, view: View, route: str) -> View:
-        """Return the view that a channel is found by.
-
-        Where tokens are signed, a channel belongs to one route only, because its ids name the
-        route.
-        """
+        """Return the view that a channel is found by: of one route only if ids are signed."""
         return view if self._signer is None else replace(view, route=route)
 
     def create_seal(self, view: View) -> bytes | TokenSeal:
-        """Return what the ids of a channel of the view are sealed with."""
+        """Return the seal of the ids of a channel of the view."""
         if self._signer is None:
             return view.digest
         return self._signer.create_seal(view.digest, _describe_issuer(view))
@@ -111,8 +101,6 @@ class TokenVerifier:
         """Return the token as far as it is believed; nothing was allocated for it before.
 
         Args:
-            view: The view that the client wants.
-            route: The route that the client uses.
             max_age: Seconds that the route lets any client go back; None for any number.
             handover_route: The route of a client of this process that has just left the token to
                 the client that replaces it; None for a token that a client sent.
@@ -185,14 +173,9 @@ class TokenVerifier:
     async def check_history(
         self, token: ResumeToken, positions: Mapping[TopicPartition, PartitionPosition], tail: Tail
     ) -> None:
-        """Check that no position of a token goes back further than its route allows.
+        """Check that no position of a verified token goes back further than its route allows.
 
-        Partitions about which Kafka does not answer now are limited when they are read
-        (`limit_start`).
-
-        Args:
-            token: The token, as `verify` returned it.
-            tail: The tail of the client's topics.
+        Partitions about which Kafka does not answer now are limited by `limit_start` later.
 
         Raises:
             TokenTooOld: A position goes back too far.
@@ -216,13 +199,7 @@ class TokenVerifier:
     async def limit_start(
         self, token: ResumeToken | None, tail: Tail, tp: TopicPartition, start: int
     ) -> int:
-        """Return the offset from which on a client may read what it would read from `start` on.
-
-        It waits as long as Kafka takes.
-
-        Args:
-            tail: The tail of the client's topics.
-        """
+        """Return the offset, `start` or later, from which a client may read. It waits for Kafka."""
         if (
             token is None
             or token.max_age is None
@@ -243,7 +220,7 @@ class TokenVerifier:
     async def _find_oldest_offsets(
         self, tps: Iterable[TopicPartition], max_age: float
     ) -> dict[TopicPartition, int]:
-        """Return the oldest offset that a route may show of each partition, as far as it is known.
+        """Return the known oldest offsets that a route may show, by partition.
 
         It waits `LOOKUP_TIMEOUT_S` for Kafka at most; the lookups go on for the next call.
         """
@@ -273,10 +250,7 @@ class TokenVerifier:
     async def _lookup_offsets(
         self, keys: Mapping[TopicPartition, _LookupKey], max_age: float
     ) -> dict[TopicPartition, int]:
-        """Ask Kafka for the offsets.
-
-        Partitions that it does not answer for are asked for again by the next client.
-        """
+        """Ask Kafka for the offsets; those that it does not answer are forgotten."""
         offsets: dict[TopicPartition, int] = {}
         try:
             oldest_time = time.time() - max_age - self._resume_s
@@ -310,13 +284,9 @@ class TokenVerifier:
 
 
 def _get_start(position: PartitionPosition) -> int | None:
-    """Return where a position is read from; None while nobody knows.
-
-    A position of an earlier topic of the same name starts at 0.
-    """
+    """Return where a position is read from: one of an earlier topic of the same name at 0."""
     return 0 if position.epoch == RETIRED_EPOCH and position.offset is not None else position.offset
 
 
 def _describe_issuer(view: View) -> str:
-    """Return as text which channel issues an id."""
     return repr((view.cluster, view.route, view.text))

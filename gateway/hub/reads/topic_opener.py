@@ -26,12 +26,8 @@ class TopicOpener:
     """Open topics, so that their partitions are read from then on.
 
     `Hub` creates one, and another at each start. A topic is opened once for all clients that wait
-    for it; the sweep of the hub closes it.
-
-    Attributes:
-        tombstone_retention: Seconds for which each open topic keeps tombstones; None if it is not
-            compacted or nobody knows.
-        shared_reads: Where topics are read; set by `start`.
+    for it; the sweep of the hub closes it. `tombstone_retention` has the seconds for which each
+    open topic keeps tombstones; None if it is not compacted or nobody knows.
     """
 
     def __init__(self, cluster: Cluster, kafka: Kafka) -> None:
@@ -46,11 +42,7 @@ class TopicOpener:
         self._bootstrap_tasks: list[asyncio.Task[None]] = []
 
     def apply_settings(self, kafka: Kafka) -> frozenset[str]:
-        """Apply other options of the cluster.
-
-        Returns:
-            The names of the topics whose settings changed.
-        """
+        """Apply other options of the cluster, and return the topics whose settings changed."""
         changed = self.find_changed(kafka)
         for name in set(kafka.bootstrap).difference(self._bootstrap):
             self._bootstrap_tasks.append(asyncio.create_task(self._open_bootstrap(name)))
@@ -59,7 +51,7 @@ class TopicOpener:
         return changed
 
     def find_changed(self, kafka: Kafka) -> frozenset[str]:
-        """Return the names of the topics whose settings other options of the cluster change."""
+        """Return the topics whose settings change by other options of the cluster."""
         loaded = {topic.name: topic for topic in kafka.topics}
         return frozenset(
             name
@@ -69,14 +61,12 @@ class TopicOpener:
         )
 
     def start(self, shared_reads: SharedReads) -> None:
-        """Begin to open the bootstrap topics."""
         self.shared_reads = shared_reads
         self._bootstrap_tasks = [
             asyncio.create_task(self._open_bootstrap(name)) for name in self._bootstrap
         ]
 
     async def close(self) -> None:
-        """Cancel what is being opened."""
         tasks = [*self._bootstrap_tasks, *self._opening.values()]
         for task in tasks:
             task.cancel()
@@ -92,13 +82,11 @@ class TopicOpener:
         return str(metadata.topic_id or "") if metadata is not None else ""
 
     def close_topic(self, name: str) -> None:
-        """Close a topic that nobody uses any more, and forget what is known of it."""
         self.shared_reads.close_topic(name)
         self.tombstone_retention.pop(name, None)
 
     @property
     def held_topics(self) -> set[str]:
-        """Return the topics that are held open for clients about to use them."""
         return {name for topics in self._held_topics for name in topics}
 
     @property
@@ -113,8 +101,7 @@ class TopicOpener:
     def hold(self, topics: Sequence[str]) -> TopicHold:
         """Return a context manager that holds topics open.
 
-        While one topic of a view is being opened, no tail has the others: the sweep must not take
-        them for unused.
+        The sweep must not take them for unused while other topics of the view are being opened.
         """
         return TopicHold(self._held_topics, topics)
 
@@ -123,10 +110,8 @@ class TopicOpener:
     ) -> None:
         """Open the topics of a client, as far as that is possible before its deadline.
 
-        Args:
-            deadline: When to stop waiting for brokers, by the loop's clock in seconds.
-            may_be_missing: Topics that do not exist are left out instead of raising UnknownTopic.
-                A tail that has them waits for them (`SharedReads.attach_tail`).
+        The deadline is by the loop's clock. With `may_be_missing`, topics that do not exist are
+        left out: a tail that has them waits for them (`SharedReads.attach_tail`).
 
         Raises:
             UnknownTopic: A topic does not exist.
@@ -165,7 +150,6 @@ class TopicOpener:
         await asyncio.shield(opening)  # others may wait for it, too
 
     def _on_opened(self, name: str, task: asyncio.Task[None]) -> None:
-        """Report in the log whether a configured topic could be opened."""
         self._opening.pop(name, None)
         failure = None if task.cancelled() else task.exception()
         # Clients may ask for any name, so only configured topics are worth a log line;
@@ -188,7 +172,6 @@ class TopicOpener:
         return not self._is_denied(name)
 
     def _is_denied(self, name: str) -> bool:
-        """Return whether no partition of an open topic may be read."""
         reads = self.shared_reads.by_topic[name]
         # Mostly the first partition decides: 0.1 us of a connect instead of 1 us.
         if reads and reads[0].reader.cause is not Cause.DENIED:
@@ -209,7 +192,6 @@ class TopicOpener:
             )
 
     async def _open_topic(self, name: str) -> None:
-        """Find a topic, check that it may be read, and begin to read all of its partitions."""
         # If this fails from here on, the sweep ends the watch.
         self.shared_reads.watch_topic(name, await self.cluster.describe_topic(name))
         # The answer of one broker may be ahead of the metadata that the cluster holds.
@@ -224,9 +206,8 @@ class TopicOpener:
     async def _probe_access(self, name: str) -> None:
         """Raise AccessDenied if the brokers do not let the gateway read the topic.
 
-        It is asked before the topic is opened: otherwise clients would begin a stream that can
-        never hold anything. The first broker that answers decides; if none answers in time, the
-        topic is opened.
+        Otherwise clients would begin a stream that can never hold anything. The first broker that
+        answers decides; if none answers in time, the topic is opened.
         """
         topic = self.cluster.get_topic(name)
         targets: dict[int, tuple[TopicPartition, FetchTarget]] = {}
@@ -254,7 +235,6 @@ class TopicOpener:
                 task.cancel()
 
     async def _fetch_tombstone_retention(self, name: str) -> float | None:
-        """Return the seconds for which a topic keeps tombstones; None if it is unknown."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 return await self.cluster.fetch_delete_retention(name)
@@ -264,11 +244,7 @@ class TopicOpener:
     async def _check_read_access(
         self, node: int, tp: TopicPartition, target: FetchTarget
     ) -> bool | None:
-        """Return True if a broker lets the gateway read a topic, None if it did not answer.
-
-        Raises:
-            AccessDenied: The broker does not.
-        """
+        """Return True if a broker lets the gateway read a topic, None if it did not answer."""
         try:
             responses = await self.cluster.fetch(
                 node, ConnectionRole.CATCHUP, {tp: target}, max_wait=0.0
@@ -284,7 +260,6 @@ class TopicOpener:
         return True
 
     async def _open_bootstrap(self, name: str) -> None:
-        """Open a bootstrap topic, however long that takes."""
         while not self._is_open(name):
             try:
                 await self._open_shared(name)
@@ -294,16 +269,12 @@ class TopicOpener:
         self.cluster.outages.report_recovery(f"bootstrap topic={name}", "is read")
 
     def _is_read(self, name: str) -> bool:
-        """Return whether every partition of a topic has been read."""
         reads = self.shared_reads.by_topic.get(name, [])
         return bool(reads) and all(read.log.next_offset is not None for read in reads)
 
 
 class TopicHold:
-    """Hold topics open within a `with` block.
-
-    It is a class because it takes 0.5 us; `contextlib.contextmanager` takes 4 us.
-    """
+    """Hold topics open in a `with` block: in 0.5 us, not 4 us as by `contextlib.contextmanager`."""
 
     __slots__ = ("_held_topics", "_topics")
 
