@@ -11,8 +11,6 @@ LAST_CHUNK = b"0\r\n\r\n"  # ends the body (RFC 9112 7.1)
 
 
 class ChunkedWire(WrappingWire):
-    """Frame what another wire encodes as chunks."""
-
     __slots__ = ()
 
     def wrap(self, data: bytes) -> bytes:
@@ -26,5 +24,4 @@ class ChunkedWire(WrappingWire):
     def encode_end(
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
     ) -> bytes:
-        """Return the last block and the end of the body; see `Wire`."""
         return self.wrap(self.wire.encode_end(reason, token, delivered_sum)) + LAST_CHUNK

@@ -61,23 +61,15 @@ class EntryEvent(ControlEvent, ABC, Generic[ItemT]):
     """The event of one type of entries."""
 
     @abstractmethod
-    def describe(self, entry: ItemT) -> dict[str, Any]:
-        """Return the data of the event for an entry."""
+    def describe(self, entry: ItemT) -> dict[str, Any]: ...
 
 
 def _build_topics_schema(members: dict[str, Schema]) -> Schema:
-    """Return the schema of data that lists partitions by topic.
-
-    Args:
-        members: The members of each topic beside its name.
-    """
     topic = build_object_schema({"topic": TEXT_SCHEMA, **members})
     return build_object_schema({"topics": {"type": "array", "items": topic}})
 
 
 class BeginEvent(ControlEvent):
-    """`begin`: the stream begins."""
-
     name = "begin"
     summary = "The first event; its id is the position."
     position = "data"
@@ -101,8 +93,6 @@ class BeginEvent(ControlEvent):
 
 
 class ReadyEvent(EntryEvent[Ready]):
-    """`ready`: a partition can be read."""
-
     name = "ready"
     summary = "A partition can be read."
     schema: ClassVar[Schema | None] = {
@@ -117,7 +107,6 @@ class ReadyEvent(EntryEvent[Ready]):
     }
 
     def describe(self, entry: Ready) -> dict[str, Any]:
-        """Return the data of the event."""
         return {
             **describe_partition(entry.tp),
             "offset": entry.next_offset,
@@ -126,8 +115,6 @@ class ReadyEvent(EntryEvent[Ready]):
 
 
 class PartitionsReadyEvent(ControlEvent):
-    """`partitions-ready`: many partitions can be read; see `grouped`."""
-
     name = "partitions-ready"
     summary = "Sent with ?grouped."
     schema: ClassVar[Schema | None] = {
@@ -144,8 +131,6 @@ class PartitionsReadyEvent(ControlEvent):
 
 
 class GapEvent(EntryEvent[Gap]):
-    """`gap`: records are not sent."""
-
     name = "gap"
     summary = "Records that are not sent."
     schema: ClassVar[Schema | None] = {
@@ -163,10 +148,7 @@ class GapEvent(EntryEvent[Gap]):
     }
 
     def describe(self, entry: Gap) -> dict[str, Any]:
-        """Return the data of the event.
-
-        `from` is where the stream stood, `to` is the offset at which it goes on.
-        """
+        """Return `from`, where the stream stood, and `to`, the offset at which it goes on."""
         return {
             **describe_partition(entry.tp),
             "from": entry.offset,
@@ -176,16 +158,12 @@ class GapEvent(EntryEvent[Gap]):
 
 
 class PositionEvent(ControlEvent):
-    """`position`: the position of an idle stream moved."""
-
     name = "position"
     summary = "The position moved: see the id. With ?grouped also a heartbeat, without an id."
     position = "always"
 
 
 class ErrorEvent(EntryEvent[Fault]):
-    """`error`: a partition cannot be read for now, or a record cannot be shown."""
-
     name = "error"
     summary = "Something could not be read or shown."
     schema: ClassVar[Schema | None] = {
@@ -198,14 +176,11 @@ class ErrorEvent(EntryEvent[Fault]):
     }
 
     def describe(self, entry: Fault) -> dict[str, Any]:
-        """Return the data of the event about a partition."""
         message = f"{entry.tp} cannot be read for now ({entry.cause}); the stream goes on by itself"
         return {**describe_partition(entry.tp), "code": entry.cause, "message": message}
 
 
 class PartitionsErrorEvent(ControlEvent):
-    """`partitions-error`: many partitions cannot be read for now; see `grouped`."""
-
     name = "partitions-error"
     summary = "Sent with ?grouped."
     schema: ClassVar[Schema | None] = {
@@ -221,8 +196,6 @@ class PartitionsErrorEvent(ControlEvent):
 
 
 class EndEvent(ControlEvent):
-    """`end`: the stream ends."""
-
     name = "end"
     summary = "The last event."
     position = "data"
@@ -237,8 +210,6 @@ class EndEvent(ControlEvent):
 
 
 class SnapshotEndEvent(EntryEvent[SnapshotEnd]):
-    """`snapshot-end`: the latest record of each key was sent."""
-
     name = "snapshot-end"
     summary = "What follows is live."
     position = "always"
@@ -253,11 +224,7 @@ class SnapshotEndEvent(EntryEvent[SnapshotEnd]):
     }
 
     def describe(self, entry: SnapshotEnd) -> dict[str, Any]:
-        """Return the data of the event.
-
-        `pending` has the partitions that could not be read; what they hold is sent when they can
-        be.
-        """
+        """Return the data; `pending` are the partitions that could not be read, and come later."""
         data: dict[str, Any] = {"topics": list(entry.topics), "records": entry.records}
         if entry.pending:
             data["pending"] = list(map(describe_partition, entry.pending))
@@ -265,8 +232,6 @@ class SnapshotEndEvent(EntryEvent[SnapshotEnd]):
 
 
 class ChallengeEvent(ControlEvent):
-    """`challenge`: the access of the client expires soon."""
-
     name = "challenge"
     summary = "A new token is needed."
     position = "never"
@@ -317,10 +282,8 @@ def describe_entry(entry: StreamItem) -> tuple[str, dict[str, Any]] | None:
 
 
 def describe_partition(tp: TopicPartition) -> dict[str, Any]:
-    """Return a partition as control events name it."""
     return {"topic": tp.topic, "partition": tp.partition}
 
 
 def describe_resolution(entry: Ready) -> str:
-    """Return how the offset was found at which a partition goes on."""
     return "approximate" if entry.is_approximate else "exact"

@@ -18,16 +18,11 @@ from .wrapping import WrappingWire
 
 @dataclass(frozen=True, slots=True)
 class DictionaryWire(WrappingWire):
-    """Compress what another wire encodes. Wires are equal if they have the same dictionary object.
-
-    Attributes:
-        dictionary: The dictionary that all clients of the wire have.
-    """
+    """Compress another wire. Wires are equal if they have the same dictionary object."""
 
     dictionary: CompressionDictionary
 
     def wrap(self, data: bytes) -> bytes:
-        """Return the bytes as a frame of their own; empty for no bytes."""
         return self.dictionary.compress(data)
 
     def encode_begin(
@@ -38,7 +33,6 @@ class DictionaryWire(WrappingWire):
         position_refused: bool,
         is_continuation: bool = False,
     ) -> bytes:
-        """Return the first block of a stream, which names the dictionary; see `Wire`."""
         first = self.wrap(
             self.wire.encode_begin(
                 data, token, position_refused=position_refused, is_continuation=is_continuation
@@ -49,5 +43,5 @@ class DictionaryWire(WrappingWire):
     def encode_end(
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
     ) -> bytes:
-        """Return the last block; see `Wire`. A stream of frames needs nothing to end it."""
+        """Return the last block. A stream of frames needs nothing to end it."""
         return self.wrap(self.wire.encode_end(reason, token, delivered_sum))

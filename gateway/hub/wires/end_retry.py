@@ -16,13 +16,10 @@ RECONNECTS_PER_SECOND = 2000  # clients that a replica takes back while it does 
 
 
 class EndRetries:
-    """Draw when the clients of ended streams are to reconnect; a process has one."""
-
     def __init__(self) -> None:
         self._delays: ReconnectDelays | None = None
 
     def draw_ms(self) -> int:
-        """Return when the next client is to reconnect, in milliseconds."""
         # Not at the import: processes that are forked after that would share their start.
         self._delays = self._delays or ReconnectDelays(*END_RETRY_RANGE_S, start=random.random())
         return self._delays.draw_ms()

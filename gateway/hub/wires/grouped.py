@@ -6,11 +6,9 @@ another event between them are one `partitions-ready` event (or `partitions-erro
 `MAX_PARTITIONS` of them. One partition alone has the same event as on any other wire.
 
 A joined event names each partition once, with the last that its run says about it: its groups have
-no order in time, so a partition in two of them would end in either state.
-
-An encoder makes the heads of entries one by one, and each is kept until its chunk is rendered, once
-for all clients that share it. The heads of `ready` and `error` remember their entries, and are
-joined when the chunk is rendered.
+no order in time, so a partition in two of them would end in either state. The heads of `ready` and
+`error` remember their entries, and are joined when the chunk is rendered, once for all clients that
+share it.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ EncodeHead: TypeAlias = Callable[[str, dict[str, Any]], bytes]
 
 
 class StatusHead(bytes):
-    """Hold the head of a `ready` or an `error`, which may be joined with the next ones.
+    """The head of a `ready` or an `error`, which may be joined with the next ones.
 
     Its bytes are those that the event has by itself, so that its length can be counted before the
     chunk is rendered.
@@ -46,11 +44,7 @@ class StatusHead(bytes):
 
 
 def create_status_head(entry: StreamItem, head: bytes) -> bytes:
-    """Return the head of an entry as `iter_joined_statuses` expects it.
-
-    Args:
-        head: The head as it is without grouping; returned as it is if the entry cannot be joined.
-    """
+    """Return the head for `iter_joined_statuses`: `head` as it is if the entry cannot be joined."""
     if not isinstance(entry, Ready | Fault):
         return head
     status_head = StatusHead(head)
@@ -63,9 +57,7 @@ def iter_joined_statuses(
 ) -> Iterator[ChannelEvent]:
     """Yield the events with each run of `ready`, and of `error`, joined.
 
-    Args:
-        events: The events in order. A joined one has the last id of its run.
-        encode_head: Makes a head of the name and the data of a control event.
+    A joined event has the last id of its run.
     """
     run: list[ChannelEvent] = []
     for event in events:
@@ -94,7 +86,6 @@ def _get_entry(event: ChannelEvent) -> Ready | Fault:
 
 
 def _join_run(run: list[ChannelEvent], encode_head: EncodeHead) -> ChannelEvent:
-    """Return the event that says the same as a run of `ready` or `error` events."""
     latest: dict[TopicPartition, Ready | Fault] = {}
     for event in run:
         entry = _get_entry(event)
@@ -108,7 +99,6 @@ def _join_run(run: list[ChannelEvent], encode_head: EncodeHead) -> ChannelEvent:
 
 
 def _describe_run(entries: Iterable[Ready | Fault]) -> tuple[str, dict[str, Any]]:
-    """Return the name and the data of a joined event."""
     name = PartitionsReadyEvent.name
     # By topic and by what the partitions have in common: how they were resolved, or the cause.
     groups: dict[tuple[str, str], dict[str, Any]] = {}

@@ -23,12 +23,9 @@ from .wrapping import WrappingWire
 
 
 class GzipWire(WrappingWire):
-    """Compress what another wire encodes."""
-
     __slots__ = ()
 
     def wrap(self, data: bytes) -> bytes:
-        """Return bytes deflated independently of others, with their sum; empty for no bytes."""
         return (
             CountedBytes.create(gzip.compress_block(data), Crc32Sum.from_bytes(data))
             if data
@@ -43,11 +40,7 @@ class GzipWire(WrappingWire):
         position_refused: bool,
         is_continuation: bool = False,
     ) -> bytes:
-        """Return the first block of a stream; see `Wire`.
-
-        It is never empty at the beginning of a stream: the gzip header is due before any chunk, and
-        once.
-        """
+        """Return the first block, which has the gzip header unless it is a continuation."""
         first = self.wire.encode_begin(
             data, token, position_refused=position_refused, is_continuation=is_continuation
         )
@@ -58,7 +51,6 @@ class GzipWire(WrappingWire):
         )
 
     def encode_end(self, reason: EndReason, token: bytes, delivered_sum: Any = None) -> bytes:
-        """Return the last block and the gzip trailer; see `Wire`."""
         last = self.wire.encode_end(reason, token)
         last_sum = Crc32Sum.from_bytes(last)
         return gzip.compress_block(last) + gzip.build_trailer(

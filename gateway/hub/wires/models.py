@@ -30,16 +30,10 @@ NOT_JSON = "not-json"
 
 
 class Models:
-    """Own the models of the topics of one hub.
+    """The models of the topics of one hub, which creates it at each start and closes it.
 
-    `Hub` creates one at each start and closes it within the event loop.
-
-    Args:
-        get_topic_settings: Returns the settings of a topic.
-
-    Attributes:
-        invalid: The number of records that do not match their model, by topic and by what was done;
-            those of `count_unreadable` by `NOT_JSON`.
+    `invalid` counts the records that do not match their model, by topic and by what was done; those
+    of `count_unreadable` by `NOT_JSON`.
     """
 
     def __init__(self, settings: Settings, get_topic_settings: Callable[[str], Topic]) -> None:
@@ -52,12 +46,10 @@ class Models:
         self.invalid: Counter[tuple[str, str]] = Counter()
 
     async def close(self) -> None:
-        """Close the clients of the schema registries."""
         for codecs in (*self._codecs.values(), *self._retired_codecs):
             await codecs.close()
 
     def apply_settings(self, settings: Settings) -> None:
-        """Use the catalogs of other settings from now on."""
         for name, codecs in list(self._codecs.items()):
             if settings.catalogs.get(name) != self._catalogs.get(name):
                 self._retired_codecs.append(codecs)
@@ -89,9 +81,6 @@ class Models:
     ) -> tuple[bytes | None, bytes | None]:
         """Return a key and a value as Kafka is to have them.
 
-        Args:
-            value: The value; None for a tombstone.
-
         Raises:
             FormatError: The key or the value does not match its model.
             RegistryUnavailable: A schema is needed, and the registry cannot be reached.
@@ -104,15 +93,9 @@ class Models:
         return key, value
 
     async def preview(self, record: Record) -> Record | None:
-        """Return a record that is about to be written as streams will show it.
+        """Return a record to be written as streams will show it; None if they will skip it.
 
         It is decoded and transformed, before any filter.
-
-        Args:
-            record: The record as Kafka will have it.
-
-        Returns:
-            The record; None if streams will skip it.
         """
         topic_model, shown = self.get_topic_model(record.tp.topic), [record]
         while topic_model is not None:
@@ -129,10 +112,7 @@ class Models:
         return shown[0] if shown else None
 
     def count_unreadable(self, record: Record) -> None:
-        """Count a value that filters or transforms look into, and that is no JSON.
-
-        The first one of a topic is logged.
-        """
+        """Count a value that is no JSON where filters or transforms look into it; log the first."""
         topic = record.tp.topic
         if not self.invalid[topic, NOT_JSON]:
             what = "filters and transforms find nothing in it; correct who writes it"
@@ -165,8 +145,6 @@ class Models:
 
 
 class _FieldModel:
-    """Decode the keys or the values of a topic."""
-
     __slots__ = ("_invalid_counts", "_is_key", "_on_invalid", "_topic", "model")
 
     def __init__(
@@ -198,7 +176,6 @@ class _FieldModel:
         return record._replace(key=decoded) if self._is_key else record._replace(value=decoded)
 
     def _handle_invalid(self, record: Record, exc: FormatError) -> Record | Skip:
-        """Return what becomes of a record with an invalid field (`onInvalid`)."""
         self._invalid_counts[self._topic, self._on_invalid] += 1
         if self._on_invalid == "skip":
             return Skip(record.tp, record.offset, record.next_offset, record.epoch)
@@ -225,10 +202,7 @@ class _RecordModel:
         return ModelResult(decoded)
 
     def _decode_record(self, record: Record) -> Record | Skip:
-        """Decode a record, the key first.
-
-        A record with an invalid key is shown as invalid, if at all.
-        """
+        """Decode a record, the key first; one with an invalid key is shown as invalid."""
         for part in self._fields:
             if type(record.value) is InvalidValue:  # an error of the key, which stays
                 break

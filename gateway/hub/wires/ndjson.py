@@ -59,11 +59,9 @@ class NdjsonWire:
 
     @property
     def name(self) -> str:
-        """Return the name of the wire in metrics and logs."""
         return "ndjson"
 
     def create_encoder(self, format: Format) -> NdjsonEncoder:
-        """Return the encoder of a channel's entries."""
         return NdjsonEncoder(format, self.positions, grouped=self.grouped)
 
     def encode_begin(
@@ -74,43 +72,31 @@ class NdjsonWire:
         position_refused: bool,
         is_continuation: bool = False,
     ) -> bytes:
-        """Return the first lines of a stream; see `Wire`."""
         first = (
             encode_line("begin", {**data, "position": token.decode()}) if self.positions else b""
         )
         return first + encode_line("gap", POSITION_REFUSED_GAP) if position_refused else first
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
-        """Return an event for one client; see `Wire`."""
         return encode_line(kind, data)
 
     def encode_heartbeat(self) -> bytes:
-        """Return an empty line."""
         return HEARTBEAT
 
     def encode_end(
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
     ) -> bytes:
-        """Return the last line; see `Wire`."""
         return encode_line("end", {"reason": reason, "position": token.decode()})
 
     def has_content(self, data: bytes) -> bool:
-        """Return whether these lines have more than where the stream stands.
-
-        Args:
-            data: Whole lines.
-        """
+        """Return whether these whole lines have more than where the stream stands."""
         if not self.positions:  # such lines are not sent then, and a record may look like one
             return data not in (b"", HEARTBEAT)
         return any(not line.startswith(_STATUS_PREFIXES) for line in data.splitlines(keepends=True))
 
 
 class NdjsonEncoder:
-    """Encode entries as lines; an `Encoder` of channels.
-
-    With positions, a head is a line without its end: `encode_events` adds the position and the
-    brace.
-    """
+    """Encode entries as lines; with positions, a head is a line that `encode_events` completes."""
 
     def __init__(self, format: Format, positions: bool, *, grouped: bool = False) -> None:
         self._format = format
@@ -119,7 +105,6 @@ class NdjsonEncoder:
         self._positions = positions
 
     def encode_entry(self, entry: StreamItem) -> bytes | None:
-        """Return the head of an entry; see `Encoder`."""
         line = self._describe_line(entry)
         if line is None:
             return None
@@ -130,11 +115,9 @@ class NdjsonEncoder:
         return create_status_head(entry, head) if self._grouped else head
 
     def encode_position(self) -> bytes:
-        """Return the head of a line with a position only; see `Encoder`."""
         return b"{" if self._positions else b""
 
     def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
-        """Return events as lines; see `Encoder`."""
         if self._grouped:
             events = iter_joined_statuses(
                 events, lambda name, data: self._encode_head(name, orjson.dumps(data))
@@ -153,7 +136,6 @@ class NdjsonEncoder:
         return b"".join(parts)
 
     def _encode_head(self, name: str, data: bytes) -> bytes:
-        """Return the head of a line with an object whose first key is a name."""
         return b'{"@%b":%b%b' % (name.encode(), data, b"" if self._positions else b"}\n")
 
     def _describe_line(self, entry: StreamItem) -> tuple[str, bytes] | None:
@@ -169,12 +151,10 @@ class NdjsonEncoder:
 
 
 def encode_line(name: str, data: dict[str, Any]) -> bytes:
-    """Return a whole line that is not a record."""
     return b'{"@%b":%b}\n' % (name.encode(), orjson.dumps(data))
 
 
 def escape_line_breaks(data: bytes) -> bytes:
-    """Return JSON without the characters that some readers take for the end of a line."""
     if not data.isascii():
         for character, escape in _LINE_BREAKS:
             if character in data:

@@ -46,11 +46,9 @@ class SseWire:
 
     @property
     def name(self) -> str:
-        """Return the name of the wire in metrics and logs."""
         return "sse"
 
     def create_encoder(self, format: Format) -> SseEncoder:
-        """Return the encoder of a channel's entries."""
         return SseEncoder(format, grouped=self.grouped)
 
     def encode_begin(
@@ -61,7 +59,6 @@ class SseWire:
         position_refused: bool,
         is_continuation: bool = False,
     ) -> bytes:
-        """Return the first block of a stream; see `Wire`."""
         first = sse.encode_retry(int(1000 * random.uniform(*RETRY_RANGE_S))) + encode_control(
             "begin", data
         )
@@ -72,7 +69,6 @@ class SseWire:
         return first + sse.encode_id(token)
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
-        """Return an event for one client; see `Wire`."""
         return encode_control(kind, data) + b"\n"
 
     def encode_heartbeat(self) -> bytes:
@@ -82,24 +78,19 @@ class SseWire:
     def encode_end(
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
     ) -> bytes:
-        """Return the last block; see `Wire`. It has no id: the client keeps the one it has."""
+        """Return the last block, without an id: the client keeps the one it has."""
         retry = sse.encode_retry(end_retries.draw_ms())
         return retry + self.encode_event("end", {"reason": reason})
 
 
 class SseEncoder:
-    """Encode entries as events; an `Encoder` of channels.
-
-    A head is an event without its end. `encode_events` adds the id, which also ends the event, or a
-    blank line.
-    """
+    """Encode entries as events. A head is an event to which `encode_events` adds the end."""
 
     def __init__(self, format: Format, *, grouped: bool = False) -> None:
         self._format = format
         self._grouped = grouped
 
     def encode_entry(self, entry: StreamItem) -> bytes | None:
-        """Return the head of an entry; see `Encoder`."""
         if type(entry) is Record:
             name, payload = self._format(entry)
             return sse.encode_data(payload, name)
@@ -113,11 +104,9 @@ class SseEncoder:
         )
 
     def encode_position(self) -> bytes:
-        """Return the head of a `position` event; see `Encoder`."""
         return _POSITION_HEAD
 
     def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
-        """Return events as text; see `Encoder`."""
         if self._grouped:
             events = iter_joined_statuses(events, encode_control)
         parts: list[bytes] = []
@@ -130,9 +119,5 @@ class SseEncoder:
 
 
 def encode_control(name: str, data: Any) -> bytes:
-    """Return a control event without its end.
-
-    Args:
-        data: Its data, which is encoded as JSON.
-    """
+    """Return a control event without its end."""
     return sse.encode_data(orjson.dumps(data), name)

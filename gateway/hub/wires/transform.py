@@ -20,10 +20,8 @@ def header_names(transforms: Sequence[Transform]) -> frozenset[str]:
 class Transformer:
     """Apply the `transforms` of a topic to its entries.
 
-    A value that is not JSON, or has no such field, changes nothing.
-
-    Args:
-        on_unreadable: Called with a record whose value is not JSON.
+    A value that has no such field changes nothing, nor does one that is not JSON, of which
+    `on_unreadable` is told.
     """
 
     def __init__(
@@ -35,7 +33,6 @@ class Transformer:
         self._on_unreadable = on_unreadable
 
     def __call__(self, entry: Entry) -> Entry:
-        """Return the entry with the extracted key and headers."""
         if type(entry) is not Record or entry.value is None:
             return entry
         try:

@@ -50,11 +50,9 @@ class WebSocketWire:
 
     @property
     def name(self) -> str:
-        """Return the name of the wire in metrics and logs."""
         return "websocket"
 
     def create_encoder(self, format: Format) -> MessageEncoder:
-        """Return the encoder of a channel's entries."""
         return MessageEncoder(self, format)
 
     def encode_begin(
@@ -65,14 +63,12 @@ class WebSocketWire:
         position_refused: bool,
         is_continuation: bool = False,
     ) -> bytes:
-        """Return the first messages of a stream; see `Wire`."""
         first = self.build_message("begin", {**data, "position": token.decode()})
         return (
             first + self.build_message("gap", POSITION_REFUSED_GAP) if position_refused else first
         )
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
-        """Return an event for one client; see `Wire`."""
         return self.build_message(kind, data)
 
     def encode_heartbeat(self) -> bytes:
@@ -82,22 +78,16 @@ class WebSocketWire:
     def encode_end(
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
     ) -> bytes:
-        """Return the last message; see `Wire`."""
         data: dict[str, Any] = {"reason": reason, "position": token.decode()}
         if reason is EndReason.DRAIN:
             data["retry"] = end_retries.draw_ms()
         return self.build_message("end", data)
 
     def build_message(self, kind: str, data: dict[str, Any]) -> bytes:
-        """Return a whole message, framed."""
         return self.frame_message(self.open_message(kind, orjson.dumps(data)) + b"}")
 
     def open_message(self, kind: str, data: bytes) -> bytes:
-        """Return a message without its last brace.
-
-        Args:
-            data: A JSON object with its other members.
-        """
+        """Return a message without its last brace; `data` is an object of its other members."""
         # Put together as bytes: `data` is JSON already, often that of a record.
         head = orjson.dumps({"type": kind})[:-1]
         return head if data == b"{}" else head + b"," + data[1:-1]
@@ -115,14 +105,12 @@ def encode_label(label: str) -> bytes:
 
 
 class ControlHead(bytes):
-    """Hold a message without its last brace; a head of another type is a record."""
+    """A message without its last brace; a head of another type is a record."""
 
     __slots__ = ()
 
 
 class MessageEncoder:
-    """Encode entries as messages; an `Encoder` of channels."""
-
     def __init__(self, wire: WebSocketWire, format: Format) -> None:
         self._wire = wire
         self._format = format
@@ -149,11 +137,9 @@ class MessageEncoder:
         return ControlHead(self._wire.open_message(name, orjson.dumps(data)))
 
     def encode_position(self) -> bytes:
-        """Return the head of a `position` message; see `Encoder`."""
         return self._position_head
 
     def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
-        """Return events as frames; see `Encoder`."""
         if self._wire.grouped:
             events = iter_joined_statuses(events, self._encode_control)
         frames: list[bytes] = []
@@ -194,7 +180,6 @@ class MessageEncoder:
 
 
 def _close_message(token_text: bytes | None, view_digest: bytes) -> bytes:
-    """Return the end of a message, with the position if there is one."""
     return (
         b"}" if token_text is None else b',"position":"%b"}' % seal_token(token_text, view_digest)
     )

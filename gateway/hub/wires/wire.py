@@ -14,17 +14,15 @@ from gateway.formats import Format
 class Wire(Hashable, Protocol):
     """Define a kind of encoding, and what is encoded for one client only.
 
-    A wire is an immutable value. Clients of equal wires and views share their channel's chunks.
-    Records and everything else that all clients of a channel are sent is encoded by the encoder
-    that the wire creates.
+    A wire is an immutable value. Clients of equal wires and views share their channel's chunks,
+    which the encoder that the wire creates encodes.
     """
 
     @property
     def name(self) -> str:
         """Return the name of the wire in metrics and logs."""
 
-    def create_encoder(self, format: Format) -> Encoder:
-        """Return the encoder of a channel's entries."""
+    def create_encoder(self, format: Format) -> Encoder: ...
 
     def encode_begin(
         self,
@@ -37,14 +35,12 @@ class Wire(Hashable, Protocol):
         """Return the first block of a stream.
 
         Args:
-            data: The data of the `begin` event.
             token: The resume token of where the client begins.
             position_refused: The client came with a token that could not be used.
             is_continuation: The stream has begun before, and goes on with another view.
         """
 
-    def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
-        """Return an event for one client."""
+    def encode_event(self, kind: str, data: dict[str, Any]) -> bytes: ...
 
     def encode_heartbeat(self) -> bytes:
         """Return what keeps an idle stream alive; empty if something else does."""
@@ -54,8 +50,5 @@ class Wire(Hashable, Protocol):
     ) -> bytes:
         """Return the last block of a stream.
 
-        Args:
-            reason: Why the stream ends.
-            token: The resume token of where it ends.
-            delivered_sum: The sum of what the client was sent before, on wires that count bytes.
+        `delivered_sum` is the sum of the bytes sent before, on wires that count bytes.
         """

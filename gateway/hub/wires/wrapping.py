@@ -18,11 +18,7 @@ from .wire import Wire
 
 @dataclass(frozen=True, slots=True)
 class WrappingWire(ABC):
-    """A wire around another one. A subclass says how bytes are wrapped, and how a stream ends.
-
-    Attributes:
-        wire: The other wire, whose blocks are simply concatenated, such as `SseWire`.
-    """
+    """A wire around another one, whose blocks are simply concatenated, such as `SseWire`."""
 
     wire: Wire
 
@@ -32,11 +28,9 @@ class WrappingWire(ABC):
 
     @property
     def name(self) -> str:
-        """Return the name of the other wire."""
         return self.wire.name
 
     def create_encoder(self, format: Format) -> WrappingEncoder:
-        """Return an encoder that wraps what the other wire's encoder makes."""
         return WrappingEncoder(self.wire.create_encoder(format), self.wrap)
 
     def encode_begin(
@@ -47,7 +41,6 @@ class WrappingWire(ABC):
         position_refused: bool,
         is_continuation: bool = False,
     ) -> bytes:
-        """Return the first block of a stream; see `Wire`."""
         return self.wrap(
             self.wire.encode_begin(
                 data, token, position_refused=position_refused, is_continuation=is_continuation
@@ -55,23 +48,18 @@ class WrappingWire(ABC):
         )
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
-        """Return an event for one client; see `Wire`."""
         return self.wrap(self.wire.encode_event(kind, data))
 
     def encode_heartbeat(self) -> bytes:
-        """Return a heartbeat; see `Wire`."""
         return self.wrap(self.wire.encode_heartbeat())
 
     @abstractmethod
     def encode_end(
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
-    ) -> bytes:
-        """Return the last block and what ends the stream; see `Wire`."""
+    ) -> bytes: ...
 
 
 class WrappingEncoder:
-    """Wrap what another encoder makes of a chunk of events; an `Encoder` of channels."""
-
     def __init__(self, encoder: Encoder, wrap: Callable[[bytes], bytes]) -> None:
         # Heads stay as they are: only whole chunks are wrapped.
         self.encode_entry = encoder.encode_entry
@@ -80,5 +68,4 @@ class WrappingEncoder:
         self._wrap = wrap
 
     def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
-        """Return events as one wrapped block; see `Encoder`."""
         return self._wrap(self._encode_events(events, view_digest))
