@@ -26,12 +26,6 @@ class DocumentKeyLocks:
     """Lock the keys of documents for writers; the `DocumentLocks` of a `Publisher`.
 
     `Hub` creates one at each start. A lock exists while somebody holds it or waits for it.
-
-    Args:
-        publisher: Has the locks that are shared with other processes.
-        get_topic_settings: Returns the settings of a topic.
-        settings: The settings, whose routes say which topics have documents.
-        cluster_name: The name of the cluster; empty where there is only one.
     """
 
     def __init__(
@@ -51,15 +45,13 @@ class DocumentKeyLocks:
         self._is_compared_by_topic: dict[str, bool] = {}
 
     def apply_settings(self, settings: Settings) -> None:
-        """Apply other settings: other topics may have documents now."""
         self._settings = settings
         self._is_compared_by_topic.clear()
 
     def is_compared(self, topic: str) -> bool:
-        """Return whether a write to the topic may depend on the record that is there.
+        """Return whether a route serves records of the topic as documents.
 
-        That is so if a route serves its records as documents. A client that compares has the topic
-        read whole, which is for the operator to allow.
+        A client that compares has the topic read whole, which is for the operator to allow.
         """
         compared = self._is_compared_by_topic.get(topic)
         if compared is None:
@@ -67,7 +59,6 @@ class DocumentKeyLocks:
         return compared
 
     def _serves_documents(self, topic: str) -> bool:
-        """Return whether a route serves records of the topic as documents."""
         return any(
             isinstance(route.with_, FetchWith)
             and any(source.can_render(topic) for source in route.with_.topic_templates)
@@ -76,16 +67,10 @@ class DocumentKeyLocks:
         )
 
     async def lock_keys(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
-        """Wait until nobody else writes these keys, and lock them.
+        """Wait until nobody else writes these keys, and lock them; return the releasing function.
 
-        The lock covers this process and others that take part in `Publisher.key_locks`. Everybody
-        locks several keys in the same order, so that no two wait for each other.
-
-        Args:
-            keys: The keys as Kafka has them.
-
-        Returns:
-            The function that releases the locks.
+        The keys are as Kafka has them. The lock covers this process and others that take part in
+        `Publisher.key_locks`. Keys are locked in one order, so that no two wait for each other.
         """
         transforms = self._get_topic_settings(topic).transforms
         if any(transform.extract_key is not None for transform in transforms):

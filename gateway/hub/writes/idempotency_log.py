@@ -48,18 +48,11 @@ def digest_record(key: bytes | None, value: bytes | None, headers: Headers) -> b
 
 
 class IdempotencyLog:
-    """Learn the idempotency keys of one partition from its log.
+    """The idempotency keys of one partition, learned from its log.
 
-    `Publisher` creates one for each partition that a keyed record is written to. All keys in the
-    log from the start of the window up to `_next_offset` are in the idempotency window.
-
-    Args:
-        known_keys: The idempotency window, which all partitions share.
-        window_s: How old records may be that are read the first time, in seconds.
-
-    Attributes:
-        uncertain_writes: How many writes of this process ended without a known result. If it
-            changed, a writer that knew the keys before has to catch up again.
+    All keys in the log from the start of the window up to `_next_offset` are in the idempotency
+    window, which all partitions share. `uncertain_writes` counts the writes of this process that
+    ended without a known result: if it changed, a writer has to catch up again.
     """
 
     def __init__(
@@ -83,8 +76,7 @@ class IdempotencyLog:
     async def catch_up(self) -> None:
         """Return when every key that is in the log at this instant is known.
 
-        It takes as long as Kafka takes, so put a timeout around it. What was read until then stays
-        read, and the next call goes on from there.
+        It takes as long as Kafka takes, so put a timeout around it; the next call goes on.
 
         Raises:
             AccessDenied: The brokers do not let the gateway read the topic.
@@ -105,7 +97,6 @@ class IdempotencyLog:
                     await self._recover(exc)
 
     async def _read_log(self) -> None:
-        """Read from where the last call ended to the end of the log."""
         metadata = self._cluster.get_topic(self._tp.topic)
         topic_id = metadata.topic_id if metadata is not None else None
         if topic_id != self._topic_id:  # the topic was created again: its offsets start at 0
@@ -118,7 +109,7 @@ class IdempotencyLog:
             self._next_offset = read.next_offset
 
     async def _find_start(self, end: int) -> int:
-        """Return the offset to read from: what is not known yet of the window."""
+        """Return the offset to read from: where the last read ended, or where the window starts."""
         next_offset = self._next_offset
         if next_offset is not None and end - MIN_SCANNED_RECORDS <= next_offset <= end:
             return next_offset  # little is new: no need to ask for the start of the window
@@ -134,7 +125,6 @@ class IdempotencyLog:
         return max(start, await fetch_offset(self._cluster, self._tp, EARLIEST))
 
     def _learn_key(self, record: Record) -> None:
-        """Add a record's idempotency key to the window, if it has one."""
         reserved = {name: value for name, value in record.headers if name in RESERVED_HEADERS}
         text = reserved.get(KEY_HEADER)
         if text is None:

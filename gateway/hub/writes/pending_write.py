@@ -11,11 +11,9 @@ from .idempotency_log import Headers
 
 
 class Produced(NamedTuple):
-    """Describe where a record is.
+    """The place of a record; the offset is -1 if Kafka did not say.
 
-    Attributes:
-        offset: The offset; -1 if Kafka did not say.
-        repeated: The record was written before, by an earlier attempt.
+    `repeated` says that the record was written before, by an earlier attempt.
     """
 
     topic: str
@@ -25,11 +23,10 @@ class Produced(NamedTuple):
 
 
 class PendingWrite(NamedTuple):
-    """Describe a record as it was handed over.
+    """A record as it was handed over.
 
     Attributes:
         value: The value; None for a tombstone.
-        partition: The partition that the client named; None for by key.
         deadline: When it is sent or given up at the latest, by the loop's clock.
         check_allowed: Awaited just before it is written; raises if it may not be.
     """

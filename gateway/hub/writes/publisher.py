@@ -1,7 +1,4 @@
-"""Hold what all writers of a hub share: the producer, idempotency keys, and topics.
-
-`gateway.hub.writes.writer` says what an idempotency key is good for.
-"""
+"""Hold what all writers of a hub share: the producer, idempotency keys, and topics."""
 
 from __future__ import annotations
 
@@ -45,30 +42,17 @@ class KeyLocks(Protocol):
 class DocumentLocks(Protocol):
     """Define locks of record keys, for topics whose writers may compare before they write."""
 
-    def is_compared(self, topic: str) -> bool:
-        """Return whether a write to the topic may depend on what is there."""
+    def is_compared(self, topic: str) -> bool: ...
 
     async def lock_keys(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
         """Wait until nobody else writes these keys; return the function that releases them."""
 
 
 class Publisher:
-    """Hold what all writers of a hub share.
+    """The shared parts of all writers of a hub, which creates one at each start and closes it.
 
-    `Hub` creates one at each start and closes it within the event loop.
-
-    Args:
-        timeout_s: Seconds that a client waits for the result of its write.
-        window_s: Seconds for which idempotency keys are remembered, and looked for in the log.
-        max_keys: How many of them are remembered at most.
-        models: The models of topics, by which records are encoded; None to write them as they are.
-
-    Attributes:
-        producer: Sends the records.
-        idempotency_window: The keys that were written, and those that are being written.
-        key_locks: Locks that are shared with other processes; None where there are none.
-        document_locks: Locks of the keys of documents; None where no topic has documents.
-        tracing: Traces writes; None to trace nothing.
+    Clients wait `timeout_s` for the result of a write. At most `max_keys` idempotency keys are
+    remembered for `window_s`, and looked for in the log. Records are encoded by `models`.
     """
 
     def __init__(
@@ -105,14 +89,7 @@ class Publisher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def start_write(self, work: Coroutine[Any, Any, Produced]) -> asyncio.Task[Produced]:
-        """Start a write that goes on whatever becomes of the client that waits for it.
-
-        Args:
-            work: The coroutine that writes the record.
-
-        Returns:
-            The task, which is cancelled by `close`.
-        """
+        """Start a write that goes on, until `close`, if nobody waits for its task any more."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_write_done)
@@ -126,7 +103,6 @@ class Publisher:
             task.exception()
 
     def get_idempotency_log(self, tp: TopicPartition) -> IdempotencyLog:
-        """Return the idempotency log of a partition."""
         idempotency_log = self._idempotency_logs.get(tp)
         if idempotency_log is None:
             idempotency_log = self._idempotency_logs[tp] = IdempotencyLog(
@@ -153,8 +129,8 @@ class Publisher:
         """Return the partition that a record goes to.
 
         It is the partition that the write names, or the one of its key, or the one of its
-        idempotency key, so that a repeated write goes to the same one. A record without any of
-        these goes to the partitions that have a leader in turn.
+        idempotency key, so that a repeated write goes to the same one. Other records go to the
+        partitions that have a leader in turn.
 
         Raises:
             InvalidRecord: The topic does not have the partition that the write names.

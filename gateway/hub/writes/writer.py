@@ -8,17 +8,15 @@ was cut off over a new connection, so the first keyed record of a connection to 
 until the keys in that partition's log are known up to then (`IdempotencyLog`). If that takes too
 long, the answer is an error, not a second record.
 
-Processes of one host lock a key while they write it (`Publisher.key_locks`). What remains: a repeat
-that overtakes the first attempt is written besides it. For this, the first attempt must be on its
-way into Kafka when the repeat is looked for: sent by a replica on another host that got no answer,
-or by a gateway that ended with bytes still in its socket, and not replicated yet. The same holds
-for a key older than the window, for the repeat of a record without a key when the topic got more
-partitions in between, and for a repeat over a connection that existed before the cut.
+Processes of one host lock a key while they write it (`Publisher.key_locks`). A repeat that
+overtakes the first attempt is still written besides it: if a replica on another host sent the first
+and got no answer, or a gateway ended with bytes in its socket. The same holds for a key older than
+the window, for the repeat of a record without a key when the topic got more partitions in between,
+and for a repeat over a connection that existed before the cut.
 
 On a topic of documents, the writer locks the record's key until Kafka has the record
-(`DocumentKeyLocks.lock_keys`): a record that was compared with is not overwritten in between.
-
-When the client goes away, what it handed over is still written and remembered.
+(`DocumentKeyLocks.lock_keys`). When the client goes away, its records are still written and
+remembered.
 """
 
 from __future__ import annotations
@@ -83,16 +81,11 @@ class RecordWriter:
         """Write one record, or find that it is written already.
 
         Args:
-            key: The key, before the topic's model encodes it; None for none.
+            key: The key, before the topic's model encodes it.
             value: The value, likewise; None for a tombstone.
-            headers: Names and contents.
-            partition: The partition; None for by key.
             scope: Whose idempotency key it is, such as the route's path.
             check_allowed: Awaited just before the record is written, but not if it is written
                 already; it raises if the record may not be written.
-
-        Returns:
-            Where the record is.
 
         Raises:
             UnknownTopic: The topic does not exist.
@@ -149,7 +142,6 @@ class RecordWriter:
         return await _await_result(task, write.deadline)
 
     async def _write(self, write: PendingWrite) -> Produced:
-        """Write a record without an idempotency key."""
         with ExitStack() as stack:
             # The order is settled once the producer has the record; its result is awaited outside,
             # so that records of one connection can share a request.
@@ -162,12 +154,7 @@ class RecordWriter:
     async def _choose_partition(self, write: PendingWrite, stack: ExitStack) -> TopicPartition:
         """Return the partition that a record goes to, and watch its topic until the stack closes.
 
-        The hub ends its own watch of a topic that nobody has read for a while, even if a record of
-        it waits to be written.
-
-        Raises:
-            KafkaError: As `Publisher.get_topic`.
-            InvalidRecord: The topic does not have the partition that the write names.
+        The hub's own watch may end while a record waits to be written.
         """
         topic = await self._publisher.get_topic(write.topic)
         stack.enter_context(self._publisher.cluster.metadata.watching([topic.name]))
@@ -220,10 +207,7 @@ class RecordWriter:
 
     @asynccontextmanager
     async def _acquire_order(self, write: PendingWrite) -> AsyncIterator[None]:
-        """Hold this connection's order lock in the `async with` block, until the write's deadline.
-
-        Whatever takes longer in the block, such as a lock of the key, nothing was written then.
-        """
+        """Hold this connection's order lock; if the deadline passes in it, nothing was written."""
         try:
             async with asyncio.timeout_at(write.deadline), self._order_lock:
                 yield
@@ -238,8 +222,7 @@ class RecordWriter:
     ) -> None:
         """Learn the keys in a partition's log, unless this connection has done so before.
 
-        Args:
-            force: Do it in any case: another process may just have written the key.
+        `force` is for when another process may just have written the key.
         """
         if force or self._uncertain_writes_seen.get(tp) != idempotency_log.uncertain_writes:
             # As of before: a write that becomes uncertain meanwhile may be missing in what is read.
@@ -248,7 +231,6 @@ class RecordWriter:
             self._uncertain_writes_seen[tp] = uncertain_writes
 
     def _send_record(self, tp: TopicPartition, write: PendingWrite) -> asyncio.Future[int]:
-        """Hand a record to the producer, with its idempotency key in the headers."""
         headers = list(write.headers)
         if write.idempotency_key is not None:
             headers.append((KEY_HEADER, write.idempotency_key.text.encode()))
@@ -294,7 +276,6 @@ def _check_limits(key: bytes | None, headers: Headers, idempotency_key: str | No
 
 
 def _build_refusal(exc: PartitionFailed) -> RecordRefused:
-    """Return the error for a record that Kafka refused."""
     if exc.code in TOO_LARGE_ERRORS:
         return RecordTooLarge(
             f"the record is larger than topic '{exc.topic}' takes; send a smaller one"
