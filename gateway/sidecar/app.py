@@ -23,9 +23,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.background_tasks import run_supervised
 from gateway.config import Settings
-from gateway.config.sections.sidecar import Sidecar
 from gateway.config.types.address import is_loopback
-from gateway.errors import ConfigError, GatewayError, RequestError
+from gateway.errors import GatewayError, RequestError
 from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.producer import Producer
@@ -73,7 +72,6 @@ COMPONENTS: Mapping[str, Sequence[str]] = {
     "admin": ["admin:AdminComponent"],
     "health": ["health:HealthComponent"],
 }
-DEFAULT_SECTIONS = frozenset({"health"})  # on without being written in the YAML
 # The gateway's own, which it serves also when the sidecar has the port for itself.
 GATEWAY_HEALTH_PATHS = frozenset({"/health/live", "/health/ready"})
 PUBLIC_PATHS = frozenset({"/docs", "/docs.css", "/openapi.json"})  # for browsers, too
@@ -87,9 +85,6 @@ class SidecarApplication:
 
     Args:
         standalone: Whether only the gateway's health and metrics are also served on its port.
-
-    Raises:
-        ConfigError: A section is configured that this version does not serve.
     """
 
     def __init__(
@@ -102,7 +97,8 @@ class SidecarApplication:
         documents: Callable[[], DocumentLocks] | None = None,
     ) -> None:
         assert settings.sidecar is not None, "there is no section sidecar"
-        served = _list_served_sections(settings.sidecar)
+        section = settings.sidecar
+        served = [name for name in COMPONENTS if getattr(section, name) is not None]
         modules = [path.partition(":")[0] for name in served for path in COMPONENTS[name]]
         spec = Spec(name for name in modules if (SPEC_DIRECTORY / f"{name}.yaml").is_file())
         self.settings = settings
@@ -292,15 +288,6 @@ class AuthenticationMiddleware:
             await response(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-def _list_served_sections(section: Sidecar) -> list[str]:
-    names = [name for name in COMPONENTS if getattr(section, name) is not None]
-    missing = [name for name in names if not COMPONENTS[name] and name not in DEFAULT_SECTIONS]
-    if missing:
-        problem = "is not served by this version; remove it"
-        raise ConfigError([f"sidecar.{name}: {problem}" for name in missing])
-    return [name for name in names if COMPONENTS[name]]
 
 
 def _is_local_host(value: str) -> bool:

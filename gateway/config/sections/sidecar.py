@@ -195,11 +195,6 @@ class Membership(Section):
         default=3.0,
         description="Time between two heartbeats; default as Kafka's clients. For operators.",
     )
-    max_poll_interval: WaitDuration = Field(
-        default=300.0,
-        description="How long a lane (a part of a group's partitions) may make no progress before "
-        "readiness fails. For slow back ends.",
-    )
     leave_group_on_close: Flag = Field(
         default=True,
         description="Whether a member that stops leaves its group, so that others get its "
@@ -284,6 +279,11 @@ class Group(Membership):
         default=None,
         description="group.instance.id of a static member; default a dynamic member. For rolling "
         "restarts.",
+    )
+    max_poll_interval: WaitDuration = Field(
+        default=300.0,
+        description="How long a lane (a part of a group's partitions) may make no progress before "
+        "readiness fails. For slow back ends.",
     )
     # A member learns of a rebalance from the response to its next heartbeat. While a member
     # restarts, its partitions are not read for 2.0 s with an interval of 3 s, and for 0.2 s with

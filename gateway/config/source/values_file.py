@@ -113,7 +113,7 @@ VALUE_KEYS: Mapping[str, ValueKey] = {
         _list_consumer_locs("maxPollRecords"), _parse_number
     ),
     "kafka-consumer.max.poll.interval.ms": ValueKey(
-        _list_consumer_locs("maxPollInterval"), _parse_millis
+        ((*_GROUPS, "maxPollInterval"),), _parse_millis
     ),
     "kafka-consumer.session.timeout.ms": ValueKey(
         _list_consumer_locs("sessionTimeout"), _parse_millis
