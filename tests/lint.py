@@ -2,7 +2,8 @@
 
 - The pages name files, folders and tests that exist: those of `docs/`, and every README.
 - Every folder of modules is a package that says what it is for, and is named by the architecture.
-- No two modules import each other, not even for types: a circle has to be read as a whole.
+- No two modules import each other, for types only within a sub-package: a circle has to be read as
+  a whole.
 - Nothing is imported that a library marks as private.
 """
 

@@ -38,10 +38,12 @@ def test_a_checkout_is_counted(tmp_path: Path):
         "from . import two  # why\n\ndef told(): ...\n\ndef write_chunk():\n    '''What comes.'''\n"
     )
     (package / "two.py").write_text(
-        "if TYPE_CHECKING:\n    from .one import told\n\ndef _made():\n    '''Make it.'''\n"
+        "if TYPE_CHECKING:\n    from .three import Three\n\n"
+        "def _made():\n    '''Make it.'''\n    from .one import told\n"
     )
+    (package / "three.py").write_text("from .two import _made\n")  # named for types alone
     counts = count_source(tmp_path)
-    assert (counts.module_count, counts.largest_folder_modules, counts.circle_count) == (3, 2, 1)
+    assert (counts.module_count, counts.largest_folder_modules, counts.circle_count) == (4, 3, 1)
     assert (counts.public_function_count, counts.one_word_count, counts.participle_count) == (
         2,
         1,

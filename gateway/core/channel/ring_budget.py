@@ -10,20 +10,12 @@ quarter of the limit that is published.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .chunk_ring import ChunkRing
 
 DEFAULT_MAX_RING_BYTES = 1 << 20  # bytes of one channel's chunks
-
-
-class Ring(Protocol):
-    @property
-    def bytes(self) -> int: ...
-
-    def drop_consumed(self) -> None: ...
-
-    def drop_all(self) -> None: ...
-
-    def notify_followers(self) -> None: ...
 
 
 class RingBudget:
@@ -40,7 +32,7 @@ class RingBudget:
     def __init__(
         self,
         limit: int | None = None,
-        list_rings: Callable[[], Iterable[Ring]] = lambda: (),
+        list_rings: Callable[[], Iterable[ChunkRing]] = lambda: (),
         max_ring_bytes: int = DEFAULT_MAX_RING_BYTES,
     ) -> None:
         self.bytes = 0

@@ -15,36 +15,25 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk import Chunk
-from gateway.core.client.subscription import Subscription
 from gateway.core.small_set import SmallSet, add_member, discard_member
 from gateway.telemetry.traffic import StreamCounts
 
-from .outlet import Outlet
 from .pacing import BatchPacing
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
+
+    from .push_delivery import PushDelivery
 
 SLICE_S = 0.004  # seconds of a round before other tasks get a turn
 WRITES_PER_CLOCK_CHECK = 64  # writes from one look at the clock to the next
 # Clients of one audience: a round begins with a copy of them, which took 110 ms of a million.
 MAX_AUDIENCE_CLIENTS = 20_000
 BYTES_PER_CLOCK_CHECK = 1 << 20  # likewise in bytes: 64 writes of a megabyte take 60 ms
-
-
-class Receiver(Protocol):
-    """What the broadcaster needs of a `PushDelivery`. `outlet` is None once it is closed."""
-
-    subscription: Subscription
-    outlet: Outlet | None
-
-    def push(self) -> None: ...
-
-    def on_audience_left(self) -> None: ...
 
 
 class Audience:
@@ -82,7 +71,7 @@ class Audience:
         self.channel = channel
         self.traffic = traffic
         self.next_audience = next_audience
-        self.clients: SmallSet[Receiver] = ()
+        self.clients: SmallSet[PushDelivery] = ()
         self.is_scheduled = self.has_more = False
         self.sent_at = 0.0
         # The channel calls its newest audience only, which passes the call on to the older ones.
@@ -104,10 +93,10 @@ class Audience:
     def can_take(self, traffic: StreamCounts) -> bool:
         return self.traffic is traffic and len(self.clients) < self.broadcaster.max_audience_clients
 
-    def add_client(self, client: Receiver) -> None:
+    def add_client(self, client: PushDelivery) -> None:
         self.clients = add_member(self.clients, client)
 
-    def remove_client(self, client: Receiver) -> None:
+    def remove_client(self, client: PushDelivery) -> None:
         """Detach a client; it pushes its own bytes until it has caught up."""
         self.clients = discard_member(self.clients, client)
         client.on_audience_left()
@@ -222,9 +211,9 @@ class Broadcaster:
         self._scheduled_audiences: deque[Audience] = deque()
         self._round: Round | None = None  # that of the first scheduled audience, once it began
         self._is_running = False
-        self._pending_pushes: deque[Receiver] = deque()
+        self._pending_pushes: deque[PushDelivery] = deque()
 
-    def add_client(self, client: Receiver) -> Audience:
+    def add_client(self, client: PushDelivery) -> Audience:
         """Attach a client that has all that was published, and return its audience."""
         channel, traffic = client.subscription.channel, client.subscription.traffic
         newest = audience = cast("Audience | None", channel.listener)
@@ -240,7 +229,7 @@ class Broadcaster:
     def remove_channel(self, channel: Channel) -> None:
         channel.listener = None  # break the reference cycle with its audience
 
-    def schedule_push(self, client: Receiver) -> None:
+    def schedule_push(self, client: PushDelivery) -> None:
         """Schedule `client.push`, so that pushes take at most about `slice_s` of a turn.
 
         When 600 clients woke in one turn of the loop, each took a millisecond and nothing else ran.

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gateway.config import Rate
 from gateway.core.channel.byte_counts import ByteSum
@@ -21,16 +21,17 @@ from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.throttle import Throttle
 from gateway.core.log.record import TopicPartition
-from gateway.hub.reads.services import ReadServices
 
-from .broadcaster import Broadcaster
 from .client_registry import NOT_REGISTERED
-from .client_source import CatchUpRegistry, ClientSource
+from .client_source import ClientSource
 from .outlet import Outlet
 from .pull_delivery import PullDelivery
 from .push_delivery import PushDelivery
 from .view import View
 from .wall_clock_timer import WallClockTimer
+
+if TYPE_CHECKING:
+    from .hub import Hub
 
 log = logging.getLogger(__name__)
 
@@ -84,21 +85,6 @@ class ClientOptions:
     rate: Rate | None = None
 
 
-class ClientOwner(Protocol):
-    """What a client needs of the `Hub` that it belongs to."""
-
-    name: str
-    broadcaster: Broadcaster
-
-    @property
-    def shared_catch_ups(self) -> CatchUpRegistry: ...
-
-    @property
-    def read_services(self) -> ReadServices: ...
-
-    def remove_client(self, client: Client) -> None: ...
-
-
 class CloseListener(Protocol):
     def on_client_closed(self) -> None: ...
 
@@ -137,7 +123,7 @@ class Client:
 
     def __init__(
         self,
-        owner: ClientOwner,
+        owner: Hub,
         source: ClientSource,
         options: ClientOptions,
         *,

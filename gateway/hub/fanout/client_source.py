@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
@@ -30,33 +30,13 @@ from .shared_tail import SharedTail
 from .state_log import LIVE, StateLog
 from .state_log import log as state_logger
 
+if TYPE_CHECKING:
+    from .shared_catch_up import SharedCatchUp, SharedCatchUps
+
 
 class ClientPosition(NamedTuple):
     position: Position
     topic_ids: Mapping[str, str]
-
-
-class CatchUpMembership(Protocol):
-    """What a client needs of its `SharedCatchUp`; `subscription` is that of the leader."""
-
-    subscription: Subscription
-
-    def take_piece(self, source: ClientSource) -> bytes | None:
-        """Return the client's next piece; None if it is no member any more."""
-
-    def get_member_position(self, source: ClientSource) -> ClientPosition: ...
-
-    def release_member(self, source: ClientSource) -> None:
-        """Let the client go on by itself."""
-
-    def remove_member(self, source: ClientSource) -> None: ...
-
-
-class CatchUpRegistry(Protocol):
-    """What a client needs of `SharedCatchUps`."""
-
-    def join(self, source: ClientSource) -> CatchUpMembership | None:
-        """Add the client to the shared catch-up of its position; None if it reads alone."""
 
 
 class ClientSource:
@@ -90,7 +70,7 @@ class ClientSource:
     ) -> None:
         self.subscription = subscription
         self.shared_tail = shared_tail
-        self.shared_catch_up: CatchUpMembership | None = None
+        self.shared_catch_up: SharedCatchUp | None = None
         self.rate_limiter: RateLimiter | None = None
         self.number = number
         self._services = services
@@ -106,7 +86,7 @@ class ClientSource:
 
     def begin(
         self,
-        catch_ups: CatchUpRegistry,
+        catch_ups: SharedCatchUps,
         *,
         heartbeat: float,
         position_refused: bool,

@@ -5,24 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gateway.core.client.end_reason import EndReason
 
-from .client_source import ClientSource
 from .state_log import log as state_logger
 
-
-class PulledClient(Protocol):
-    """What a `PullDelivery` needs of a `Client`."""
-
-    source: ClientSource
-    heartbeat: float
-    ends_at: float
-
-    def begin(self) -> bytes: ...
-
-    def close(self) -> None: ...
+if TYPE_CHECKING:
+    from .client import Client
 
 
 class PullDelivery:
@@ -30,7 +20,7 @@ class PullDelivery:
 
     __slots__ = ("_client", "_event", "_timed_out", "_woken", "is_end_written")
 
-    def __init__(self, client: PulledClient) -> None:
+    def __init__(self, client: Client) -> None:
         self.is_end_written = False
         self._client = client
         # For this client only, until it is pulled.

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gateway.core.error_code import code_from_error
 from gateway.core.log import partition_reader as core
@@ -28,12 +28,10 @@ from gateway.core.log.position import NO_EPOCH
 from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
 from gateway.core.log.recovery import RECOVERY_RULES, Cause, RecoveryAction, cause_from_code
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
-from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED
 from gateway.kafka.client.outages import format_topic_label
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
-from gateway.telemetry.counts import FetchCounts
 
 from .batches import BULK_SLICE_RECORDS, gather_slices, iter_slices
 from .decoding import MAX_SLICE_RECORDS, DecodedSlice, RecordSetDecoder
@@ -41,7 +39,9 @@ from .fetch import MAX_CORRUPT_ATTEMPTS, REPLICA_LEASE_S
 from .fetch_round import SWEEP_INTERVAL_S, FetchRound
 from .fetch_sessions import FetchSession
 from .partition_fetch import PartitionFetch, PartitionWork
-from .topic_model import TopicModel
+
+if TYPE_CHECKING:
+    from .fetcher import Fetcher
 
 log = logging.getLogger(__name__)
 
@@ -58,47 +58,6 @@ FAILED_LOOP_DELAY_S = 1.0  # seconds until a loop goes on after an error that no
 CONTENDED_MAX_WAIT_S = 0.1
 
 
-class FetchLoopOwner(Protocol):
-    """The part of `Fetcher` that a fetch loop needs."""
-
-    cluster: Cluster
-    reads: FetchCounts
-    idle_fetches: dict[TopicPartition, PartitionFetch]
-    now: Callable[[], float]
-    pause: Callable[[], Awaitable[None]]
-    get_topic_model: Callable[[str], TopicModel | None]
-
-    @property
-    def max_wait(self) -> float: ...
-
-    @property
-    def has_newcomers(self) -> bool: ...
-
-    def wake_loops(self) -> None: ...
-
-    def ensure_fetch_loops(self, node: int) -> None: ...
-
-    def mark_newcomer(self, partition_fetch: PartitionFetch) -> None: ...
-
-    def release(self, partition_fetch: PartitionFetch) -> None: ...
-
-    def deliver_entries(
-        self, partition_fetch: PartitionFetch, entries: Sequence[Entry]
-    ) -> None: ...
-
-    def start_work(self, partition_fetch: PartitionFetch, work: PartitionWork) -> None: ...
-
-    def on_request_failed(
-        self, partition_fetch: PartitionFetch, cause: Cause, delay: float | None
-    ) -> None: ...
-
-    def retry_topic(self, topic: str) -> None: ...
-
-    def report_broker_failure(self, node: int, error: KafkaError) -> None: ...
-
-    def report_broker_recovery(self, node: int) -> None: ...
-
-
 class BrokerFetchLoop:
     """The fetch requests that one loop sends to one broker, one after the other.
 
@@ -109,7 +68,7 @@ class BrokerFetchLoop:
 
     def __init__(
         self,
-        fetcher: FetchLoopOwner,
+        fetcher: Fetcher,
         node: int,
         role: ConnectionRole,
         main_loop: BrokerFetchLoop | None = None,

@@ -224,7 +224,7 @@ class Assignment:
         except Exception:  # whatever a listener raises, the group is left
             log.exception("group %s: a listener failed at the end", self._group_name)
 
-    # As the `OwnershipHandler` of the member.
+    # Called by the member.
 
     def on_ownership_changed(self, event: OwnershipChange) -> None:
         """Stop reading partitions that are taken away. New ones are added when applied."""

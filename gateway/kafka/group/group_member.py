@@ -17,7 +17,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.core.error_code import AUTHORIZATION_ERRORS, ErrorCode, code_from_error
 from gateway.core.group.member import (
@@ -43,6 +43,9 @@ from gateway.telemetry.log_context import create_detached_task
 
 from .consumer_options import ConsumerOptions, build_request
 
+if TYPE_CHECKING:
+    from .assignment import Assignment
+
 log = logging.getLogger(__name__)
 
 RETRY_DELAY_S = 0.2  # seconds before a retry, where no failure says how long to wait
@@ -51,18 +54,6 @@ LEAVE_TIMEOUT_S = 2.0  # seconds for which a leaving member waits for the coordi
 RESOLVE_INTERVAL_S = 0.25
 
 OwnershipChange: TypeAlias = PartitionsAssigned | PartitionsRevoked | PartitionsLost
-
-
-class OwnershipHandler(Protocol):
-    """An object that is informed of the partitions that a member owns: an `Assignment`."""
-
-    def on_ownership_changed(self, event: OwnershipChange) -> None:
-        """Take note of a change at once, without waiting for earlier changes."""
-
-    async def apply_ownership_change(self, event: OwnershipChange) -> None:
-        """Act on a change. Changes are applied in order, one at a time."""
-
-    def on_group_failure(self, failure: KafkaError | None) -> None: ...
 
 
 class GroupMember:
@@ -78,7 +69,7 @@ class GroupMember:
     """
 
     def __init__(
-        self, cluster: Cluster, name: str, handler: OwnershipHandler, options: ConsumerOptions
+        self, cluster: Cluster, name: str, handler: Assignment, options: ConsumerOptions
     ) -> None:
         self.name = name
         self.member: GroupMembership | None = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from gateway.core.client.end_reason import EndReason
 from gateway.hub.fanout.client_memory import ClientMemory, HeldPart, Holder
@@ -26,11 +26,9 @@ from gateway.hub.fanout.client_memory import ClientMemory, HeldPart, Holder
 from .tls_transport import TlsTransport
 
 if TYPE_CHECKING:
-    from uvicorn.config import Config
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-    from uvicorn.server import ServerState
 
-    from gateway.web.routing.limits import OpenConnection
+    from .transport import GatewayProtocol
 
 
 TAKEOVER = "gateway.takeover"
@@ -136,41 +134,6 @@ class BufferedHead:
         self._transport.close()
 
 
-class TakeoverConnection(Protocol):
-    """The interface of a `GatewayProtocol` whose connection an outlet takes over.
-
-    With `config`, `server_state` and `app_state`, the outlet creates another protocol for the time
-    after the stream.
-    """
-
-    CLIENT_MEMORY: ClassVar[ClientMemory]
-
-    config: Config
-    server_state: ServerState
-    app_state: dict[str, Any]
-    transport: asyncio.Transport
-
-    def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any]
-    ) -> None: ...
-
-    @property
-    def running_cycle(self) -> RequestResponseCycle | None: ...
-
-    def create_outlet(self, owner: OutletOwner) -> HttpOutlet | None: ...
-
-    def hand_connection_over(self) -> OpenConnection | None: ...
-
-    def resume_http(
-        self,
-        transport: asyncio.Transport,
-        pipelined: bytes | None,
-        *,
-        full: bool,
-        open_connection: OpenConnection | None,
-    ) -> None: ...
-
-
 class TakeoverOffer:
     """The value of the `TAKEOVER` extension in the scope of one request.
 
@@ -180,8 +143,8 @@ class TakeoverOffer:
 
     __slots__ = ("_protocol",)
 
-    def __init__(self, protocol: TakeoverConnection) -> None:
-        self._protocol: TakeoverConnection | None = protocol
+    def __init__(self, protocol: GatewayProtocol) -> None:
+        self._protocol: GatewayProtocol | None = protocol
 
     def __call__(self, owner: OutletOwner) -> HttpOutlet | None:
         return None if self._protocol is None else self._protocol.create_outlet(owner)
@@ -238,9 +201,7 @@ class HttpOutlet(asyncio.Protocol):
     PROBE_DELAYS_S = 0.1, 0.5, 2.0
     """When to write further probes to a client that has closed its side, in seconds after that."""
 
-    def __init__(
-        self, protocol: TakeoverConnection, owner: OutletOwner, *, keep_alive: bool
-    ) -> None:
+    def __init__(self, protocol: GatewayProtocol, owner: OutletOwner, *, keep_alive: bool) -> None:
         # These four create the protocol for the time after the stream, as uvicorn would.
         self._protocol_class = type(protocol)
         self._config = protocol.config

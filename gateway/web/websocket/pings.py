@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gateway.wire.websocket import encode_ping
 
+if TYPE_CHECKING:
+    from .connection import WebSocketConnection
+
 SLOT_COUNT = 64
-
-
-class PingTarget(Protocol):
-    """A connection that is pinged."""
-
-    ping_slot: int
-
-    def on_ping_due(self, now: float, payload: bytes, frame: bytes) -> None:
-        """Send a ping if the last one was answered, else decide whether the peer is gone."""
 
 
 class PingScheduler:
@@ -34,7 +28,7 @@ class PingScheduler:
     def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: float) -> None:
         self.loop = loop
         self._slot_interval_s = interval_s / SLOT_COUNT
-        self._slots: list[set[PingTarget]] = [set() for _ in range(SLOT_COUNT)]
+        self._slots: list[set[WebSocketConnection]] = [set() for _ in range(SLOT_COUNT)]
         self._current_slot = 0
         self._last_slot = 0
         self._count = 0
@@ -44,7 +38,7 @@ class PingScheduler:
     def is_running(self) -> bool:
         return self._timer is not None
 
-    def add(self, target: PingTarget) -> None:
+    def add(self, target: WebSocketConnection) -> None:
         self._last_slot = (self._last_slot + 1) % SLOT_COUNT
         target.ping_slot = self._last_slot
         self._slots[target.ping_slot].add(target)
@@ -52,7 +46,7 @@ class PingScheduler:
         if self._timer is None:
             self._timer = self.loop.call_later(self._slot_interval_s, self._ping_current_slot)
 
-    def discard(self, target: PingTarget) -> None:
+    def discard(self, target: WebSocketConnection) -> None:
         slot = self._slots[target.ping_slot]
         if target in slot:
             slot.discard(target)

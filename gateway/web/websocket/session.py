@@ -59,8 +59,8 @@ RESTART_REASON = "the gateway restarts; come back"
 class Session(MessageProcessor):
     """One accepted socket, with its streams and the records that it writes.
 
-    Created by `endpoint`, and referred to by its socket until that is closed. It is the
-    `StreamOwner` of its streams. A stream is in the session from before it is opened until it has
+    Created by `endpoint`, and referred to by its socket until that is closed. It owns
+    its streams. A stream is in the session from before it is opened until it has
     ended.
 
     An idle session holds 0.25 KB, and as much for each stream besides its client. With everything

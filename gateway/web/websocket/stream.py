@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
@@ -22,35 +22,11 @@ from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import OpenStream, StreamChange
 from gateway.wire.websocket import insert_member
 
-from .handshake_scope import HandshakeScope
 from .messages import Selection
 from .request import QueryPairs, build_request, build_selection_query, merge_query, parse_target
-from .socket import Socket
 
-
-class StreamOwner(Protocol):
-    """The session of a stream, as far as the stream knows it."""
-
-    @property
-    def routes(self) -> Routes: ...
-
-    @property
-    def handshake_scope(self) -> HandshakeScope: ...
-
-    @property
-    def socket(self) -> Socket: ...
-
-    def send_challenge(self, guard: str, expires_at: float) -> None:
-        """Ask the client for a new token before `expires_at`, in seconds since 1970."""
-
-    def reopen(self, stream: WebSocketStream, handover: Handover) -> None:
-        """Open the next client of a stream that shows something else from here on."""
-
-    def on_stream_ended(self, stream: WebSocketStream) -> None:
-        """Release a stream whose `end` was sent."""
-
-    def on_stream_full(self, stream: WebSocketStream) -> None:
-        """Let other streams go first when the socket has drained: this one has filled it."""
+if TYPE_CHECKING:
+    from .session import Session
 
 
 class WebSocketStream(OpenStream):
@@ -74,7 +50,7 @@ class WebSocketStream(OpenStream):
 
     def __init__(
         self,
-        owner: StreamOwner,
+        owner: Session,
         label: str | None,
         match: Match,
         query: QueryPairs,
