@@ -43,6 +43,9 @@ class JsonSizeLimit:
         full_names: The name that a union shows for a named type, by its name in `plain`.
         max_scale: The largest scale of the schema's decimals. All bytes and fixed count as so many
             digits, because `plain` does not tell which of them are decimals.
+
+    Raises:
+        ValueError: A type has no finite value. fastavro's reader would end the process.
     """
 
     def __init__(
@@ -57,9 +60,11 @@ class JsonSizeLimit:
         # it.
         self._surplus: dict[str, float] = dict.fromkeys(self._named, -inf)
         self._plain = plain
-        self.is_bounded = (
-            self._has_bounded_surplus() and self._measure_surplus(plain) <= FREE_JSON_BYTES
-        )
+        has_bounded_surplus = self._has_bounded_surplus()
+        for name, surplus in self._surplus.items():
+            if not surplus > -inf:  # also NaN: infinitely deep, and of any length in each level
+                raise ValueError(f"{self._full_names.get(name, name)} contains itself without end")
+        self.is_bounded = has_bounded_surplus and self._measure_surplus(plain) <= FREE_JSON_BYTES
 
     def check(self, data: bytes) -> None:
         """Check a value before it is read.
