@@ -314,6 +314,13 @@ class ConsumerInstance:
         come back: another member may be further, and a commit would set the group back.
         """
         assigned = self.assignment - self._removed_since_poll
+        first = {record.tp: record.offset for record in reversed(records)}
+        for tp in first.keys() & assigned:
+            if first[tp] < self._returned_offsets.get(tp, 0):
+                # Not by a seek, which is noted: the topic was recreated, or its log was cut. What
+                # was committed before is of other records.
+                for offsets in self._all_offsets:
+                    offsets.pop(tp, None)
         last = {record.tp: record.next_offset for record in records}
         self._returned_offsets.update((tp, offset) for tp, offset in last.items() if tp in assigned)
 

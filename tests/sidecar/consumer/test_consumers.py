@@ -151,7 +151,7 @@ async def test_a_batch_that_cannot_be_read_here_is_named_and_not_passed_over(kaf
     place = {"topic": "large", "partition": 0}
     dead_letter = [{"record": {**place, "offset": 1}, "processed": False}]
     async with running_sidecar(kafka.bootstrap, consumer={}, deadLetter={}) as http:
-        path = "/topics/large/partitions/0/records?offset="
+        path = "/topics/large/partitions/0/records?timeout=60000&offset="
         assert [record["offset"] for record in (await http.get(f"{path}0")).json()] == [0]
         instance = await ConsumerInstance.create_instance(http, autoOffsetReset="earliest")
         await instance.assign("large", 0)

@@ -115,6 +115,28 @@ def test_what_a_client_commits_is_not_taken_back_by_what_was_returned():
     run_in_virtual_time(play())
 
 
+def test_a_log_that_begins_again_is_committed_from_its_own_records():
+    """The commit of a client in a topic that was recreated since counted in the new one, whose
+    records up to there were passed over."""
+
+    async def play() -> None:
+        world = InstanceWorld()
+        kafka = asyncio.create_task(world.kafka.run_expiry())
+        world.instance.subscribe(["orders"])
+        found = await world.poll_records()
+        world.instance.mark_returned(found[:4])
+        await world.instance.commit({ZERO: OffsetAndMetadata(8)})
+        world.instance.mark_returned(found[:2])  # without a seek: of another log
+        world.kafka.append_records(ZERO, [b"{}"])
+        await world.poll_records()
+        await asyncio.sleep(6.0)
+        assert world.committed_offset == 2
+        await world.instance.unsubscribe()
+        kafka.cancel()
+
+    run_in_virtual_time(play())
+
+
 @pytest.mark.parametrize("classic", [False, True])
 def test_an_instance_whose_group_was_denied_for_a_while_is_polled_as_before(classic, caplog):
     """Every poll was a 409 until the sidecar was started anew."""
