@@ -303,7 +303,8 @@ class HttpOutlet(asyncio.Protocol):
             self._pipelined += data
         else:
             self._pipelined = None
-            self._transport.pause_reading()
+            if self._transport.get_extra_info("sslcontext") is None:
+                self._transport.pause_reading()  # with TLS, asyncio would notice no EOF
 
     def eof_received(self) -> bool:
         """Return whether the connection stays open after the client has closed its side.

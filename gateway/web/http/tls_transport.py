@@ -61,7 +61,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._is_limited = True
             # Not before the last messages of the handshake are sent, for which it would pause.
             asyncio.get_running_loop().call_soon(self._limit_transport)
-        self._protocol.data_received(data)
+        if not self._is_closing:
+            self._protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
         return self._protocol.eof_received()
@@ -95,7 +96,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _write_slices(self, data: memoryview) -> None:
         start = 0
         self._waiting_bytes += len(data)  # what is left counts when a slice makes it full
-        while start < len(data) and not self._is_blocked:
+        while start < len(data) and not self._is_blocked and not self._transport.is_closing():
             piece = data[start : start + SLICE_BYTES]
             start += len(piece)
             self._waiting_bytes -= len(piece)
@@ -157,8 +158,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self._waiting is None:
             self._transport.close()
         else:
-            self._is_closing = True
-            self._transport.pause_reading()
+            self._is_closing = True  # reading goes on, as asyncio's TLS notices no EOF otherwise
 
     def abort(self) -> None:
         self._drop_waiting()

@@ -214,7 +214,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self.CLIENT_MEMORY.release(HeldPart.UNSENT, self)
         if self._waiting_start is not None:
             (cycle, app), self._waiting_start = self._waiting_start, None
-            self._start_asgi_task(cycle, app)
+            if not self.transport.is_closing():  # or its response would be dropped
+                self._start_asgi_task(cycle, app)
 
     def _count_received(self) -> None:
         """Count the bytes of requests, once they are more than a few."""
@@ -253,7 +254,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._half_close_timer = self.loop.call_later(
                 self.FIRST_PROBE_DELAY_S, self._send_probe, 2 * self.FIRST_PROBE_DELAY_S
             )
-        if running is not None and running.response_started:
+        if running is not None and running.response_started and not running.response_complete:
             self._limit_half_closed(running)
         return True
 
@@ -270,7 +271,8 @@ class GatewayProtocol(HttpToolsProtocol):
         )
 
     def _end_half_closed(self, cycle: RequestResponseCycle) -> None:
-        if self.running_cycle is cycle and not self.transport.is_closing():
+        is_running = self.running_cycle is cycle and not cycle.response_complete
+        if is_running and not self.transport.is_closing():
             self.transport.close()
 
     def _send_probe(self, delay: float) -> None:
@@ -281,13 +283,14 @@ class GatewayProtocol(HttpToolsProtocol):
         seconds until the next one, doubles each time.
         """
         running = self.running_cycle
-        if running is None or self.transport.is_closing():
+        if not self._open_requests or self.transport.is_closing():
             return
-        if running.response_started:
-            self._limit_half_closed(running)
-            return
-        if running.scope["http_version"] != "1.0":  # which has no interim responses
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._waiting_start is None and running is not None:
+            if running.response_started:
+                self._limit_half_closed(running)
+                return
+            if running.scope["http_version"] != "1.0":  # which has no interim responses
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._half_close_timer = self.loop.call_later(delay, self._send_probe, 2 * delay)
 
     def data_received(self, data: bytes) -> None:
@@ -500,7 +503,9 @@ class GatewayProtocol(HttpToolsProtocol):
         """Start the next request, or send the refusal that has waited."""
         self._open_requests -= 1
         super().on_response_complete()
-        if not self._open_requests:
+        if self._open_requests:
+            self._recount_requests()
+        else:
             self._pipelined_bytes = 0
             self._release_request()
             if self.open_connection is not None and self.open_connection.refusal is not None:
@@ -511,6 +516,20 @@ class GatewayProtocol(HttpToolsProtocol):
             and not self.transport.is_closing()
         ):
             self._send_refusal(self._pending_refusal)
+
+    def _recount_requests(self) -> None:
+        """Count the requests that are not answered; none of their bodies was read yet."""
+        cycles = [cycle for cycle, _ in self.pipeline]
+        self._pipelined_bytes = sum(
+            head.head_size(each["raw_path"] + each["query_string"], list(each["headers"]))
+            for each in (cycle.scope for cycle in cycles)
+        )
+        next_cycle = self.running_cycle if self._waiting_start is None else self._waiting_start[0]
+        if next_cycle is not None:
+            cycles.append(next_cycle)
+        if self._request_bytes:
+            self._request_bytes = sum(len(each.body) for each in cycles)
+            self.CLIENT_MEMORY.hold(HeldPart.RECEIVED, self, self._request_bytes)
 
     def _release_request(self) -> None:
         """Drop the request that was answered, which uvicorn keeps until the next one.

@@ -29,9 +29,11 @@ from support.waiting import WAIT_TIMEOUT_S
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.web.http.transport import GatewayProtocol
 from gateway.web.websocket.protocol import WebSocketProtocol
 
+LARGE_BODY = bytes(4 << 20)  # more than the kernel buffers
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 
 
@@ -46,6 +48,8 @@ async def app(scope, receive, send):
         await send_stream(receive, send, b"x" * 65536, pause=0)
     elif scope["path"] == "/echo":
         await send_response(send, json.dumps({"body": len(await read_body(receive))}).encode())
+    elif scope["path"] == "/large":
+        await send_response(send, LARGE_BODY)
     elif scope["path"] == "/slow":
         await asyncio.sleep(0.2)
         await send_response(send, b"slow")
@@ -483,6 +487,34 @@ def test_whoever_does_not_close_after_a_refusal_is_cut(hasty):
         wire.send_bytes(b"nonsense\r\n\r\n")
         assert wire.read_response().status == 400
         wait_until(lambda: not hasty.connections, "the connection lingers for ever")
+
+
+def test_a_request_behind_a_large_response_is_answered_after_a_half_close(hasty):
+    """The connection was closed as if its response took too long, and the request was carried out
+    all the same: its client would repeat it."""
+    with RawConnection(hasty.port, receive_buffer=4096) as wire:
+        wire.send_bytes(build_request("/large") + build_request("/behind"))
+        wire.socket.shutdown(socket.SHUT_WR)
+        time.sleep(2 * ImpatientProtocol.HALF_CLOSED_TIMEOUT_S)
+        assert wire.read_response().body == LARGE_BODY
+        assert json.loads(wire.read_response().body)["path"] == "/behind"
+
+
+class CountingProtocol(GatewayProtocol):
+    CLIENT_MEMORY = ClientMemory()
+
+
+def test_pipelined_requests_count_until_they_are_answered(on_loop):
+    """They counted until none was open, so that who pipelines without a pause was taken for one
+    who holds most."""
+    size = 30_000
+    post = build_post(b"Content-Length: %d" % size, path="/slow", body=bytes(size))
+    with RawConnection(on_loop(CountingProtocol).port) as wire:
+        wire.send_bytes(post)
+        for _ in range(6):
+            wire.send_bytes(post)  # behind one that is open
+            assert wire.read_response().status == 200
+            assert CountingProtocol.CLIENT_MEMORY.by_part[HeldPart.RECEIVED] < 3 * len(post)
 
 
 class ForgettingNothing(GatewayProtocol):
