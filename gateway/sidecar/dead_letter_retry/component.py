@@ -41,6 +41,7 @@ from gateway.sidecar.reactive.backend import BackendClient, create_http_client
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.message import DeadLetterMessage
+from gateway.sidecar.topics import check_offsets
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -195,6 +196,7 @@ class DeadLetterComponent(Component):
                 )
             tp = TopicPartition(queue.topic, int(entry["partition"]))
             offsets[tp] = max(offsets.get(tp, 0), int(entry["offset"]) + 1)
+        await check_offsets(self._context, offsets)
         await queue.commit(offsets)
         return Response(status_code=204)
 
