@@ -238,4 +238,5 @@ async def test_a_browser_is_told_that_the_gateway_is_busy_and_comes_back(kafka: 
             )
             told = await tab.run_script("return told")
         assert ["end", '{"reason":"busy"}'] in told and ["source", 0] in told
+        assert ["message", "busy"] in told and ["close", 1013] in told, told
         assert told.index(["message", "busy"]) < told.index(["close", 1013])

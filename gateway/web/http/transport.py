@@ -464,7 +464,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         self.phase = BODY
         if self._received_bytes > self.MAX_UNCOUNTED_BYTES:
-            self._request_bytes += self._received_bytes
+            self._request_bytes += head.head_size(self.url, self.headers)
         self._part_bytes = self._body_size = 0
         if self.deadline_timer is not None:
             self._cancel_timer()
