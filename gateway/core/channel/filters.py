@@ -58,7 +58,7 @@ class LazyValue:
     def get_value(self, path: Path) -> Any:
         if self._parsed is _UNPARSED:
             self._parsed = _parse_value(self.data)
-        return _resolve_path(self._parsed, path)
+        return resolve_path(self._parsed, path)
 
     @property
     def is_unreadable(self) -> bool:
@@ -71,7 +71,7 @@ class LazyValue:
                 self._numerals = parse_exact(self.data or b"")
             except RecursionError:
                 self._numerals = MISSING
-        numeral = _resolve_path(self._numerals, path)
+        numeral = resolve_path(self._numerals, path)
         return "" if numeral is MISSING else str(numeral)
 
     def get_text(self, path: Path) -> str | None:
@@ -298,7 +298,8 @@ def _parse_value(data: bytes | None) -> Any:
         return MISSING
 
 
-def _resolve_path(root: Any, path: Path) -> Any:
+def resolve_path(root: Any, path: Path) -> Any:
+    """Return the part of a JSON document at a path, or MISSING."""
     for step in path:
         root = get_child(root, step)
     return root

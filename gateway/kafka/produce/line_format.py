@@ -7,13 +7,13 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache
 from threading import Event, Semaphore, Thread
 from typing import Any, BinaryIO
 
 import orjson
 
-from gateway.core.channel.filters import MISSING, get_child, parse_pointer
+from gateway.core.channel.filters import MISSING, Path, parse_pointer, resolve_path
 from gateway.errors import GatewayError
 
 CHUNK_BYTES = 1 << 20  # read at once; with 12 partitions that is a batch of about 85 KB for each
@@ -55,20 +55,20 @@ class LineFormat:
     def _extract_json_key(self, line: bytes, number: int) -> bytes | None:
         assert self.key is not None
         try:
-            return _encode_key(_resolve_pointer(orjson.loads(line), self.key))
+            key = resolve_path(orjson.loads(line), _parse_key_path(self.key))
         except orjson.JSONDecodeError as exc:
             raise GatewayError(f"line {number}: not JSON ({exc}); --key needs JSON lines") from exc
-        except (LookupError, ValueError) as exc:
-            raise GatewayError(f"line {number}: nothing at {self.key!r} for a key") from exc
+        except ValueError:  # no pointer
+            key = MISSING
+        if key is MISSING:
+            raise GatewayError(f"line {number}: nothing at {self.key!r} for a key")
+        return _encode_key(key)
 
 
-def _resolve_pointer(document: Any, pointer: str) -> Any:
-    """Return the target of a field name or JSON pointer, or raise LookupError or ValueError."""
-    steps = parse_pointer(pointer) if pointer.startswith("/") else (pointer,)
-    target = reduce(get_child, steps, document)
-    if target is MISSING:
-        raise LookupError(pointer)
-    return target
+@lru_cache(1)  # it is the same for all lines
+def _parse_key_path(key: str) -> Path:
+    """Return the path of a field name or JSON pointer (RFC 6901)."""
+    return parse_pointer(key) if key.startswith("/") else (key,)
 
 
 def _encode_key(value: Any) -> bytes | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin
 
+from gateway.core.channel.filters import MISSING, parse_pointer, resolve_path
 from gateway.errors import FormatError
 from gateway.extras import require_extra
 from gateway.formats.codec import SerializationFormat
@@ -209,24 +210,14 @@ class _JsonSchemaTypes:
                 if name and name != document.uri:
                     uri = urljoin(document.uri, name)
                     document = _Document(uri, self._retrieve(uri))
-                schema = _find_part(document.content, pointer)
-            except (ValueError, LookupError, TypeError):
+                schema = resolve_path(document.content, parse_pointer(unquote(pointer)))
+            except ValueError:
                 return None, document, enclosing
             place = f"{document.uri}#{pointer}"
-            if place in enclosing:
+            if schema is MISSING or place in enclosing:
                 return None, document, enclosing
             enclosing = (*enclosing, place)
         return schema, document, enclosing
-
-
-def _find_part(content: Any, pointer: str) -> Any:
-    """Return the part of a JSON document at a pointer (RFC 6901) of a URI's fragment."""
-    if pointer and not pointer.startswith("/"):
-        raise LookupError(pointer)
-    for token in unquote(pointer).split("/")[1:]:
-        token = token.replace("~1", "/").replace("~0", "~")
-        content = content[int(token) if isinstance(content, list) else token]
-    return content
 
 
 def _parse_message_fields(text: str, references: Mapping[str, str]) -> dict[str, str]:
