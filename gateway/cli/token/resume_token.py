@@ -79,7 +79,7 @@ class DecodedToken:
             )
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [
-            f"issued     {format_time(self.token.issued * 1000, 'seconds')}",
+            f"issued     {self._format_issued()}",
             f"signature  {self.signature}",
             f"view       digest {self.token.view_digest.decode()}",
             f"cluster    digest {self.token.cluster.decode()}",

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # are below it, so that not every further byte makes somebody let go.
 CAPACITY_FACTOR, SPARED_FACTOR = 0.875, 0.75
 REFUSAL_INTERVAL_S = 1.0  # seconds after some let go in which they do not for those refused
+MAX_UNCOUNTED_BYTES = 4096  # of requests, messages or responses of one connection
 QUIET_PERIOD_S = 60.0  # seconds without a disconnect after which the next one is logged again
 
 

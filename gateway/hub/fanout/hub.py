@@ -146,6 +146,7 @@ class Hub:
         name: str = "",
         numbers: Iterator[int] | None = None,
         limits: HubLimits = DEFAULT_LIMITS,
+        client_memory: ClientMemory | None = None,
     ) -> None:
         self.cluster = cluster
         self.limits = limits
@@ -162,7 +163,8 @@ class Hub:
         self.behind = ClientsBehind()
         self.memory: dict[str, int] = {}
         self.rings = RingBudget(list_rings=self._iter_channels)
-        self.client_memory = ClientMemory(settings.memory // PINNED_MEMORY_DIVISOR)
+        self.client_memory = client_memory or ClientMemory()
+        self.client_memory.limit = settings.memory // PINNED_MEMORY_DIVISOR
         self._grown_bytes = 0  # bytes by which the logs grew since memory was bounded last
         self.is_full = False
         self._numbers = numbers or itertools.count(1)

@@ -12,7 +12,7 @@ from gateway.core.client.end_reason import EndReason
 from gateway.kafka.client.cluster import Cluster
 
 from .client_memory import ClientMemory
-from .hub import PINNED_MEMORY_DIVISOR, Hub
+from .hub import Hub
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
@@ -37,15 +37,15 @@ class Hubs:
     def __init__(self, clusters: Mapping[str, Cluster], settings: Settings) -> None:
         numbers = itertools.count(1)  # one sequence, so that a stream's number is unique in logs
         self.settings = settings
+        self.client_memory = ClientMemory()  # its limit is of the settings, which hubs apply
         self.by_name = {
-            name: Hub(cluster, settings, name, numbers) for name, cluster in clusters.items()
+            name: Hub(cluster, settings, name, numbers, client_memory=self.client_memory)
+            for name, cluster in clusters.items()
         }
-        self.client_memory = ClientMemory(settings.memory // PINNED_MEMORY_DIVISOR)
         self.websocket_count = 0
         self.drain_callbacks: set[Callable[[], None]] = set()
         for hub in self:
             hub.process_hubs = tuple(self)
-            hub.client_memory = self.client_memory
 
     def __iter__(self) -> Iterator[Hub]:
         return iter(self.by_name.values())

@@ -187,10 +187,13 @@ class Tables:
             path = parse_pointer(pointer)
             if all(value.get_value(path) is MISSING for value in values):
                 self._judged_topics.add(tp.topic)
-                text = (
+                log.warning(
                     "a snapshot of %s is empty: its filter looks at %s, which none of %d records "
+                    "has; correct the filter",
+                    tp,
+                    pointer,
+                    len(values),
                 )
-                log.warning(f"{text}has; correct the filter", tp, pointer, len(values))
                 return
 
     async def _get_table(self, table_type: type[T], tp: TopicPartition, end: int) -> T | None:

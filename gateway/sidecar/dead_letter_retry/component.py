@@ -234,7 +234,8 @@ class DeadLetterComponent(Component):
             if len(unwritten) == len(dead):
                 raise BrokerUnavailable(problem)
             raise create_partly_written(problem)
-        written = [dead_letter for dead_letter in dead if dead_letter not in refused]
+        refused_ids = set(map(id, refused))
+        written = [dead_letter for dead_letter in dead if id(dead_letter) not in refused_ids]
         self._outcomes["written"] += len(written)
         for dead_letter in written:
             record = dead_letter.record

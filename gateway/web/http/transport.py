@@ -41,7 +41,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import RequestError
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+from gateway.hub.fanout.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.web.app.co_hosted_app import CoHostedApp
 from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection, PortLimits
 from gateway.web.websocket.protocol import WebSocketProtocol
@@ -97,8 +97,6 @@ class GatewayProtocol(HttpToolsProtocol):
     """The limits by which connections are counted."""
     CLIENT_MEMORY: ClassVar[ClientMemory] = ClientMemory()
     """Where the bytes count that connections hold."""
-    MAX_UNCOUNTED_BYTES = 4 * 1024
-    """What a connection may hold, of requests or of responses, without being counted."""
 
     phase = IDLE
     # Bytes that came behind the buffer in which the head, or the body, began.
@@ -163,7 +161,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """
         self.connections.add(self)
         self.transport = transport
-        transport.set_write_buffer_limits(high=self.MAX_UNCOUNTED_BYTES)
+        transport.set_write_buffer_limits(high=MAX_UNCOUNTED_BYTES)
         self.flow = FlowControl(transport)
         own, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         self.server = (own, None) if isinstance(own, str) else _parse_address(own)
@@ -222,7 +220,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._ignores_input:
             return
         size = self._request_bytes + (self._received_bytes if self.phase is HEAD else 0)
-        if size > self.MAX_UNCOUNTED_BYTES:
+        if size > MAX_UNCOUNTED_BYTES:
             self.CLIENT_MEMORY.hold(HeldPart.RECEIVED, self, size)
 
     def release_memory(self) -> None:
@@ -463,7 +461,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.cycle is previous_cycle:  # uvicorn creates none for a WebSocket
             return
         self.phase = BODY
-        if self._received_bytes > self.MAX_UNCOUNTED_BYTES:
+        if self._received_bytes > MAX_UNCOUNTED_BYTES:
             self._request_bytes += head.head_size(self.url, self.headers)
         self._part_bytes = self._body_size = 0
         if self.deadline_timer is not None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from gateway.core.client.end_reason import EndReason
 from gateway.errors import GatewayError
 from gateway.hub.fanout.client import Client, Handover
-from gateway.hub.fanout.client_memory import HeldPart
+from gateway.hub.fanout.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
 from gateway.hub.wires.wire import Wire
 from gateway.web.http.outlet import HttpOutlet
 from gateway.web.routing.limits import ReleaseSlot
@@ -23,8 +23,6 @@ from gateway.web.routing.routes import Routes
 
 from .open_streams import OpenStream, get_end_reason
 from .renewal import RENEWAL_PATH_PREFIX, RENEWAL_PATH_SUFFIX
-
-MAX_UNCOUNTED_BYTES = 4096  # of a piece of a stream by ASGI
 
 log = logging.getLogger(__name__)
 

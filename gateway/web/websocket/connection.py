@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+from gateway.hub.fanout.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.web.http.outlet import hold_unsent
 from gateway.wire import websocket
 from gateway.wire.message_reader import (
@@ -37,7 +37,7 @@ from gateway.wire.message_reader import (
 )
 
 from .pings import PingScheduler
-from .socket import ABNORMAL_CLOSURE, MessageListener
+from .socket import ABNORMAL_CLOSURE, MEMORY_REASON, MessageListener
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,6 @@ class WebSocketConnection(asyncio.Protocol):
     )
 
     MAX_SLICE_BYTES = 4096
-    MAX_UNCOUNTED_BYTES = 4096  # of a message that is not complete
     MAX_MESSAGES_PER_TURN = 64
     PING_INTERVAL_S = 20.0
     PONG_TIMEOUT_S = 20.0
@@ -180,7 +179,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._update_reading(has_more)
             # What came of messages that are not delivered yet.
             size = reader.held_bytes
-            if size > self.MAX_UNCOUNTED_BYTES:
+            if size > MAX_UNCOUNTED_BYTES:
                 self._is_counted = True
                 self._client_memory.hold(HeldPart.RECEIVED, self, size)
             elif self._is_counted:
@@ -311,18 +310,18 @@ class WebSocketConnection(asyncio.Protocol):
         if not self.closed:
             host, port = (self.transport.get_extra_info("peername") or ("-", 0))[:2]
             log.info("closed %s:%s: %d %s", host, port, code, reason)
-            self._send_close(code, reason)
-        self._linger(self.LINGER_S)
-        self._notify_closed(code, reason)
+        self._close_at_once(code, reason)
 
     def release_memory(self) -> None:
         if self.full:
             self.transport.abort()
-        reason = "more is held for clients than memory allows; come back later"
+        self._close_at_once(1013, MEMORY_REASON)  # the account logs it, for all at once
+
+    def _close_at_once(self, code: int, reason: str) -> None:
         if not self.closed:
-            self._send_close(1013, reason)
+            self._send_close(code, reason)
         self._linger(self.LINGER_S)
-        self._notify_closed(1013, reason)
+        self._notify_closed(code, reason)
 
     def shutdown(self) -> None:
         """Close by 1012 after a while. Called by uvicorn when the server shuts down.

@@ -26,7 +26,7 @@ from gateway.web.http import problems
 
 from . import messages
 from .messages import BadMessageError, ClientMessage, TokenMessage
-from .socket import Socket
+from .socket import MEMORY_REASON, Socket
 
 log = logging.getLogger(__name__)
 
@@ -200,9 +200,7 @@ class MessageProcessor:
             self.socket.resume_reading()
 
     def release_memory(self) -> None:
-        self.socket.close(
-            TRY_AGAIN_LATER, "more is held for clients than memory allows; come back later"
-        )
+        self.socket.close(TRY_AGAIN_LATER, MEMORY_REASON)
 
     def start_task(self, coro: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine until it ends or the socket is closed. An error closes the socket."""

@@ -14,6 +14,7 @@ from starlette.types import Receive, Send
 from gateway.wire.websocket import iter_texts
 
 ABNORMAL_CLOSURE = 1006
+MEMORY_REASON = "more is held for clients than memory allows; come back later"
 """The close code of a connection that ended without a close frame (RFC 6455 7.4.1)."""
 
 
