@@ -226,11 +226,15 @@ PAGE = """
 
 @pytest.mark.needs("chromium")
 async def test_a_browser_is_told_that_the_gateway_is_busy_and_comes_back(kafka: EmbeddedKafka):
+    """A browser opens connections ahead: of those above the limit, as many are told as may be."""
+    limit = 8
     async with (
-        running_gateway(config(kafka, connections=1)) as gateway,
+        running_gateway(config(kafka, connections=limit)) as gateway,
         running_browser() as tab,
     ):
-        async with stream(gateway.base_url):
+        async with AsyncExitStack() as stack:
+            for _ in range(limit):
+                await stack.enter_async_context(stream(gateway.base_url))
             await tab.open_url(f"{gateway.base_url}/health/live")
             await tab.run_script(PAGE, PATH)
             await tab.wait_for_script(
