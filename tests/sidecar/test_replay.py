@@ -30,6 +30,7 @@ from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
 
 from gateway.core.error_code import ErrorCode
+from gateway.sidecar.replay.job import FIRST_COPIES
 
 SIDECAR = (sys.executable, "-m", "gateway", "sidecar", "-c")
 LATE = 60.0  # s
@@ -167,6 +168,25 @@ async def test_a_record_that_is_too_large_for_the_target_ends_no_replay(kafka, s
     copies = read_committed(kafka, target)
     assert [copy.value() for copy in copies] == [values[0], values[1], values[4]]
     assert [bool(copy.headers()) for copy in copies] == [True, False, True]
+
+
+async def test_progress_is_written_amid_records_that_are_too_large(kafka, section):
+    """40,000 of them took longer than Kafka waits for a transaction, which began anew for ever."""
+    count = 3 * FIRST_COPIES
+    source = kafka.create_unique_topic()
+    target = kafka.create_unique_topic(configs={"max.message.bytes": "150"})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for _ in range(count):
+        producer.produce(source, os.urandom(300))
+    assert producer.flush(LATE) == 0
+    async with running_sidecar(kafka.bootstrap, replay=section) as http:
+        body = {"topic": source, "destination": "topic", "destinationTopic": target}
+        begun = await start_replay(http, body)
+        done = await wait_until_over(http, begun["id"])
+    gap = {"partition": 0, "startOffset": 0, "endOffset": count, "reason": "too-large"}
+    assert done["gaps"] == [gap]
+    states = [json.loads(record.value()) for record in read_committed(kafka, section["topic"])]
+    assert FIRST_COPIES in [state["spans"]["0"][-1] for state in states]
 
 
 async def test_replays_go_on_when_their_topic_was_deleted(kafka, section):

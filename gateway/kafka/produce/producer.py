@@ -40,6 +40,7 @@ from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
 from gateway.kafka.protocol.produce_messages import (
+    MAX_REQUEST_BYTES,
     AppendResult,
     InitProducerIdRequest,
     ProduceRequest,
@@ -73,6 +74,7 @@ REFRESH_ACTIONS = frozenset(
 NO_FAILURE = "its broker is busy"  # why records wait after the broker has answered
 # For a batch that the broker does not mention in its answer.
 _NO_RESULT = AppendResult(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
+_TOO_LARGE = AppendResult(ErrorCode.MESSAGE_TOO_LARGE, -1)
 
 
 @dataclass(slots=True, eq=False)
@@ -349,27 +351,36 @@ class Producer:
         self, connection: BrokerConnection, due: Sequence[_PartitionQueue]
     ) -> None:
         batches = [(queue, records) for queue in due if (records := queue.outbox.next_batch())]
-        if not batches:
+        encoded: dict[TopicPartition, bytes] = {}
+        sent, bytes_left = [], MAX_REQUEST_BYTES
+        for queue, records in batches:
+            data = self._encode_batch(queue.outbox, records)
+            if len(data) > MAX_REQUEST_BYTES:
+                self._on_partition_response(queue, _TOO_LARGE)
+            elif len(data) <= bytes_left:  # others go with the next request
+                encoded[queue.tp] = data
+                sent.append(queue)
+                bytes_left -= len(data)
+        if not sent:
             return
         timeout = self._cluster.settings.request_timeout
         request = ProduceRequest(
-            {queue.tp: self._encode_batch(queue.outbox, records) for queue, records in batches},
-            timeout_ms=int(timeout * REPLICATION_TIMEOUT_SHARE * 1000),
+            encoded, timeout_ms=int(timeout * REPLICATION_TIMEOUT_SHARE * 1000)
         )
         try:
             response = await self._cluster.connections.send_on(connection, request)
         except KafkaError as exc:
             now = asyncio.get_running_loop().time()
-            for queue, _ in batches:
+            for queue in sent:
                 self._schedule_retry(queue, cause_from_code(code_from_error(exc)), str(exc), now)
                 self._apply_outcome(queue, queue.outbox.on_no_response(now), code_from_error(exc))
             return
         if not connection.is_open:
             # The broker closed it, so the answer may be to a second attempt, which `send_on` made
             # on another connection. The first one may have been appended.
-            for queue, _ in batches:
+            for queue in sent:
                 queue.outbox.mark_in_doubt(asyncio.get_running_loop().time())
-        for queue, _ in batches:
+        for queue in sent:
             self._on_partition_response(queue, response.partitions.get(queue.tp, _NO_RESULT))
 
     def _encode_batch(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from gateway.core.error_code import (
@@ -35,6 +36,7 @@ from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.coordinators import find_coordinator
 from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
 from gateway.kafka.protocol.produce_messages import (
+    MAX_REQUEST_BYTES,
     AppendResult,
     InitProducerIdRequest,
     ProduceRequest,
@@ -284,8 +286,12 @@ class TransactionalProducer:
         while batches:
             batch, codec = batches.popleft()
             sequence = self._sequences.get(tp, 0)
-            data = encode_batch(producer, sequence, batch, codec=codec, is_transactional=True)
+            encode = partial(
+                encode_batch, producer, sequence, batch, codec=codec, is_transactional=True
+            )
             try:
+                # Compressed are single records that were too large, of up to a gigabyte.
+                data = await asyncio.to_thread(encode) if codec else encode()
                 offset = await self._send_batch(tp, data)
             except PartitionFailed as exc:
                 if exc.code not in TOO_LARGE_ERRORS:
@@ -313,6 +319,8 @@ class TransactionalProducer:
 
         A repeated batch is a duplicate to Kafka, because its sequence numbers are the same.
         """
+        if len(batch) > MAX_REQUEST_BYTES:
+            raise self._build_error(ErrorCode.MESSAGE_TOO_LARGE, f"{tp}")
         connections, offset = self._cluster.connections, -1
         # 0.8 of the request timeout, in ms: the broker gives up first, and says so.
         timeout_ms = int(self._cluster.settings.request_timeout * 800)

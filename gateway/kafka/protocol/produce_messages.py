@@ -16,6 +16,10 @@ from gateway.core.produce.outbox import ProducerIdAndEpoch
 from .codec import FieldReader, FieldWriter, write_partitions
 from .requests import KafkaRequest, VersionRange
 
+MAX_REQUEST_BYTES = 90 << 20
+"""Of all batches of a request. A broker closes the connection where one is larger than its
+`socket.request.max.bytes`, by default 100 MiB, and no answer says why."""
+
 _ACKS_ALL = -1  # the broker answers when all replicas in sync have the batches
 
 

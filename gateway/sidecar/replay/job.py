@@ -42,6 +42,10 @@ REPLAY_OFFSET_HEADER = "X-Replay-Offset"
 ORIGIN_HEADER_COUNT = 4  # of these
 
 HEARTBEAT_INTERVAL_S = 1.0  # in which an owner writes that it still works on the replay
+# Copies of a job's first transaction; later ones have as many as take `HEARTBEAT_INTERVAL_S`. Many
+# that are refused as too large would take longer than Kafka and other processes wait, and whoever
+# takes the replay over begins anew with these few.
+FIRST_COPIES = 500
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -94,6 +98,7 @@ class ReplayJob:
         self._replay: Replay | None = None  # as it was written last; None before this one owns it
         self._saved_at = 0.0  # in seconds of the monotonic clock
         self._step_count = 0
+        self._max_copies = FIRST_COPIES  # of a transaction
         self._stopping = False
 
     async def run(self) -> None:
@@ -111,7 +116,15 @@ class ReplayJob:
                         max(error.retry_after or 0, backoff.next_delay(Cause.TIMEOUT))
                     )
         except Fenced:
-            log.info("replay %s belongs to another process now", self.id)
+            seconds = time.monotonic() - self._saved_at
+            level = (
+                logging.WARNING if seconds > self._store.replays.silence_timeout_s else logging.INFO
+            )
+            log.log(
+                level,
+                "replay %s belongs to another process now; its last progress was %.0f s ago",
+                self.id, seconds,
+            )  # fmt: skip
         except GatewayError as error:
             await self._fail(str(error))
         finally:
@@ -182,8 +195,30 @@ class ReplayJob:
         # A batch of Kafka may reach beyond the end of the span.
         records = [record for record in committed_read.records if record.offset < span.end]
         target = await self._context.get_topic(replay.target)
+        while not self._stopping:
+            part, records = records[: self._max_copies], records[self._max_copies :]
+            # What follows the last record (control records, compacted ones) is done with, too.
+            end = records[0].offset if records else min(committed_read.next_offset, span.end)
+            began_at = time.monotonic()
+            replay = await self._copy_part(replay, tp, part, end, target)
+            seconds = time.monotonic() - began_at
+            if seconds > HEARTBEAT_INTERVAL_S:
+                self._max_copies = max(1, int(len(part) * HEARTBEAT_INTERVAL_S / seconds))
+            elif len(part) == self._max_copies:
+                self._max_copies *= 2
+            if not records:
+                return
+
+    async def _copy_part(
+        self,
+        replay: Replay,
+        tp: TopicPartition,
+        records: Sequence[Record],
+        next_offset: int,
+        target: TopicMetadata,
+    ) -> Replay:
+        """Write copies and the progress up to `next_offset` in one transaction."""
         copies = [build_copy(self.id, record, target) for record in records]
-        next_offset = min(committed_read.next_offset, span.end)
         after = replay
 
         def build_state(written: WrittenOffsets) -> Sequence[ProducerRecord]:
@@ -209,6 +244,7 @@ class ReplayJob:
                 self.id, replay.target, tp, missing.offset, missing.next_offset - 1,
             )  # fmt: skip
         self._note_saved(after)
+        return after
 
     def _shorten_copy(self, copy: ProducerRecord) -> ProducerRecord | None:
         """Remove the headers that were added to a copy; None if they are gone already."""

@@ -357,6 +357,8 @@ async def test_a_record_too_large_is_refused_alone_and_the_partition_goes_on(kaf
         )
         assert isinstance(told[1], PartitionFailed)
         assert told[1].code == ErrorCode.MESSAGE_TOO_LARGE
+        with pytest.raises(PartitionFailed):  # a broker would close the connection
+            await producer.send(tp, None, bytes(101 << 20), timeout_s=LONG)
         assert [told[0], told[2], await producer.send(tp, None, b"c", timeout_s=LONG)] == [0, 1, 2]
         assert [record.value for record in await read_log(kafkas, tp)] == [b"a", b"b", b"c"]
 
