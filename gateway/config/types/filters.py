@@ -33,6 +33,7 @@ MAX_LISTED_VALUES: Final = 100  # values of an `in`, and fields
 MAX_CONDITIONS: Final = 64  # of all filters of a client together
 MAX_FILTERS: Final = MAX_CONDITIONS  # repetitions of `?filter=`: each has at least one condition
 MAX_POINTER_CHARS: Final = 1024
+MAX_POINTER_STEPS: Final = 32
 
 _FILTER_KEYS = ("key", "headers", "value")
 _CONDITION_KEYS = ("in", "prefix", "exists", *BOUND_NAMES)
@@ -216,7 +217,9 @@ class _FilterParser:
             _refuse(
                 at, f"{safe_repr(pointer)} is no JSON pointer (RFC 6901); write such as /region"
             )
-        parse_pointer(pointer)
+        steps = len(parse_pointer(pointer))
+        if self._bounded and steps > MAX_POINTER_STEPS:
+            _refuse(at, f"has a pointer of {steps} steps; use at most {MAX_POINTER_STEPS}")
         return pointer
 
     def parse_text(self, value: Any, at: str) -> str:

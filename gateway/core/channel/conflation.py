@@ -20,7 +20,7 @@ from typing import TypeAlias
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import HEADER_OVERHEAD_BYTES, Entry, Record, Skip, TopicPartition
 
-from .filters import get_lookup_keys
+from .filters import get_judging_cost, get_lookup_keys
 from .ring_budget import RingBudget
 
 RECORD_OVERHEAD_BYTES = 128  # bytes that a record of a window counts beside its payload
@@ -203,7 +203,7 @@ class LatestOffsets:
             if self._keys is None
             else log.iter_key_entries(self._next_offset, self._keys, end)
         )
-        for entry in islice(following, MAX_SCAN_ENTRIES):
+        for entry in islice(following, MAX_SCAN_ENTRIES // get_judging_cost(self._accepts) + 1):
             if entry.next_offset > end:
                 break
             self._next_offset = entry.next_offset

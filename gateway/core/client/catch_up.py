@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from gateway.core.channel.filters import get_judging_cost
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
@@ -23,8 +24,8 @@ from .snapshot_blocks import SnapshotBlock
 from .write_batch import WriteBatch
 
 QUANTUM_BYTES = 16 * 1024  # bytes of one partition before the next partition has its turn
-# What each entry counts against the batch, in bytes, even if the filter drops it: otherwise a
-# filter that drops everything would let one call read without end.
+# What each entry counts against the batch, in bytes, times what it costs to judge it, even if the
+# filter drops it: otherwise a filter that drops everything would let one call read without end.
 ENTRY_COST_BYTES = 16
 
 
@@ -70,6 +71,7 @@ class CatchUp:
 
     def read_into(self, batch: WriteBatch) -> None:
         cursor, round_robin = self._cursor, self._round_robin
+        batch.entry_cost = ENTRY_COST_BYTES * get_judging_cost(cursor.channel.accepts)
         conflates = cursor.channel.tail.is_conflated or bool(self._conflated_partitions)
         batch.has_single_id = conflates or cursor.snapshot is not None
         self._round_robin = round_robin = deque(tp for tp in round_robin if tp in self._positions)
@@ -124,7 +126,7 @@ class CatchUp:
         for entry in self._next_entries(tp, log, batch, min_remaining):
             position = PartitionPosition(entry.next_offset, entry.epoch, log.lineage)
             positions.put(tp, position)
-            batch.remaining_bytes -= ENTRY_COST_BYTES
+            batch.remaining_bytes -= batch.entry_cost
             if isinstance(entry, SnapshotBlock):
                 batch.add_block(entry, position)
             else:
@@ -220,7 +222,7 @@ class CatchUp:
             position = PartitionPosition(window.end_offset, window.epoch, log.lineage)
             for entry in self._buffer.iter_following(tp, log, position):
                 window.add(entry if latest is None else latest.skip_replaced(entry))
-                batch.remaining_bytes -= ENTRY_COST_BYTES
+                batch.remaining_bytes -= batch.entry_cost
                 if window.is_full or (end is not None and window.end_offset >= end):
                     break
                 if batch.remaining_bytes <= min_remaining:

@@ -26,7 +26,8 @@ class WriteBatch:
     Events are collected first and encoded by `flush_events`, so that the id of the last one can
     still be set. `_writer` is created with the first event that needs an id; from then on it
     follows every move, including those of entries that the view does not show. `remaining_bytes`
-    may become negative. With `has_single_id` only the last event gets an id.
+    may become negative; each entry takes `entry_cost` of it. With `has_single_id` only the last
+    event gets an id.
     """
 
     __slots__ = (
@@ -34,6 +35,7 @@ class WriteBatch:
         "_events",
         "_positions",
         "_writer",
+        "entry_cost",
         "has_single_id",
         "pieces",
         "remaining_bytes",
@@ -41,6 +43,7 @@ class WriteBatch:
 
     def __init__(self, cursor: SharedCursor, positions: PrivatePositions, max_bytes: int) -> None:
         self.remaining_bytes = max_bytes
+        self.entry_cost = 0
         self.pieces: list[bytes] = []
         self.has_single_id = False
         self._cursor = cursor

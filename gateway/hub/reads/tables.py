@@ -27,7 +27,14 @@ from weakref import WeakValueDictionary
 from gateway.config import Topic
 from gateway.config.types.units import format_size
 from gateway.core.channel.conflation import KeyWindow
-from gateway.core.channel.filters import MATCH_ALL, MISSING, Filters, LazyValue, parse_pointer
+from gateway.core.channel.filters import (
+    MATCH_ALL,
+    MISSING,
+    Filters,
+    LazyValue,
+    get_judging_cost,
+    parse_pointer,
+)
 from gateway.core.client.table_snapshot import KeyTable, RecordHistory, TableSnapshot
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.position import PartitionPosition
@@ -164,8 +171,9 @@ class Tables:
         table = KeyTable(
             history.tp, PartitionPosition(0, whole.end_position.epoch, whole.end_position.lineage)
         )
-        for first in range(0, len(entries), MAX_ENTRIES_AT_ONCE):
-            part = entries[first : first + MAX_ENTRIES_AT_ONCE]
+        step = MAX_ENTRIES_AT_ONCE // get_judging_cost(filters) + 1
+        for first in range(0, len(entries), step):
+            part = entries[first : first + step]
             table.apply(
                 entry for entry in part if type(entry) is not Record or filters.matches(entry)
             )

@@ -11,7 +11,7 @@ from gateway.web.app.tracing import ROUTE_SCOPE_KEY
 from gateway.web.routing.match import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.disconnect import ClientDisconnected
-from gateway.web.websocket.origin import is_origin_allowed
+from gateway.web.websocket.origin import has_ambient_credentials, is_origin_allowed
 
 from .kinds import get_exchange
 
@@ -46,20 +46,14 @@ def _check_origin(routes: Routes, match: Match, request: Request) -> None:
     """Refuse a write from a page of another site that may not write (CSRF).
 
     Any page can send a form here without a preflight, and the browser adds the user's credentials
-    by itself: cookies, a password, a client certificate.
+    by itself.
     """
-    headers, guards = request.headers, routes.settings.guards
-    has_ambient_credentials = (
-        "cookie" in headers
-        or headers.get("authorization", "")[:6].lower() == "basic "
-        or any(guards[name].has_ambient_credentials for name in match.route.guarded)
-    )
-    access = routes.get_access_control(match.route)
+    headers, route = request.headers, match.route
     if not is_origin_allowed(
-        access,
+        routes.get_access_control(route),
         headers.get("origin"),
         headers.get("host", ""),
-        has_cookies=has_ambient_credentials,
+        has_credentials=has_ambient_credentials(headers, routes.list_guards(route)),
     ):
         routes.report_foreign_origin(headers["origin"], match.path, match.route)
         detail = "pages of this origin may not write; see access-control"

@@ -10,7 +10,7 @@ from typing import Literal
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from gateway.config import AccessControl, Route, Settings
+from gateway.config import AccessControl, GuardSection, Route, Settings
 from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.errors import RequestError, TokenError, TokenTooOld
 from gateway.hub.fanout.client import Client, ClientOptions, Handover
@@ -201,7 +201,7 @@ class Routes:
         if route is None:
             access_controls.insert(0, self.settings.listen.access_control)
         try:
-            refuse_foreign_origin(access_controls, connection)
+            refuse_foreign_origin(access_controls, connection, self.list_guards(route))
         except RequestError:
             self.report_foreign_origin(connection.headers["origin"], path, route)
             raise
@@ -222,8 +222,10 @@ class Routes:
         """Return the headers by which clients of a route differ; `*` if that is not known."""
         if self._has_own_access:
             return ["*"]
-        guards = [self.settings.guards[name] for name in route.guarded]
-        return [name for guard in guards for name in guard.credential_headers]
+        return [name for guard in self.list_guards(route) for name in guard.credential_headers]
+
+    def list_guards(self, route: Route | None) -> list[GuardSection]:
+        return [self.settings.guards[name] for name in (route.guarded if route else ())]
 
     async def admit(
         self, match: Match, connection: HTTPConnection, token: str | None = None

@@ -7,29 +7,29 @@ not check the origin, any page could read streams with the cookies of the user w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from starlette.requests import HTTPConnection
 
-from gateway.config import AccessControl
+from gateway.config import AccessControl, GuardSection
 from gateway.errors import RequestError
 
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
 def is_origin_allowed(
-    access: AccessControl, origin: str | None, host: str, *, has_cookies: bool = False
+    access: AccessControl, origin: str | None, host: str, *, has_credentials: bool = False
 ) -> bool:
     """Return whether a request with this `Origin` and `Host` is allowed.
 
     Args:
         origin: The value of `Origin`. A request without it is allowed: it is a program's.
-        has_cookies: Whether the browser sent credentials of its own accord. A page of another site
-            needs `allow.credentials` then.
+        has_credentials: Whether the browser may have added the user's credentials by itself. A page
+            of another site needs `allow.credentials` then.
     """
     if origin is None or is_same_origin(origin, host):
         return True
-    if access.policy == "same-origin" or (has_cookies and not access.allow.credentials):
+    if access.policy == "same-origin" or (has_credentials and not access.allow.credentials):
         return False
     return is_listed_origin(access, origin)
 
@@ -40,16 +40,35 @@ def is_listed_origin(access: AccessControl, origin: str) -> bool:
     return not origins or "*" in origins or origin in origins
 
 
+def has_ambient_credentials(headers: Mapping[str, str], guards: Iterable[GuardSection]) -> bool:
+    """Return whether a browser may have sent credentials that no page gave it.
+
+    Cookies, a password that the user once entered, or the user's client certificate.
+    """
+    return (
+        "cookie" in headers
+        or headers.get("authorization", "")[:6].lower() == "basic "
+        or any(guard.has_ambient_credentials for guard in guards)
+    )
+
+
 def refuse_foreign_origin(
-    access_controls: Iterable[AccessControl], connection: HTTPConnection
+    access_controls: Iterable[AccessControl],
+    connection: HTTPConnection,
+    guards: Iterable[GuardSection],
 ) -> None:
     """Raise a 403 unless one of the `access-control` sections allows the origin of a WebSocket."""
     headers = connection.headers
     if "origin" not in headers:
         return
-    origin, host, has_cookies = headers["origin"], headers.get("host", ""), "cookie" in headers
+    is_ambient = has_ambient_credentials(headers, guards)
     if not any(
-        is_origin_allowed(access, origin, host, has_cookies=has_cookies)
+        is_origin_allowed(
+            access,
+            headers["origin"],
+            headers.get("host", ""),
+            has_credentials=is_ambient,
+        )
         for access in access_controls
     ):
         detail = "pages of this origin may not connect; see access-control"

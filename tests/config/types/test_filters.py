@@ -280,3 +280,5 @@ def test_more_filters_than_there_may_be_conditions_are_refused_unread():
         parse_filters(["{"] * 65)
     with pytest.raises(ValueError, match="more than 16384 characters"):
         parse_filters(["{" + " " * 9000] * 2)
+    with pytest.raises(ValueError, match="33 steps"):
+        parse_filters([json.dumps({"value": {"/a" * 33: "x"}})])

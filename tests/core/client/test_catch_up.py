@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from support.snapshot_model import PARTITIONS, KeyedTopic
 
+from gateway.core.channel.conditions import Condition
+from gateway.core.channel.filters import Filter, Filters
 from gateway.core.client.catch_up import QUANTUM_BYTES, CatchUp
 from gateway.core.client.private_positions import PrivatePositions
 from gateway.core.client.read_buffer import ReadBuffer
@@ -44,6 +46,16 @@ def test_a_long_partition_does_not_hold_up_a_short_one():
     took = reader.read_lines(2 * QUANTUM_BYTES)
     assert [line.split()[1] for line in took].index("1") < len(took) - 1
     assert A in reader.positions and B not in reader.positions
+
+
+def test_a_turn_is_the_shorter_the_more_a_filter_asks():
+    topic = build_topic(2000, 0)
+    topic.channel.accepts = Filters(
+        (Filter(fields=tuple((f"/{n}", Condition(exists=True)) for n in range(64))),)
+    )
+    reader = PrivateReader(topic)
+    reader.read_lines(QUANTUM_BYTES)
+    assert 0 < (reader.positions[A].offset or 0) < 20
 
 
 def test_the_next_turn_is_of_the_one_that_had_none():

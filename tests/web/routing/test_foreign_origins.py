@@ -88,9 +88,10 @@ async def test_the_line_names_the_route_whose_own_option_decides(caplog):
     assert "access-control of the route /mine" in line
 
 
-async def test_an_origin_that_is_listed_but_sends_cookies_needs_another_option(caplog):
+@pytest.mark.parametrize("sent", [{"cookie": "a=b"}, {"authorization": "Basic YTpi"}])
+async def test_an_origin_that_is_listed_but_sends_credentials_needs_another_option(sent, caplog):
     app = build_app(listen={"access-control": OWN_ACCESS})
-    await open_websocket(app, "/ws", origin="https://shop.example", cookie="a=b")
+    await open_websocket(app, "/ws", origin="https://shop.example", **sent)
     (line,) = list_lines(caplog)
     assert "allow.credentials" in line
 

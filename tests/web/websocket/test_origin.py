@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.config.guards.x509 import X509
 from gateway.config.sections.listen import AccessControl
-from gateway.web.websocket.origin import is_origin_allowed
+from gateway.web.websocket.origin import has_ambient_credentials, is_origin_allowed
 
 SAME = AccessControl()
 ANY = AccessControl.model_validate({"policy": "cross-origin"})
@@ -30,7 +31,7 @@ LOGIN = AccessControl.model_validate(
 )
 def test_pages_of_the_gateways_own_host_may(origin: str, host: str):
     assert is_origin_allowed(SAME, origin, host)
-    assert is_origin_allowed(SHOP, origin, host, has_cookies=True)
+    assert is_origin_allowed(SHOP, origin, host, has_credentials=True)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_pages_of_other_sites_may_not(origin: str, host: str):
 
 
 def test_programs_send_no_origin_and_may():
-    assert is_origin_allowed(SAME, None, "gateway.example", has_cookies=True)
+    assert is_origin_allowed(SAME, None, "gateway.example", has_credentials=True)
 
 
 def test_other_sites_may_where_the_configuration_lists_them_or_all():
@@ -68,6 +69,16 @@ def test_other_sites_may_where_the_configuration_lists_them_or_all():
 
 
 def test_cookies_count_for_other_sites_only_with_credentials():
-    assert is_origin_allowed(LOGIN, "https://shop.example", "gateway.example", has_cookies=True)
-    assert not is_origin_allowed(SHOP, "https://shop.example", "gateway.example", has_cookies=True)
-    assert not is_origin_allowed(ANY, "https://shop.example", "gateway.example", has_cookies=True)
+    assert is_origin_allowed(LOGIN, "https://shop.example", "gateway.example", has_credentials=True)
+    assert not is_origin_allowed(
+        SHOP, "https://shop.example", "gateway.example", has_credentials=True
+    )
+    assert not is_origin_allowed(
+        ANY, "https://shop.example", "gateway.example", has_credentials=True
+    )
+
+
+def test_a_browser_sends_the_certificate_of_its_user_to_any_page():
+    assert has_ambient_credentials({}, [X509(type="x509")])
+    assert has_ambient_credentials({"authorization": "Basic YTpi"}, [])
+    assert not has_ambient_credentials({"authorization": "Bearer x"}, [])
