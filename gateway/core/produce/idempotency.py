@@ -2,8 +2,9 @@
 
 A key stands for one record, so the digest of its first record is kept beside it: the same key with
 another record is a mistake that is reported (KeyReused), not a repetition. Keys that were written
-are remembered for `max_age_s` seconds and up to `max_keys` keys, whichever ends first; keys in
-flight as long as they are. Sans-I/O: time is an argument, in seconds of any monotonic clock.
+are remembered for `max_age_s` seconds; keys in flight as long as they are. Of more than `max_keys`,
+the oldest are dropped, and `may_be_dropped` says for which keys the log has to be read again.
+Sans-I/O: time is an argument, in seconds of any monotonic clock.
 
 A key of the sidecar stands for a request with several records, whose answer is given again. Such
 keys are claimed in a topic of their own instead (`gateway.core.delivery.claims`).
@@ -40,6 +41,53 @@ class _WrittenKey(NamedTuple):
     written_at: float
 
 
+class RecentNames:
+    """Names that were added in the last `max_age_s` seconds, and a few others.
+
+    Two Bloom filters (Bloom 1970) of which the older is replaced each time that it is out of date,
+    so that any number of names take 4 MiB. With a million of them, one in 500 others seems to be
+    there.
+    """
+
+    BITS = 1 << 24  # of each filter
+
+    def __init__(self, max_age_s: float) -> None:
+        self._max_age_s = max_age_s
+        self._filters = (bytearray(), bytearray())  # the older one first; empty ones have no names
+        self._began_at = 0.0  # when the newer one was begun
+
+    def add(self, name: str, now: float) -> None:
+        self._rotate(now)
+        bits = self._filters[1]
+        if not bits:
+            bits.extend(bytes(self.BITS // 8))
+            self._began_at = now
+        for bit in self._list_bits(name):
+            bits[bit >> 3] |= 1 << (bit & 7)
+
+    def may_have(self, name: str, now: float) -> bool:
+        self._rotate(now)
+        if not any(self._filters):
+            return False
+        places = self._list_bits(name)
+        return any(
+            bits and all(bits[bit >> 3] & (1 << (bit & 7)) for bit in places)
+            for bits in self._filters
+        )
+
+    def _rotate(self, now: float) -> None:
+        for _ in range(2):
+            if any(self._filters) and now - self._began_at >= self._max_age_s:
+                self._filters = (self._filters[1], bytearray())
+                self._began_at += self._max_age_s
+
+    def _list_bits(self, name: str) -> tuple[int, ...]:
+        hashed = blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
+        return tuple(
+            int.from_bytes(hashed[start : start + 4]) % self.BITS for start in range(0, 16, 4)
+        )
+
+
 @dataclass(slots=True)
 class IdempotencyWindow(Generic[F]):
     """The keys that one gateway remembers.
@@ -52,6 +100,10 @@ class IdempotencyWindow(Generic[F]):
     max_age_s: float = 600.0
     _written: dict[IdempotencyKey, _WrittenKey] = field(default_factory=dict)  # oldest first
     _in_flight: dict[IdempotencyKey, tuple[bytes, F]] = field(default_factory=dict)
+    _dropped: RecentNames = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._dropped = RecentNames(self.max_age_s)
 
     def __len__(self) -> int:
         return len(self._written) + len(self._in_flight)
@@ -89,13 +141,19 @@ class IdempotencyWindow(Generic[F]):
         self._written.setdefault(key, _WrittenKey(digest, location, now))
         self._evict(now)
 
+    def may_be_dropped(self, key: IdempotencyKey, now: float) -> bool:
+        """Return whether a key that is not known may have been written in the window."""
+        return self._dropped.may_have(repr(key), now)
+
     def _evict(self, now: float) -> None:
         while self._written:
             oldest = next(iter(self._written))
-            since = self._written[oldest].written_at
-            if len(self._written) <= self.max_keys and now - since < self.max_age_s:
+            is_recent = now - self._written[oldest].written_at < self.max_age_s
+            if len(self._written) <= self.max_keys and is_recent:
                 return
             del self._written[oldest]
+            if is_recent:
+                self._dropped.add(repr(oldest), now)
 
 
 def hash_record(

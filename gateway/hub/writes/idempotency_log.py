@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -88,13 +88,37 @@ class IdempotencyLog:
             # if it started to read after this call was made.
             while self._read_up_to_at <= arrived:
                 started_at = loop.time()
-                try:
-                    await self._read_log()
+                if await self._try_to_read(self._read_log()):
                     self._read_up_to_at = started_at
-                except AccessDenied:
-                    raise
-                except KafkaError as exc:
-                    await self._recover(exc)
+
+    async def find_dropped(self, key: IdempotencyKey) -> None:
+        """Return when the window has a key again that it has dropped, if the log has it."""
+        async with self._lock:
+            while not await self._try_to_read(self._search_log(key)):
+                pass
+
+    async def _try_to_read(self, reading: Coroutine[Any, Any, None]) -> bool:
+        """Return whether it succeeded; False after a while in which Kafka may have recovered."""
+        try:
+            await reading
+        except AccessDenied:
+            raise
+        except KafkaError as exc:
+            await self._recover(exc)
+            return False
+        return True
+
+    async def _search_log(self, key: IdempotencyKey) -> None:
+        end = await fetch_offset(self._cluster, self._tp, LATEST)
+        start = max(
+            await self._find_window_start(end),
+            await fetch_offset(self._cluster, self._tp, EARLIEST),
+        )
+        async for read in iter_uncommitted(self._cluster, self._tp, start, end):
+            for record in read.records:
+                if _read_key(record) == key:
+                    self._learn_key(record)
+                    return
 
     async def _read_log(self) -> None:
         metadata = self._cluster.get_topic(self._tp.topic)
@@ -113,25 +137,23 @@ class IdempotencyLog:
         next_offset = self._next_offset
         if next_offset is not None and end - MIN_SCANNED_RECORDS <= next_offset <= end:
             return next_offset  # little is new: no need to ask for the start of the window
-        since = round((time.time() - self._window_s - CLOCK_SKEW_S) * 1000)
-        # -1 if no record is as late as that; then the last records are read all the same.
-        by_time = await fetch_offset(self._cluster, self._tp, since)
-        start = (
-            min(end - MIN_SCANNED_RECORDS, by_time) if by_time >= 0 else end - MIN_SCANNED_RECORDS
-        )
+        start = await self._find_window_start(end)
         # Beyond the end, the log was cut back by an unclean election: read the window again.
         if next_offset is not None and next_offset <= end:
             return max(next_offset, start)
         return max(start, await fetch_offset(self._cluster, self._tp, EARLIEST))
 
+    async def _find_window_start(self, end: int) -> int:
+        since = round((time.time() - self._window_s - CLOCK_SKEW_S) * 1000)
+        # -1 if no record is as late as that; then the last records are read all the same.
+        by_time = await fetch_offset(self._cluster, self._tp, since)
+        last_records = end - MIN_SCANNED_RECORDS
+        return min(last_records, by_time) if by_time >= 0 else last_records
+
     def _learn_key(self, record: Record) -> None:
-        reserved = {name: value for name, value in record.headers if name in RESERVED_HEADERS}
-        text = reserved.get(KEY_HEADER)
-        if text is None:
+        key = _read_key(record)
+        if key is None:
             return
-        key = IdempotencyKey(
-            record.tp.topic, _decode_text(reserved.get(SCOPE_HEADER)), _decode_text(text)
-        )
         location = RecordLocation(record.tp.partition, record.offset)
         now = asyncio.get_running_loop().time()
         self._known_keys.add_written(
@@ -154,6 +176,15 @@ class IdempotencyLog:
             await self._cluster.metadata.refresh(f"{self._tp} cannot be read: {exc}")
         except KafkaError:
             return  # `catch_up` tries again as long as its caller waits
+
+
+def _read_key(record: Record) -> IdempotencyKey | None:
+    reserved = {name: value for name, value in record.headers if name in RESERVED_HEADERS}
+    text = reserved.get(KEY_HEADER)
+    if text is None:
+        return None
+    scope = _decode_text(reserved.get(SCOPE_HEADER))
+    return IdempotencyKey(record.tp.topic, scope, _decode_text(text))
 
 
 def _decode_text(value: bytes | None) -> str:

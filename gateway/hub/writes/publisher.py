@@ -51,8 +51,8 @@ class DocumentLocks(Protocol):
 class Publisher:
     """The shared parts of all writers of a hub, which creates one at each start and closes it.
 
-    Clients wait `timeout_s` for the result of a write. At most `max_keys` idempotency keys are
-    remembered for `window_s`, and looked for in the log. Records are encoded by `models`.
+    Clients wait `timeout_s` for the result of a write. Idempotency keys count for `window_s`; of
+    more than `max_keys` the oldest are looked for in the log. Records are encoded by `models`.
     """
 
     def __init__(

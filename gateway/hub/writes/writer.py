@@ -187,6 +187,9 @@ class RecordWriter:
                 await self._catch_up(tp, idempotency_log, force=was_locked)
                 # Again, after the awaits: the log may have had the key.
                 location = window.lookup_written(key, write.digest, now())
+                if location is None and window.may_be_dropped(key, now()):
+                    await idempotency_log.find_dropped(key)
+                    location = window.lookup_written(key, write.digest, now())
                 if location is not None:
                     return Produced(write.topic, *location, repeated=True)
                 await self._lock_document(write, stack)

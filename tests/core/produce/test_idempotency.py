@@ -110,9 +110,11 @@ def test_two_records_have_one_digest_only_if_they_are_one(one, other):
     st.integers(1, 4),
 )
 def test_what_is_known_is_what_was_written_lately(steps, most):
-    """Against a list of all writes: the last `most` of keys no older than `age` are known."""
+    """Against a list of all writes: the last `most` of keys no older than `age` are known, and of
+    the others that are no older it is said that the log may have them."""
     once: IdempotencyWindow[str] = IdempotencyWindow(max_keys=most, max_age_s=5.0)
     model: dict[int, tuple[int, float]] = {}
+    written_at: dict[int, float] = {}
     now = 0.0
     for offset, (number, write, pause) in enumerate(steps):
         now += pause
@@ -120,7 +122,10 @@ def test_what_is_known_is_what_was_written_lately(steps, most):
         key = KEY._replace(text=str(number))
         found = once.lookup_written(key, ONE, now)
         assert found == (RecordLocation(0, model[number][0]) if number in model else None)
+        if found is None and now - written_at.get(number, -9.0) < 5.0:
+            assert once.may_be_dropped(key, now)
         if write and found is None:
+            written_at[number] = now
             once.begin(key, ONE, "flight")
             once.add_written(key, ONE, RecordLocation(0, offset), now)
             once.end(key)

@@ -71,6 +71,18 @@ async def test_records_without_an_idempotency_key_are_each_written(one):
         assert (first.key, first.value, list(first.headers)) == (b"k", b"v", [("h", b"x")])
 
 
+async def test_a_key_is_not_forgotten_for_the_keys_of_others(one):
+    """It was, after 100,000 of any topic and client, and its repeat was a second record."""
+    async with running_publisher(one.bootstrap, max_keys=2) as publisher:
+        writer = RecordWriter(publisher)
+        for number in range(9):
+            await writer.send("t", b"k", b"v", idempotency_key=f"{number}")
+        again = await RecordWriter(publisher).send("t", b"k", b"v", idempotency_key="0")
+        assert again == Produced("t", 0, 0, repeated=True)
+        with pytest.raises(KeyReused):
+            await writer.send("t", b"k", b"other", idempotency_key="1")
+
+
 async def test_a_repeat_gets_the_offset_of_the_first_one(one):
     async with running_publisher(one.bootstrap) as publisher:
         first = await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
