@@ -16,17 +16,19 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from gateway.core.client.end_reason import EndReason
+from gateway.core.token.token_parser import parse_token
 from gateway.errors import GatewayError, StreamEnded
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
 
-from .events import End, Event, Fault, Gap, LazyToken, Record
+from .events import Begin, End, Event, Fault, Gap, LazyToken, Record
 from .object_wire import ObjectEncoder, ObjectWire
 
 __all__ = ["Stream"]
@@ -61,6 +63,7 @@ class Stream:
         self._hub = hub
         self._view = view
         self._start = start
+        self._options = ClientOptions(HEARTBEAT_INTERVAL_S)
         self._on_gap = on_gap or _log_gap
         self._client: Client | None = None
         self._encoder: ObjectEncoder
@@ -153,6 +156,10 @@ class Stream:
             # While chunks are there, nothing below waits: other tasks must get their turn.
             await asyncio.sleep(0)
             data = await self._client.pull().next_bytes()
+            if data is None and self._client.subscription.end_reason is EndReason.CHANGED:
+                self._prepare_to_go_on(self._client)
+                await self._open()
+                return
         finally:
             self._is_reading = False
         if data is None or self._closed:
@@ -186,21 +193,37 @@ class Stream:
         assert isinstance(encoder, ObjectEncoder)
         self._encoder, self._is_open = encoder, True
         view_digest = self._client.subscription.channel.view_digest
-        self._fill_buffer(encoder.decode_events(self._client.pull().begin(), "", view_digest))
+        events = encoder.decode_events(self._client.pull().begin(), "", view_digest)
+        if self._options.handover is not None:  # it has begun before
+            events = [event for event in events if type(event) is not Begin]
+        self._fill_buffer(events)
         return True
+
+    def _prepare_to_go_on(self, client: Client) -> None:
+        """Let the stream open anew where it stands: a reload has changed how topics are read."""
+        handover = client.take_handover()
+        client.close()
+        self._start = replace(
+            self._start,
+            token=parse_token(handover.position.decode()),
+            max_records=handover.records_left,
+            snapshot=False,
+        )
+        self._options = ClientOptions(HEARTBEAT_INTERVAL_S, handover=handover)
+        self._client, self._is_open = None, False
 
     async def _create_client(self) -> Client:
         wire = ObjectWire(self._view.fields)
         try:
-            return await self._hub.subscribe(
-                self._view, self._start, wire, ClientOptions(HEARTBEAT_INTERVAL_S)
-            )
+            client = await self._hub.subscribe(self._view, self._start, wire, self._options)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._hub.draining and task is not None and not task.cancelling():
                 # Not this task was cancelled, but the opening of the topic, with the gateway.
                 raise StreamEnded(EndReason.CLOSED.value, "") from None
             raise
+        self._hub.own_clients.add(client)
+        return client
 
     def _fill_buffer(self, events: list[Event]) -> None:
         if events:

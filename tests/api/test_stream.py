@@ -167,6 +167,25 @@ async def test_an_anext_that_was_given_up_loses_nothing(gateway: Gateway, orders
     assert numbers(got) == list(range(300))
 
 
+async def test_a_stream_goes_on_when_its_topic_is_read_otherwise(orders: EmbeddedKafka):
+    """It heard nothing more, for ever: the reader of replies is such a stream, too."""
+    before, after = (
+        Settings.model_validate(build_config(orders.bootstrap, [{"name": "orders", **options}]))
+        for options in ({}, {"cache": {"bytes": "1MiB"}})
+    )
+    async with asyncio.timeout(60), Gateway(before) as gateway:
+        events = gateway.subscribe("orders", start="earliest", until=12).events()
+        await put(orders, range(3))
+        heard = [await anext(events) for _ in range(4)]
+        for numbers_, settings in ((range(3, 6), after), (range(6, 12), before)):
+            gateway.adopt(settings)
+            await put(orders, numbers_)
+            heard += [await anext(events) for _ in numbers_]
+        heard += [event async for event in events]
+    assert [type(event) for event in heard] == [Begin, *[Record] * 12, End]
+    assert numbers(event for event in heard if isinstance(event, Record)) == list(range(12))
+
+
 async def test_streams_of_the_same_share_one_read(gateway: Gateway, orders: EmbeddedKafka):
     async with (
         gateway.subscribe("orders") as one,

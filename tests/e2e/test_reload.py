@@ -162,6 +162,34 @@ async def test_what_needs_a_restart_is_named_and_stays(kafka: EmbeddedKafka):
         assert {"name", "listen.limits", "kafka.clientId"} <= set(said["kept"])
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [at("/orders"), at("/other", heartbeat="5s")],
+        [at("/orders", filters=[{"key": "b"}]), at("/other")],
+    ],
+    ids=["another route", "its own"],
+)
+async def test_a_page_that_waits_loses_nothing_by_a_reload(
+    kafka: EmbeddedKafka, oracle: StreamOracle, changed: list[dict[str, Any]]
+):
+    """It was thrown away, and the next one began behind its records."""
+    old = config_of(kafka, at("/orders"), at("/other"))
+    async with (
+        running_gateway(old) as gateway,
+        httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http,
+    ):
+        waiting = asyncio.create_task(
+            http.get("/orders?wait=30", headers={"Accept": "application/x-ndjson"})
+        )
+        await wait_until(lambda: sum(len(hub.clients) for hub in gateway.app.gateway.hubs) == 1)
+        await gateway.reload(config_of(kafka, *changed))
+        await oracle.produce_records("orders", 1, key=b"b")
+        page = await waiting
+        lines = [json.loads(line) for line in page.text.splitlines()]
+        assert [line["key"] for line in lines if "key" in line] == ["b"], page.text
+
+
 @every_wire
 async def test_a_topic_that_is_read_otherwise_is_told_so_from_there_on(
     kafka: EmbeddedKafka, oracle: StreamOracle, wire: WireName

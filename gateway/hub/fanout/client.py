@@ -275,8 +275,14 @@ class Client:
 
     def take_handover(self) -> Handover:
         """Return the state for the next client; called once, after BEGIN and `end(CHANGED)`."""
+        handover = self.build_handover()
+        self.subscription.close()  # without its position, which is handed over
+        return handover
+
+    def build_handover(self) -> Handover:
+        """Return the state as of now; to be called after BEGIN."""
         subscription, rate_limiter = self.subscription, self.source.rate_limiter
-        handover = Handover(
+        return Handover(
             subscription.token, self.owner.name,
             frozenset(subscription.channel.tail.topic_ids), self.number,
             subscription.end_offsets, subscription.remaining_records, self.source.credit,
@@ -284,8 +290,6 @@ class Client:
             None if rate_limiter is None else rate_limiter.throttle,
             subscription.traffic.route,
         )  # fmt: skip
-        subscription.close()  # without its position, which is handed over
-        return handover
 
     def set_close_listener(self, listener: CloseListener) -> None:
         """Tell a listener once this client is closed, or now if it is.

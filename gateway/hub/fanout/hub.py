@@ -171,6 +171,9 @@ class Hub:
         self._tails: dict[TailKey, SharedTail] = {}
         # Tails that a reload replaced, until their last client has moved on.
         self._replaced_tails: list[SharedTail] = []
+        # Clients of this process, such as the reader of replies: they go on by themselves when
+        # `apply_settings` ends them by CHANGED.
+        self.own_clients: set[Client] = set()
         # An encoder goes with the last channel that uses it.
         self._encoders: WeakValueDictionary[Hashable, Encoder] = WeakValueDictionary()
         self._long_id_topics: set[tuple[str, ...]] = set()  # those that were warned of
@@ -282,7 +285,7 @@ class Hub:
         """Apply other settings while the hub runs, and return the topics whose options changed.
 
         These topics are read from scratch. Their present clients keep a tail that is no longer
-        fed, so the caller must move them on (see `EndReason.CHANGED`).
+        fed, so the caller must move them on (see `EndReason.CHANGED`), except `own_clients`.
         """
         old_security, self.settings = self.kafka.security, settings
         self.client_memory.limit = settings.memory // PINNED_MEMORY_DIVISOR
@@ -297,6 +300,9 @@ class Hub:
             if not changed.isdisjoint(key[0]):
                 self.shared_reads.detach_tail(shared_tail)
                 self._replaced_tails.append(self._tails.pop(key))
+        for client in list(self.own_clients):
+            if client.source.shared_tail in self._replaced_tails:
+                client.end(EndReason.CHANGED)
         reopened = changed & self.shared_reads.topics
         for name in reopened:
             metadata = self.cluster.get_topic(name)
@@ -337,6 +343,7 @@ class Hub:
             asyncio.get_running_loop().call_soon(self._end_clients, clients, reason)
 
     def remove_client(self, client: Client) -> None:
+        self.own_clients.discard(client)
         self.clients.discard(client)
 
     async def subscribe(

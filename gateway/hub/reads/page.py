@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
 from gateway.errors import KafkaError, MemoryFull
-from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.wires.ndjson import HEARTBEAT, NdjsonWire
 
@@ -29,11 +29,12 @@ POLL_INTERVALS_S = (0.001, 0.016)
 
 
 class Page(NamedTuple):
-    """A page; its `position` is the resume token to go on from."""
+    """A page; its `position` is the resume token to go on from, and `start` is before it."""
 
     body: bytes
     position: bytes
     reason: EndReason
+    start: Handover | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +111,7 @@ async def read_page(
     is_unreadable = _is_unreadable(client.subscription)
     pull = client.pull()
     page.add(pull.begin())
+    start = client.build_handover()
     if is_unreadable:
         deadline = 0.0
     await _fill_page(client, page, deadline, max(deadline, now() + settle_timeout_s), max_bytes)
@@ -118,7 +120,7 @@ async def read_page(
     client.end(EndReason.WAIT)
     page.add(await pull.next_bytes() or b"")
     subscription = client.subscription
-    return Page(page.join(), subscription.token, subscription.end_reason or EndReason.WAIT)
+    return Page(page.join(), subscription.token, subscription.end_reason or EndReason.WAIT, start)
 
 
 async def _fill_page(

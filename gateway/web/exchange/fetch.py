@@ -55,7 +55,7 @@ class FetchExchange(Exchange):
         routes.check_parameters(match, get_query_pairs(request))
         while True:
             response = await _respond_once(routes, match, request)
-            if routes.is_current(match):
+            if routes.is_unchanged(match):
                 return response
             # The wait may have been long, and the configuration was reloaded meanwhile.
             match = await routes.refresh(match, request)

@@ -101,8 +101,7 @@ class ReplyReader:
     """Reads the replies of one topic for all requests of this process.
 
     Created by `ReplyReaders`, which keeps it for as long as the process runs. `_start_future` is
-    done once `_live_task` reads. Both are replaced when the task has failed or the topic's settings
-    were changed.
+    done once `_live_task` reads. Both are replaced when the task has failed.
     """
 
     def __init__(self, hub: Hub, topic: str, correlation_header: str) -> None:
@@ -112,8 +111,8 @@ class ReplyReader:
         self._correlation_header = correlation_header
         self._counts = hub.replies
         self._view = View((topic,), Filters(), "envelope", "error")
-        self._topic_settings = hub.topics.get_settings(topic)
-        self._cache = ReplyCache(self._topic_settings.cache.bytes, hub.client_memory)
+        max_bytes = hub.topics.get_settings(topic).cache.bytes
+        self._cache = ReplyCache(max_bytes, hub.client_memory)
         self._waiters: dict[str, list[asyncio.Future[Reply]]] = {}
         # When requests gave up, by correlation id, oldest first; by the clock of the event loop.
         self._missed_at: dict[str, float] = {}
@@ -123,29 +122,12 @@ class ReplyReader:
 
     async def start_reading(self) -> None:
         """Return once every reply from now on will be read."""
-        was_restarted = self._restart_if_reconfigured()
+        self._cache.max_bytes = self._hub.topics.get_settings(self.topic).cache.bytes
         if self._start_future is None:
             self._start_future = asyncio.get_running_loop().create_future()
             self._live_task = create_detached_task(self._read_live(self._start_future))
         # A request that is cancelled must not cancel the start for all others.
         await asyncio.shield(self._start_future)
-        if was_restarted:
-            await self.load_recent()
-
-    def _restart_if_reconfigured(self) -> bool:
-        """Stop reading if a reload has changed the topic's settings, and return whether it has.
-
-        The topic has another shared read then, and the old stream gets nothing more. The replies in
-        between have to be looked for.
-        """
-        settings, before = self._hub.topics.get_settings(self.topic), self._topic_settings
-        self._topic_settings = settings
-        if settings is before or settings == before or self._live_task is None:
-            return False
-        self._cache.max_bytes = settings.cache.bytes
-        self._start_future = self._recent_task = None
-        self._live_task.cancel()
-        return True
 
     async def load_recent(self) -> None:
         """Return once the replies of the last ten minutes are cached, too."""

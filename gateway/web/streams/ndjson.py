@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.client.end_reason import EndReason
 from gateway.core.short_cache import cache_short
-from gateway.hub.fanout.client import Client
 from gateway.hub.reads import page
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.web.http.accept import NOT_ACCEPTABLE, MediaPreference, get_media_preference
@@ -95,40 +95,43 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
 async def _respond_with_page(
     routes: Routes, match: Match, request: Request, wire: NdjsonWire, wait_s: float
 ) -> Response:
-    """Return one page. The request counts as a connection while it waits."""
+    """Return one page. The request counts as a connection while it waits.
+
+    If a reload changes its route meanwhile, the page is read again from where it began.
+    """
     release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
+    now, start = asyncio.get_running_loop().time, None
+    deadline = now() + wait_s
     try:
         while True:
             match = await routes.refresh(match, request)
-            client = await routes.open_client(
-                match, request, wire, page_records=page.MAX_PAGE_RECORDS
-            )
+            if start is None:
+                client = await routes.open_client(
+                    match, request, wire, page_records=page.MAX_PAGE_RECORDS
+                )
+            else:
+                query_pairs = query.get_query_pairs(request)
+                client = await routes.resume_client(match, query_pairs, wire, start)
             if request.method == "HEAD":
                 client.close()
                 return Response(headers=STREAM_HEADERS, media_type=MEDIA_TYPE)
-            buffer = page.PageBuffer(wire, routes.hubs.client_memory)
-            response = await _build_page_response(request, match, client, buffer, wait_s)
+            with page.PageBuffer(wire, routes.hubs.client_memory) as buffer:
+                try:
+                    reading = page.read_page(client, buffer, max(0.0, deadline - now()))
+                    result = await run_while_connected(request, reading)
+                finally:
+                    client.close()
+                body, coding_headers = await negotiate_body(result.body, match.route, request)
             # The wait may have been long: what was configured or blocked meanwhile counts.
             routes.check_blocklist(match)
-            if routes.is_current(match):
-                return response
+            if routes.is_unchanged(match):
+                headers = build_link_headers(request.scope, result) | coding_headers
+                return Response(body, headers=STREAM_HEADERS | headers, media_type=MEDIA_TYPE)
+            start = result.start
+    except ClientDisconnected:
+        return Response(status_code=204)  # the client does not receive it
     finally:
         release_slot()
-
-
-async def _build_page_response(
-    request: Request, match: Match, client: Client, buffer: page.PageBuffer, wait_s: float
-) -> Response:
-    with buffer:
-        try:
-            result = await run_while_connected(request, page.read_page(client, buffer, wait_s))
-        except ClientDisconnected:
-            return Response(status_code=204)  # the client does not receive it
-        finally:
-            client.close()
-        body, coding_headers = await negotiate_body(result.body, match.route, request)
-    headers = STREAM_HEADERS | coding_headers | build_link_headers(request.scope, result)
-    return Response(body, headers=headers, media_type=MEDIA_TYPE)
 
 
 def build_link_headers(scope: Scope, result: page.Page) -> dict[str, str]:

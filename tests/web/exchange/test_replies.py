@@ -156,25 +156,6 @@ async def test_when_the_topic_cannot_be_read_all_hear_it_and_the_next_begins_aga
     assert len(streams.starts) == 3
 
 
-async def test_after_a_reload_with_other_options_the_topic_is_read_anew_for_those_who_wait_too(
-    hub, replies, streams
-):
-    await replies.start_reading()
-    with replies.expect_reply("a") as a, replies.expect_reply("b") as b:
-        again = Topic.model_validate({"name": "replies", "cache": {"bytes": "64KiB"}})
-        hub.topics.get_settings = lambda name: again
-        await replies.start_reading()
-        assert len(streams.starts) == 1
-        other = Topic.model_validate({"name": "replies", "cache": {"bytes": "1MiB"}})
-        hub.topics.get_settings = lambda name: other
-        streams.past_records = [build_record("a")]
-        await replies.start_reading()
-        assert [start.until for start in streams.starts] == [None, None, "latest"]
-        streams.live_records.put_nowait(build_record("b"))
-        async with asyncio.timeout(30):
-            assert [(await each).value for each in (a, b)] == [b"v", b"v"]
-
-
 def test_the_oldest_are_forgotten_by_size_and_by_age():
     memory = ClientMemory()
     kept = ReplyCache(10_000, memory)
