@@ -313,7 +313,8 @@ def _check_size(label: str, texts: Iterable[str]) -> None:
 
 
 def _has_id(response: Any) -> bool:
-    return isinstance(response, dict) and type(response.get("id")) is int
+    id = response.get("id") if isinstance(response, dict) else None
+    return type(id) is int and 0 <= id < 1 << 32  # the frame of a value has four bytes for it
 
 
 def _is_schema(response: Any) -> bool:

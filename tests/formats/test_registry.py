@@ -325,6 +325,22 @@ async def test_a_schema_that_is_too_large_with_its_references_is_refused(fake: F
     await asked.close()
 
 
+@pytest.mark.parametrize("id", [-1, 1 << 32])
+async def test_an_id_that_no_frame_can_hold_is_no_answer_of_a_registry(id: int):
+    """Values were to be framed with it, which was a 500."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await JSONResponse({"id": id, "schema": TEXT})(scope, receive, send)
+
+    async with running_app(answer) as url:
+        asked = registry(url)
+        with pytest.raises(RegistryUnavailable, match="none of a registry"):
+            await asked.get_by_version("orders-value", None)
+        with pytest.raises(RegistryUnavailable, match="none of a registry"):
+            await asked.get_or_register("orders-value", SerializationFormat.AVRO, TEXT, ())
+        await asked.close()
+
+
 async def test_an_error_that_is_cached_keeps_nothing_of_those_who_caught_it(fake: Fake, url: str):
     """It was raised again with the traceback of the one before, whose frames had whole batches."""
     asked = registry(url)
