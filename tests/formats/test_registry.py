@@ -320,7 +320,7 @@ async def test_a_schema_that_is_too_large_with_its_references_is_refused(fake: F
     references = [{"name": name, "subject": name, "version": 1} for name in ("b", "c")]
     id = fake.register_schema("a-value", '"b"', references=references)
     asked = registry(url, timeout="60s")
-    with pytest.raises(FormatError, match="more than 4 MiB"):
+    with pytest.raises(FormatError, match="more than 2 MiB"):
         await asked.get_by_id(id)
     await asked.close()
 
