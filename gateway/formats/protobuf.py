@@ -13,8 +13,8 @@ proxy. Names are shown in lowerCamelCase, and those of the file are accepted, to
 are text. (protobuf.dev, ProtoJSON; Confluent's wire format.)
 
 Files are compiled by protoc, in a temporary directory, and cannot refer to files outside of it.
-Large ones are compiled in another process, for which callers wait in a thread. Compiling takes 2 ms;
-a message of 8 fields is decoded in 26 us and encoded in 70 us.
+Large ones are compiled in another process, for which callers wait in a thread. Compiling takes 2
+ms; a message of 8 fields is decoded in 26 us and encoded in 70 us.
 """
 
 from __future__ import annotations
