@@ -7,7 +7,8 @@ byte one and 16 bytes. Null is a tombstone in every format. Zero bytes decode to
 since a framed value has at least five.
 
 `encode` and `decode` may wait for the registry, and raise FormatError or RegistryUnavailable. Their
-counterparts `*_cached` never wait, and raise `SchemaNotLoaded` instead of asking it.
+counterparts `*_cached` never wait, and raise `SchemaNotLoaded` instead of asking it. A large schema
+is compiled in a thread, once for all who wait for it, and counts as not loaded until it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
@@ -24,6 +26,8 @@ from gateway.core.log.record import Record
 from gateway.core.sized_cache import SizedCache
 from gateway.errors import ExtraMissing, FormatError
 from gateway.extras import require_extra
+from gateway.telemetry.log_context import create_detached_task
+from gateway.telemetry.threads import run_in_thread
 
 from .plain import PLAIN_CODECS
 from .registry import CachedRegistryClient, Schema, SchemaId
@@ -40,13 +44,16 @@ _FRAME = Struct(">bI")  # zero, schema id
 _GUID_FRAME_SIZE = 17
 # Of the texts of compiled schemas, which take up to 50 times that when compiled (Avro).
 MAX_COMPILED_BYTES = 4 << 20
-# How many schemas are looked up at a time: those of keys and of values are cached together.
+# A schema of this size compiles in 30 ms at most. Larger ones are compiled in a thread.
+LARGE_SCHEMA_BYTES = 32 << 10
+# How many schemas are looked up, and compiled in threads, at a time: those of keys and of values
+# are cached together.
 MAX_PARALLEL_LOADS = 4
 _KEY_HEADER, _VALUE_HEADER = "__key_schema_id", "__value_schema_id"
 
 
 class SchemaNotLoaded(Exception):
-    """The registry must be asked first: await `encode`, `decode` or `load_schemas`."""
+    """A schema must be fetched or compiled first: await `encode`, `decode` or `load_schemas`."""
 
 
 class SchemaCodec(Protocol):
@@ -64,7 +71,11 @@ class _CompiledSchema(NamedTuple):
     format: SerializationFormat
     codec: SchemaCodec | FormatError
 
-    def get_codec(self) -> SchemaCodec:
+    def get_codec(self, id: SchemaId, format: SerializationFormat) -> SchemaCodec:
+        if format is not self.format:
+            name = self.format.name
+            problem = f"schema {id} is of format {name}, not {format.name}"
+            raise FormatError(f"{problem}; use format {name}")
         if isinstance(self.codec, FormatError):
             raise copy(self.codec)  # as `CachedRegistryClient.get_cached`
         return self.codec
@@ -81,8 +92,12 @@ class Codecs:
     def __init__(self, catalog: SchemaRegistry | None = None) -> None:
         self._registry = None if catalog is None else CachedRegistryClient(catalog)
         self._compiled: SizedCache[SchemaId, _CompiledSchema] = SizedCache(MAX_COMPILED_BYTES)
+        self._compilations: dict[SchemaId, asyncio.Task[_CompiledSchema]] = {}
+        self._threads = asyncio.Semaphore(MAX_PARALLEL_LOADS)
 
     async def close(self) -> None:
+        for task in list(self._compilations.values()):
+            task.cancel()
         if self._registry is not None:
             await self._registry.close()
 
@@ -98,13 +113,17 @@ class Codecs:
         if value is None or not format.has_schema:
             return self.encode_cached(format, topic, is_key, value, schema)
         resolved = await self._find_schema(format, topic, is_key, schema)
-        return self._encode_with(format, value, resolved)
+        return _encode_with(await self._compile(resolved), format, value, resolved)
 
     async def decode(
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None
     ) -> Any:
-        await self.load_schemas(format, topic, is_key, (data,))
-        return self.decode_cached(format, topic, is_key, data)
+        while True:
+            await self.load_schemas(format, topic, is_key, (data,))
+            try:
+                return self.decode_cached(format, topic, is_key, data)
+            except SchemaNotLoaded:  # those of others have taken its place in the cache
+                continue
 
     def encode_cached(
         self,
@@ -122,7 +141,7 @@ class Codecs:
         cached = self._require_registry(format).get_cached(_build_key(format, subject, schema))
         if cached is None:
             raise SchemaNotLoaded
-        return self._encode_with(format, value, cached)
+        return _encode_with(self._compile_small(cached), format, value, cached)
 
     def decode_cached(
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None
@@ -149,7 +168,7 @@ class Codecs:
         """Look up all schemas of some keys or values; raises RegistryUnavailable.
 
         After that `decode_cached` does not raise SchemaNotLoaded for them, unless they are more
-        than the cache holds.
+        than the caches hold.
         """
         if format.has_schema:
             ids = {frame[0] for data in payloads if data and (frame := _read_frame(data))}
@@ -165,9 +184,14 @@ class Codecs:
         if self._registry is None:
             return
         lookups = (self._registry.get_by_id(id) for id in ids)
-        for result in await asyncio.gather(*lookups, return_exceptions=True):
+        schemas = await asyncio.gather(*lookups, return_exceptions=True)
+        for result in schemas:
             if isinstance(result, BaseException) and not isinstance(result, FormatError):
                 raise result
+        # The first is the one that is needed next. So it is the last to take a place in the cache.
+        for schema in reversed(schemas):
+            if isinstance(schema, Schema) and schema.size > LARGE_SCHEMA_BYTES:
+                await self._compile(schema)
 
     def find_missing_id(self, data: bytes) -> SchemaId | None:
         """Return the id of the schema to load before framed bytes are decoded, if any."""
@@ -176,9 +200,10 @@ class Codecs:
             return None
         id, _ = frame
         try:
-            return id if self._registry.get_cached(id) is None else None
+            schema = self._registry.get_cached(id)
         except FormatError:  # it is known that there is no such schema
             return None
+        return id if schema is None or schema.size > LARGE_SCHEMA_BYTES else None
 
     def _require_registry(self, format: SerializationFormat) -> CachedRegistryClient:
         if self._registry is None:
@@ -200,11 +225,6 @@ class Codecs:
             return await registry.get_by_id(selector.id)
         return await registry.get_by_version(subject, selector.version)
 
-    def _encode_with(self, format: SerializationFormat, value: Any, schema: Schema) -> EncodedData:
-        codec = self._compile_once(format, schema)
-        assert isinstance(schema.id, int)
-        return EncodedData(_FRAME.pack(0, schema.id) + codec.encode(value), schema.id)
-
     def _get_codec(self, format: SerializationFormat, data: bytes) -> tuple[SchemaCodec, int]:
         if (frame := _read_frame(data)) is None:
             name = format.name.lower()
@@ -219,24 +239,45 @@ class Codecs:
             schema = self._require_registry(format).get_cached(id)
             if schema is None:
                 raise SchemaNotLoaded
-            return self._compile_once(format, schema), size
-        if compiled.format is not format:
-            raise _build_format_error(id, compiled.format, format)
-        return compiled.get_codec(), size
+            compiled = self._compile_small(schema)
+        return compiled.get_codec(id, format), size
 
-    def _compile_once(self, format: SerializationFormat, schema: Schema) -> SchemaCodec:
-        if schema.format is not format:
-            raise _build_format_error(schema.id, schema.format, format)
+    def _compile_small(self, schema: Schema) -> _CompiledSchema:
         compiled = self._compiled.get(schema.id)
         if compiled is None:
-            codec: SchemaCodec | FormatError
-            try:
-                codec = compile_schema(schema)
-            except FormatError as exc:
-                codec = copy(exc)
-            compiled = _CompiledSchema(schema.format, codec)
-            self._compiled.store(schema.id, compiled, schema.size)
-        return compiled.get_codec()
+            if schema.size > LARGE_SCHEMA_BYTES:
+                raise SchemaNotLoaded
+            compiled = self._store(schema, _compile(schema))
+        return compiled
+
+    async def _compile(self, schema: Schema) -> _CompiledSchema:
+        if schema.size <= LARGE_SCHEMA_BYTES:
+            return self._compile_small(schema)
+        if (compiled := self._compiled.get(schema.id)) is not None:
+            return compiled
+        task = self._compilations.get(schema.id)
+        if task is None:
+            task = self._compilations[schema.id] = create_detached_task(self._run_compiler(schema))
+            task.add_done_callback(lambda _: self._compilations.pop(schema.id))
+        # Shielded, as others may wait for the same task when this caller is cancelled.
+        return await asyncio.shield(task)
+
+    async def _run_compiler(self, schema: Schema) -> _CompiledSchema:
+        async with self._threads:
+            compiled = await run_in_thread(partial(_compile, schema), "schema-compiler")
+        return self._store(schema, compiled)
+
+    def _store(self, schema: Schema, compiled: _CompiledSchema) -> _CompiledSchema:
+        self._compiled.store(schema.id, compiled, schema.size)
+        return compiled
+
+
+def _encode_with(
+    compiled: _CompiledSchema, format: SerializationFormat, value: Any, schema: Schema
+) -> EncodedData:
+    assert isinstance(schema.id, int)
+    codec = compiled.get_codec(schema.id, format)
+    return EncodedData(_FRAME.pack(0, schema.id) + codec.encode(value), schema.id)
 
 
 def frame_record(
@@ -261,13 +302,6 @@ def _read_frame(data: bytes) -> tuple[SchemaId, int] | None:
     return None
 
 
-def _build_format_error(
-    id: SchemaId, actual: SerializationFormat, expected: SerializationFormat
-) -> FormatError:
-    name = actual.name
-    return FormatError(f"schema {id} is of format {name}, not {expected.name}; use format {name}")
-
-
 def _build_key(format: SerializationFormat, subject: str, selector: SchemaSelector) -> Any:
     if selector.text is not None:
         return subject, format, selector.text, selector.references
@@ -277,6 +311,13 @@ def _build_key(format: SerializationFormat, subject: str, selector: SchemaSelect
 def compile_schema(schema: Schema) -> SchemaCodec:
     """Compile a schema; raises FormatError if it cannot be used."""
     return SCHEMA_CODECS[schema.format](schema.text, schema.references)
+
+
+def _compile(schema: Schema) -> _CompiledSchema:
+    try:
+        return _CompiledSchema(schema.format, compile_schema(schema))
+    except FormatError as exc:
+        return _CompiledSchema(schema.format, copy(exc))
 
 
 def _require_codec(extra: str) -> None:

@@ -21,6 +21,7 @@ from gateway.core.channel.exact_json import parse_json
 from gateway.errors import FormatError
 
 from .exact_numbers import ExactJson
+from .json_schema_work import SchemaWork
 from .schema_mismatch import build_pointer
 
 _BASE_URI = "json-schema:///"
@@ -33,8 +34,14 @@ class JsonSchemaCodec:
         """Compile a schema with its references by name; raises FormatError if it cannot be used."""
         self._unusable_patterns: list[str] = []
         try:
-            schema, _, retriever = load_schema(text, references)
+            schema, base, retriever = load_schema(text, references)
             has_no_draft = not isinstance(schema, dict) or "$schema" not in schema
+            draft = jsonschema_rs.Draft7 if has_no_draft else None
+            unreadable: ValueError | None = None
+            try:
+                self._work = SchemaWork(schema, base, draft, retriever)
+            except ValueError as exc:  # such as a missing reference: compiling says it better
+                unreadable = exc
             create_validator = (
                 jsonschema_rs.Draft7Validator if has_no_draft else jsonschema_rs.validator_for
             )
@@ -43,6 +50,10 @@ class JsonSchemaCodec:
             except jsonschema_rs.ValidationError:
                 self._unusable_patterns = _remove_unusable_patterns(schema)
                 self._validator = create_validator(schema, retriever=retriever)
+            if unreadable is not None:
+                raise unreadable
+        except FormatError:
+            raise
         except jsonschema_rs.ValidationError as exc:
             problem, remedy = exc.message, "correct it"
             # The registry is its own here, not that of schemas.
@@ -61,29 +72,37 @@ class JsonSchemaCodec:
                 "ECMA 262 does"
             )
         if type(value) is ExactJson:
-            self._validate(value.value)
+            self._validate(value.value, value.text)
             return value.text
-        self._validate(value)
         try:
-            return orjson.dumps(value)
+            text = orjson.dumps(value)
         except orjson.JSONEncodeError as exc:
             raise FormatError(f"the value cannot be written as JSON: {exc}") from None
+        self._validate(value, text)
+        return text
 
     def decode(self, data: bytes) -> Any:
         try:
             value = parse_json(data)
         except orjson.JSONDecodeError as exc:
             raise FormatError(f"the bytes are not JSON: {exc}") from None
-        self._validate(value)
+        self._validate(value, data)
         return value
 
     def decode_text(self, data: bytes) -> bytes:
         self.decode(data)
         return data.removeprefix(BOM_UTF8)
 
-    def _validate(self, value: Any) -> None:
+    def _validate(self, value: Any, text: bytes) -> None:
+        self._work.check_size(value, text)
         try:
-            self._validator.validate(value)
+            # Errors take a multiple of the time, so they are computed only if there are any.
+            if self._validator.is_valid(value):
+                return
+            if self._work.has_cheap_error(value, len(text)):
+                self._validator.validate(value)
+            problem = "the value does not fit its JSON Schema, which has too many branches"
+            raise FormatError(f"{problem} to find the place; correct it")
         except jsonschema_rs.ValidationError as exc:
             pointer = build_pointer(exc.instance_path)
             problem = f"{pointer or 'the value'} does not fit its JSON Schema: {exc.message[:300]}"

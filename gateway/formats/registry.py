@@ -29,8 +29,9 @@ from .serialization import SchemaReference, SerializationFormat
 MISSING_TTL_S = 5.0  # seconds for which it is cached that a schema does not exist
 MAX_MISSING_BYTES = 4 << 20  # of all that is cached about these: clients choose the ids and texts
 _MISSING_BYTES = 1000  # of an error, beside the key
-MAX_SCHEMA_BYTES = 4 << 20  # of one schema, with its references
-MAX_CACHED_BYTES = 8 * MAX_SCHEMA_BYTES
+# Of one schema, with its references. Those of a key and of a value are compiled at the same time.
+MAX_SCHEMA_BYTES = 2 << 20
+MAX_CACHED_BYTES = 32 << 20
 MAX_REFERENCE_DEPTH = 32  # references of references
 MAX_REFERENCES = 1_000  # of one schema, with the references of its references
 
@@ -313,7 +314,8 @@ def _check_size(label: str, texts: Iterable[str]) -> None:
 
 
 def _has_id(response: Any) -> bool:
-    return isinstance(response, dict) and type(response.get("id")) is int
+    id = response.get("id") if isinstance(response, dict) else None
+    return type(id) is int and 0 <= id < 1 << 32  # the frame of a value has four bytes for it
 
 
 def _is_schema(response: Any) -> bool:

@@ -299,3 +299,11 @@ def test_an_import_does_not_replace_what_is_here():
     main = f'syntax = "proto3"; import "{path}"; message A {{ google.type.Money m = 1; }}'
     schema = ProtobufCodec(main, used)
     assert schema.decode(schema.encode({"m": {"units": "3"}}))["m"]["units"] == "3"
+
+
+def test_a_large_schema_is_compiled_in_another_process():
+    """protoc holds the GIL, and checks each range of `reserved` against all others."""
+    messages = "".join(f"message M{n} {{ int32 a = {n % 99 + 1}; }}" for n in range(3000))
+    assert ProtobufCodec(f'syntax = "proto3"; {messages}', {}).decode(b"\0\x08\5") == {"a": 5}
+    with pytest.raises(FormatError, match=r"used: schema.proto:1:.* \"C\" is not defined"):
+        ProtobufCodec(f'syntax = "proto3"; {messages} message B {{ C c = 1; }}', {})

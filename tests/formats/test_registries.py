@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
@@ -16,6 +17,7 @@ from support.registry import FakeRegistry as Fake
 from gateway.config import SchemaRegistry
 from gateway.errors import FormatError, RegistryUnavailable
 from gateway.formats.codec import (
+    SCHEMA_CODECS,
     Codecs,
     SchemaNotLoaded,
     SchemaReference,
@@ -195,6 +197,67 @@ async def test_a_batch_learns_all_of_its_schemas_at_once():
         await asyncio.gather(
             *(codecs.decode(SerializationFormat.AVRO, "t", False, each) for each in datas)
         )
+        await codecs.close()
+
+
+LARGE = [
+    (
+        SerializationFormat.AVRO,
+        json.dumps({"type": "enum", "name": "E", "symbols": [f"S{n}" for n in range(8000)]}),
+        "S5",
+    ),
+    (
+        SerializationFormat.PROTOBUF,
+        'syntax = "proto3";' + "".join(f"message M{n} {{ int32 a = 1; }}" for n in range(3000)),
+        {"a": 5},
+    ),
+    (SerializationFormat.JSONSCHEMA, json.dumps({"enum": [f"S{n}" for n in range(8000)]}), "S5"),
+]
+
+
+@pytest.mark.parametrize(("format", "text", "value"), LARGE, ids=lambda each: str(each)[:9])
+async def test_a_large_schema_is_compiled_once_and_not_in_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, format, text, value
+):
+    """12,000 messages of Protobuf took the event loop for a second."""
+    threads: list[str] = []
+    compile_text = SCHEMA_CODECS[format]
+
+    def compile_and_note(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return compile_text(*arguments)
+
+    monkeypatch.setitem(SCHEMA_CODECS, format, compile_and_note)
+    fake = Fake()
+    kind = format.schema_type or "AVRO"
+    id = fake.register_schema("t-value", text, kind)
+    async with running_app(fake.app) as url:
+        codecs = codecs_of(url)
+        written = await asyncio.gather(*(codecs.encode(format, "t", False, value) for _ in "abc"))
+        (data,) = {each.data for each in written}
+        assert threads == ["schema-compiler"]
+        await codecs.close()
+        other = codecs_of(url)
+        await other.load_schemas(format, "t", False, [data])
+        assert other.find_missing_id(data) is None
+        assert other.decode_cached(format, "t", False, data) == value
+        assert threads == ["schema-compiler"] * 2 and id == 1
+        await other.close()
+
+
+async def test_schemas_that_fill_the_cache_push_each_other_out_and_are_read():
+    """Each of them is compiled again for each record, but none is refused."""
+    fake = Fake()
+    symbols = [f"S{n}{'x' * 2000}" for n in range(900)]
+    ids = [
+        fake.register_schema(f"s{n}", {"type": "enum", "name": f"E{n}", "symbols": symbols})
+        for n in range(4)
+    ]
+    datas = [b"\0" + id.to_bytes(4, "big") + b"\0" for id in ids] * 2
+    async with running_app(fake.app) as url:
+        codecs = codecs_of(url)
+        found = [await codecs.decode(SerializationFormat.AVRO, "t", False, data) for data in datas]
+        assert {*found} == {symbols[0]}
         await codecs.close()
 
 

@@ -320,9 +320,25 @@ async def test_a_schema_that_is_too_large_with_its_references_is_refused(fake: F
     references = [{"name": name, "subject": name, "version": 1} for name in ("b", "c")]
     id = fake.register_schema("a-value", '"b"', references=references)
     asked = registry(url, timeout="60s")
-    with pytest.raises(FormatError, match="more than 4 MiB"):
+    with pytest.raises(FormatError, match="more than 2 MiB"):
         await asked.get_by_id(id)
     await asked.close()
+
+
+@pytest.mark.parametrize("id", [-1, 1 << 32])
+async def test_an_id_that_no_frame_can_hold_is_no_answer_of_a_registry(id: int):
+    """Values were to be framed with it, which was a 500."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await JSONResponse({"id": id, "schema": TEXT})(scope, receive, send)
+
+    async with running_app(answer) as url:
+        asked = registry(url)
+        with pytest.raises(RegistryUnavailable, match="none of a registry"):
+            await asked.get_by_version("orders-value", None)
+        with pytest.raises(RegistryUnavailable, match="none of a registry"):
+            await asked.get_or_register("orders-value", SerializationFormat.AVRO, TEXT, ())
+        await asked.close()
 
 
 async def test_an_error_that_is_cached_keeps_nothing_of_those_who_caught_it(fake: Fake, url: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -48,6 +49,14 @@ async def test_a_group_whose_name_has_a_slash_is_found_by_it(http):
     assert answer.status_code == 200, answer.text
     assert (await http.get(path)).json()["group"] == "shop/eu west"
     assert (await http.get("/reactive/shop")).status_code == 404
+
+
+async def test_no_other_character_of_a_path_is_a_slash(http):
+    """U+E02F stands for `%2F` inside, and was read as a slash where a client sent it."""
+    for name in ("shop\ue02feu west", "shop\ue02f0eu west", "shop/\ue02f"):
+        answer = await http.get(f"/reactive/{quote(name, safe='')}")
+        assert answer.status_code == 404
+        assert repr(name) in answer.json()["message"]
 
 
 async def test_an_idempotency_key_is_given_once(http):

@@ -1,19 +1,21 @@
 """Read a bounded range of one partition, from its leader.
 
 This is for callers that read at their own pace without being consumers: `read_committed` serves the
-sidecar's dead letters and replays, `iter_uncommitted` finds records that were written lately (such
-as idempotency keys) while another transaction is still open. Topics must be watched. All functions
-raise PartitionFailed if a partition cannot be read, and BrokerUnavailable if its leader is unknown,
-away or has changed, for another attempt.
+sidecar's dead letters and replays, `iter_records_at` reads single records, and `iter_uncommitted`
+finds records that were written lately (such as idempotency keys) while another transaction is still
+open. Topics must be watched. All functions raise PartitionFailed if a partition cannot be read, and
+BrokerUnavailable if its leader is unknown, away or has changed, for another attempt.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from typing import NamedTuple
 
 from gateway.core.error_code import ErrorCode
-from gateway.core.log.record import Record, TopicPartition
+from gateway.core.log.record import Gap, Record, TopicPartition
 from gateway.errors import BrokerUnavailable, PartitionFailed, PartitionUnreadable
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
@@ -25,7 +27,7 @@ from gateway.kafka.client.offsets import (
     OffsetAndTimestamp,
 )
 
-from .batches import gather_slices
+from .batches import BULK_SLICE_RECORDS, gather_slices, iter_slices
 from .decoding import DecodedSlice, RecordSetDecoder, describe_unreadable
 from .fetch import FetchedPartition, FetchTarget, fetch_on_connection
 
@@ -89,6 +91,52 @@ async def read_committed(
     if (gap := decoded.find_gap()) is not None:
         raise build_partition_failed(tp, describe_unreadable(gap), ErrorCode.CORRUPT_MESSAGE)
     return _build_read(decoded)
+
+
+async def iter_records_at(
+    cluster: Cluster, tp: TopicPartition, offsets: Iterable[int]
+) -> AsyncGenerator[Record, None]:
+    """Yield the committed records at some offsets, where there are any, in the order of the log.
+
+    A batch is fetched and decompressed once, whatever it has of them. The caller must close the
+    iterator, and not wait between its records. Raises as `read_committed`.
+    """
+    wanted = sorted(set(offsets))
+    while wanted:
+        start = wanted[0]
+        # At least one batch is returned, however few bytes are requested.
+        node, target = _build_target(cluster, tp, start, max_bytes=1)
+        async with cluster.connections.borrow_spare(node) as connection:
+            fetched = await _fetch(cluster, connection, tp, target, READ_COMMITTED, max_wait=0.0)
+        if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            log = (await fetch_log_bounds(cluster, [tp]))[tp]
+            wanted = [offset for offset in wanted[1:] if offset in log]
+            continue
+        decoding = await _create_decoder(cluster, tp, start, fetched)
+        end = start + 1
+        async with aclosing(
+            iter_slices(decoding, cluster.decompression_slot, BULK_SLICE_RECORDS)
+        ) as slices:
+            async for decoded in slices:
+                if decoded.next_offset == start and decoded.error:
+                    detail = f"is damaged: {decoded.error}"
+                    raise build_partition_failed(tp, detail, ErrorCode.CORRUPT_MESSAGE)
+                end = max(end, decoded.next_offset)
+                places = {offset for offset in wanted if offset < end}
+                for entry in decoded.entries:
+                    if isinstance(entry, Record):
+                        if entry.offset in places:
+                            yield entry
+                    elif isinstance(entry, Gap) and not places.isdisjoint(
+                        range(entry.offset, entry.next_offset)
+                    ):
+                        detail = describe_unreadable(entry)
+                        raise build_partition_failed(tp, detail, ErrorCode.CORRUPT_MESSAGE)
+                wanted = [offset for offset in wanted if offset >= end]
+                if not wanted:
+                    break
+                await asyncio.sleep(0)
+        wanted = [offset for offset in wanted if offset >= end]
 
 
 async def iter_uncommitted(
@@ -167,18 +215,24 @@ async def _fetch(
     return responses[tp]
 
 
-async def _decode(
+async def _create_decoder(
     cluster: Cluster, tp: TopicPartition, start: int, fetched: FetchedPartition
-) -> DecodedSlice:
+) -> RecordSetDecoder:
     if fetched.error_code:
         raise await _build_read_error(cluster, tp, fetched.error_code)
-    decoding = RecordSetDecoder(
+    return RecordSetDecoder(
         tp,
         fetched.records,
         start,
         aborted=fetched.aborted_transactions,  # with READ_UNCOMMITTED brokers name none
         high_watermark=fetched.high_watermark,
     )
+
+
+async def _decode(
+    cluster: Cluster, tp: TopicPartition, start: int, fetched: FetchedPartition
+) -> DecodedSlice:
+    decoding = await _create_decoder(cluster, tp, start, fetched)
     decoded = await gather_slices(decoding, cluster.decompression_slot)
     if decoded.next_offset == start and decoded.error:
         raise build_partition_failed(tp, f"is damaged: {decoded.error}", ErrorCode.CORRUPT_MESSAGE)

@@ -103,6 +103,8 @@ async def render_records(
             key_json = read_key(key) if key else _render_empty(key)
             value_json = read_value(value) if value else _render_empty(value)
         except DECODE_ERRORS:
+            # Large schemas of other records may have taken the place of its own in the cache.
+            await _prepare_decoders(codecs, [framed_record], formats)
             (key_json, value_json), error = _decode_with_errors(
                 record, (read_key, key), (read_value, value)
             )

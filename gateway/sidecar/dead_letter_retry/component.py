@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -21,13 +22,12 @@ from gateway.config.sections.sidecar import Consumer as ConsumerSettings
 from gateway.config.sections.sidecar import Group
 from gateway.core.delivery.batch import DeadLetterRecord
 from gateway.core.delivery.verdict import UNEXPLAINED_REASON
-from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic
+from gateway.errors import BrokerUnavailable, Fenced, UnknownTopic
 from gateway.formats.codec import SerializationFormat
 from gateway.formats.event import json_to_bytes
 from gateway.formats.exact_numbers import keep_exact_numbers
-from gateway.kafka.fetch.bounded_read import read_committed
+from gateway.kafka.fetch.bounded_read import iter_records_at
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
@@ -61,6 +61,8 @@ MAX_ACCEPTED_BYTES = 32 << 20  # of the records of one request, as Kafka has the
 OUTCOMES = (PROCESSED, RETURNED, PARKED, "written")
 
 Parameters: TypeAlias = Mapping[str, Any]
+Place: TypeAlias = tuple[TopicPartition, int]
+"""The partition and the offset of a record."""
 
 
 class DeadLetterComponent(Component):
@@ -218,16 +220,20 @@ class DeadLetterComponent(Component):
         writer = _SubmittedDeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )
+        places = [await self._check_place(item, index) for index, item in enumerate(items)]
+        found = await self._read_records(places)
         dead: list[DeadLetterRecord] = []
         size = 0
-        for index, item in enumerate(items):
-            record = await self._resolve_record(item, index)
-            size += record.payload_size
-            if size > MAX_ACCEPTED_BYTES and dead:
+        for index, (item, place) in enumerate(zip(items, places, strict=True)):
+            if (record := found.get(place)) is None:
+                record = await self._encode_record(item, index)
+            size += record if isinstance(record, int) else record.payload_size
+            if size > MAX_ACCEPTED_BYTES and index:
                 problem = f"{index + 1} records have over {MAX_ACCEPTED_BYTES} bytes in Kafka"
                 advice = f"none is written, hand in {index} of them at once"
                 raise StatusError(413, f"{problem}; {advice}")
-            dead.append(writer.create_dead_letter(record, item))
+            if isinstance(record, Record):
+                dead.append(writer.create_dead_letter(record, item))
         unwritten, reason, refused = await writer.write(dead)
         if unwritten:
             problem = f"{len(unwritten)} of {len(dead)} are not known to be written: {reason}"
@@ -239,9 +245,9 @@ class DeadLetterComponent(Component):
         self._outcomes["written"] += len(written)
         for dead_letter in written:
             record = dead_letter.record
-            place = record.tp, record.offset, record.key
+            origin = record.tp, record.offset, record.key
             self._context.auditor.record(
-                AuditEvent("ACTIVE_CONSUMER", *place, error=dead_letter.reason)
+                AuditEvent("ACTIVE_CONSUMER", *origin, error=dead_letter.reason)
             )
         if refused:
             raise create_too_large(refused, len(written))
@@ -262,8 +268,8 @@ class DeadLetterComponent(Component):
             data, entries, select_records(entries), formats, select_records=select_records
         )
 
-    async def _resolve_record(self, item: Parameters, index: int) -> Record:
-        """Return a record as Kafka has it, or as it was sent here; raises StatusError 400."""
+    async def _check_place(self, item: Parameters, index: int) -> Place:
+        """Return where Kafka has a record; raises StatusError 400 for an unknown partition."""
         fields = item["record"]
         tp = TopicPartition(fields["topic"], int(fields["partition"]))  # 1.0 is an integer in JSON
         topic = await self._context.get_topic(tp.topic)
@@ -271,27 +277,33 @@ class DeadLetterComponent(Component):
             raise create_invalid_request(
                 f"[{index}].record.partition", f"{tp.partition} is no partition of {tp.topic}"
             )
-        record = await self._read_record(tp, int(fields["offset"]))
-        if record is None:
-            if "value" not in fields:
-                problem = "is not in Kafka any more; hand in its value, too"
-                raise create_invalid_request(f"[{index}].record", problem)
-            return await self._encode_record(tp, fields)
-        return record
+        return tp, int(fields["offset"])
 
-    async def _read_record(self, tp: TopicPartition, offset: int) -> Record | None:
-        try:
-            # At least one batch is returned, however few bytes are requested.
-            batch = await read_committed(
-                self._context.cluster, tp, offset, max_wait=0.0, max_bytes=1
-            )
-        except KafkaError as error:
-            if code_from_error(error) != ErrorCode.OFFSET_OUT_OF_RANGE:  # after the end
-                raise
-            return None
-        return next((record for record in batch.records if record.offset == offset), None)
+    async def _read_records(self, places: Sequence[Place]) -> dict[Place, Record | int]:
+        """Read the records that Kafka still has, each batch once.
 
-    async def _encode_record(self, tp: TopicPartition, fields: Parameters) -> Record:
+        Behind MAX_ACCEPTED_BYTES only their sizes are kept, to tell how many may be handed in.
+        """
+        offsets: dict[TopicPartition, list[int]] = {}
+        for tp, offset in places:
+            offsets.setdefault(tp, []).append(offset)
+        found: dict[Place, Record | int] = {}
+        size = 0
+        for tp in offsets:
+            async with aclosing(iter_records_at(self._context.cluster, tp, offsets[tp])) as records:
+                async for record in records:
+                    size += record.payload_size
+                    is_kept = size <= MAX_ACCEPTED_BYTES or not found
+                    found[tp, record.offset] = record if is_kept else record.payload_size
+        return found
+
+    async def _encode_record(self, item: Parameters, index: int) -> Record:
+        """Return a record as it was sent here; raises StatusError 400 if it has no value."""
+        fields = item["record"]
+        if "value" not in fields:
+            problem = "is not in Kafka any more; hand in its value, too"
+            raise create_invalid_request(f"[{index}].record", problem)
+        tp = TopicPartition(fields["topic"], int(fields["partition"]))
         key, value = self._build_formats({})(tp.topic)
         codecs = self._context.codecs
         headers = [

@@ -8,7 +8,8 @@ except:
 - Fields of a record that was read, in the elements of a list: it may be sent back as a record to
   write, or as an offset to commit.
 - All fields of schemas with `additionalProperties`, such as lists of what this API returned. In
-  these, only a field of the body itself is refused, if its name is nearly a known one.
+  these, only a field of the body itself is refused, if its name is nearly a known one. Of an object
+  that has nothing else, such as the headers by their names, each member is looked at.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class FieldNames:
     """The names of the fields that a schema has, and of those in its members.
 
     `Validator` creates one for each schema. The schema must not refer to itself. Names in `ignored`
-    are let through, although the schema does not have them.
+    are let through by a schema that has some of them.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class FieldNames:
         schema: Mapping[str, Any],
         ignored: frozenset[str] = frozenset(),
     ) -> None:
-        properties, items, self._accepts_all = _collect_members(document, schema)
-        self._ignored = ignored
+        properties, items, others = _collect_members(document, schema)
+        self._accepts_all = others is not False
         self._listed = tuple(properties)
         self._known = frozenset(properties)
+        self._ignored = ignored if ignored & self._known else frozenset[str]()
         self._aliases = {
             alias: name
             for name, member in properties.items()
@@ -68,10 +70,14 @@ class FieldNames:
         members = {name: FieldNames(document, each) for name, each in properties.items()}
         self._members = {name: each for name, each in members.items() if each.has_names}
         self._items = None if items is None else FieldNames(document, items, READ_RECORD_FIELDS)
+        self._others: FieldNames | None = None
+        if isinstance(others, Mapping) and not properties:
+            self._others = FieldNames(document, others)
 
     @property
     def has_names(self) -> bool:
-        return bool(self._known) or (self._items is not None and self._items.has_names)
+        nested = (self._items, self._others)
+        return bool(self._known) or any(names.has_names for names in nested if names is not None)
 
     def find_unknown(self, value: Any) -> UnknownField | None:
         if not self._accepts_all:
@@ -85,6 +91,10 @@ class FieldNames:
 
     def _find_any(self, value: Any, path: tuple[str | int, ...]) -> UnknownField | None:
         if self._accepts_all:
+            if self._others is not None and self._others.has_names and isinstance(value, dict):
+                for name, member in value.items():
+                    if found := self._others._find_any(member, (*path, name)):
+                        return found
             return None
         if isinstance(value, dict) and self._known:
             if not value.keys() <= self._known:
@@ -96,7 +106,7 @@ class FieldNames:
                 if name in value and (found := names._find_any(value[name], (*path, name))):
                     return found
         elif isinstance(value, list) and self._items is not None and self._items.has_names:
-            known = self._items._known if not self._items._members else frozenset[str]()
+            known = self._items._known - self._items._members.keys()
             for index, element in enumerate(value):
                 if type(element) is dict and element.keys() <= known:
                     continue  # nearly all records, without a call for each
@@ -111,16 +121,16 @@ def iter_unknown_names(names: Iterable[str], known: frozenset[str]) -> Iterator[
 
 def _collect_members(
     document: Mapping[str, Any], schema: Mapping[str, Any]
-) -> tuple[dict[str, Any], Mapping[str, Any] | None, bool]:
-    """Return the properties of a schema and its branches, its items, and whether it accepts all."""
+) -> tuple[dict[str, Any], Mapping[str, Any] | None, Any]:
+    """Return the properties of a schema and its branches, its items, and `additionalProperties`."""
     schema = resolve_reference(document, schema)
     properties = dict(schema.get("properties", {}))
     items = schema.get("items")
-    accepts_all = schema.get("additionalProperties", False) is not False
+    others = schema.get("additionalProperties", False)
     for keyword in _BRANCHES:
         for branch in schema.get(keyword, ()):
-            more, branch_items, branch_accepts = _collect_members(document, branch)
+            more, branch_items, branch_others = _collect_members(document, branch)
             properties = {**more, **properties}
             items = items if items is not None else branch_items
-            accepts_all = accepts_all or branch_accepts
-    return properties, items, accepts_all
+            others = branch_others if others is False else others
+    return properties, items, others

@@ -136,13 +136,15 @@ class Validator:
         Raises StatusError 400 with the place, such as `records[3].partition`, which begins with
         `location`.
         """
-        # Only the first error is reported, so the others are never computed.
-        for error in self._validator.iter_errors(value):
+        try:
+            self._validator.validate(value)  # `iter_errors` computes all errors before the first
+        except jsonschema_rs.ValidationError as error:
             keyword = _get_keyword(error)
             if keyword in ("required", "oneOf"):  # it is there by another name
                 self._check_names(value, location)
             place = _format_location(location, error.instance_path)
-            raise create_invalid_request(place, error.message, _get_advice(error, keyword))
+            advice = _get_advice(error, keyword)
+            raise create_invalid_request(place, error.message, advice) from None
         self._check_names(value, location)
         if self._normalize is not None:
             self._normalize(value)

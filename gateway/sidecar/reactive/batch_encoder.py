@@ -83,11 +83,12 @@ class BatchEncoder:
         for index, record in enumerate(records):
             try:
                 # Encoding does not await: only a schema that is not cached yet is waited for.
-                try:
-                    objects.append(self._encode_record(record))
-                except SchemaNotLoaded:
-                    await self._load_schemas(record)
-                    objects.append(self._encode_record(record))
+                while True:
+                    try:
+                        objects.append(self._encode_record(record))
+                        break
+                    except SchemaNotLoaded:
+                        await self._load_schemas(record)
                 sent.append(record)
             except SchemaNotFound as error:
                 if error.missing_s < self._missing_schema_timeout_s:

@@ -58,7 +58,7 @@ class DeadLetterWriter:
         for topic in {dead_letter.record.tp.topic for dead_letter in dead}:
             topics[topic] = await self._resolve_topic(topic)
         # They start in order, and none is suspended before the producer has it, so they keep their
-        # order in Kafka.
+        # order in Kafka, but for those that are sent again compressed.
         reasons = await asyncio.gather(
             *(
                 self._write_one(dead_letter, topics[dead_letter.record.tp.topic])

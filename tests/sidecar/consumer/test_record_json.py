@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import json
 
+from support.app_server import running_app
+from support.registry import FakeRegistry
+
+from gateway.config import SchemaRegistry
 from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.core.log.record import Record, TopicPartition
 from gateway.formats.codec import Codecs, SerializationFormat
@@ -75,3 +79,21 @@ async def test_headers_that_repeat_keep_their_order_and_bytes_that_are_no_text_s
         SerializationFormat.BINARY,
         omits_empty_headers=True,
     )
+
+
+async def test_records_are_read_whose_schemas_push_each_other_out_of_the_cache():
+    """Large schemas are compiled before records are rendered, and not all of them stay cached."""
+    fake = FakeRegistry()
+    symbols = [f"S{n}{'x' * 2000}" for n in range(900)]
+    ids = [
+        fake.register_schema(f"s{n}", {"type": "enum", "name": f"E{n}", "symbols": symbols})
+        for n in range(4)
+    ]
+    records = [record(None, b"\0" + id.to_bytes(4, "big") + b"\0") for id in ids] * 2
+    formats = SerializationFormat.BINARY, SerializationFormat.AVRO
+    async with running_app(fake.app) as url:
+        catalog = SchemaRegistry.model_validate({"type": "schema-registry", "url": url})
+        codecs = Codecs(catalog)
+        shown = await render_records(codecs, records, lambda _: formats, text_headers)
+        await codecs.close()
+    assert [each["value"] for each in json.loads(shown)] == [symbols[0]] * 8
