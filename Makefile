@@ -21,7 +21,7 @@ endif
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test test-kafka test-spark test-clients test-all test-night test-budgets test-properties durations check lint types layers names format docs js manifests image dist bench figures model isolation faults soak fuzz groups reactive kills planted lock clean
+.PHONY: help setup demo demo-pipeline test test-kafka test-spark test-clients test-all test-night test-budgets test-properties durations check lint types layers names format docs js manifests image dist bench model isolation faults soak fuzz groups reactive kills planted lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -127,9 +127,6 @@ dist: $(READY) ## build sdist, wheel, npm tarball and the context of an image in
 
 bench: setup ## beside its peers, at most 20 minutes; WORK="lat sat" PEER="raw gateway" ARGS=--help
 	$(BIN)/python -m bench $(foreach each,$(WORK),--work $(each)) $(foreach each,$(PEER),--peer $(each)) $(ARGS)
-
-figures: setup ## measure; results are kept in bench/results
-	$(BIN)/python -m bench.figures $(ARGS)
 
 model: $(READY) ## the model test for an hour; SECONDS=60 for a minute
 	GATEWAY_MODEL_SECONDS=$(or $(SECONDS),3600) $(BIN)/python -m pytest tests/model -q --timeout 0 $(ARGS)

@@ -1,4 +1,4 @@
-"""Measure the gateway: `make bench`, `python -m bench.figures`, and the others of README.md.
+"""Measure the gateway: `make bench`, and the others of README.md.
 
 Gateway processes, the counting proxy and brokers are those of the tests.
 """

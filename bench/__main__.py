@@ -7,8 +7,9 @@ import math
 import signal
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from .kafka import RealKafka, real_kafka
 from .peers.peer import Participant
 from .works.work import Cell
 
-DEFAULT_WORKS = [name for name in catalog.WORKS if name not in catalog.LONG_WORKS]
+DEFAULT_WORKS = [name for name in catalog.WORKS if name not in catalog.NAMED_WORKS]
 MAX_CELL_S = 60.0  # s; what one of a work and a peer takes, and the end
 err_console = Console(stderr=True, highlight=False)
 CellPlan = list[tuple[str, Participant]]
@@ -108,15 +109,14 @@ def measure_cells(run: Run, cells: CellPlan, deadline: float = math.inf) -> bool
 
     ends: when no more are begun (`time.monotonic()`).
     """
-    machine.pin_process()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with us
     failed = 0
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     # It is drawn between two measurements only: a thread that draws would be late on clients.
     bar = Progress(*columns, TimeElapsedColumn(), console=err_console, auto_refresh=False)
-    with bar, real_kafka(1) as kafka:
+    with bar, closing(_start_brokers(cells)) as brokers:
         task = bar.add_task("starting", total=len(cells))
-        for work, peer in cells:
+        for kafka, work, peer in brokers:
             if time.monotonic() > deadline:
                 err_console.print("the time is up; the same command goes on from here")
                 break
@@ -143,13 +143,27 @@ def measure_cells(run: Run, cells: CellPlan, deadline: float = math.inf) -> bool
     return not failed
 
 
+def _start_brokers(cells: CellPlan) -> Iterator[tuple[RealKafka, str, Participant]]:
+    """Yield the cells with the Kafka that each needs; the works of the gateway alone are last."""
+
+    def count_alone(cell: tuple[str, Participant]) -> int:
+        return catalog.ALONE[cell[0]][0] if cell[0] in catalog.ALONE else 0
+
+    for nodes, group in groupby(sorted(cells, key=count_alone), count_alone):
+        machine.pin_process(is_pinned=not nodes)
+        with real_kafka(nodes or 1) as kafka:
+            yield from ((kafka, work, peer) for work, peer in group)
+
+
 def measure_cell(
     kafka: RealKafka, work: str, peer: Participant, round_rates: Mapping[str, float] | None = None
 ) -> Cell:
     """pace: see `catalog.work_of`."""
     began = time.monotonic()
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        # The plain sockets of the gateway alone are read by asyncio's own loop.
+        loop_factory = None if work in catalog.ALONE else uvloop.new_event_loop
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
             cell: Cell = runner.run(catalog.get_work(work, peer, round_rates or {})(kafka, peer))
     finally:
         kafka.delete_topics()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from . import backoff, begin, codec, failover, rebalance, retention, slow
 from .feed import Wire
 from .peers.by_hand import HandWrittenPeer
 from .peers.centrifugo import Centrifugo
@@ -16,6 +17,7 @@ from .peers.peer import Participant, Peer
 from .peers.raw import RawLoop
 from .peers.transfer_servers import TransferPeer
 from .works import (
+    alone,
     broadcast,
     catchup,
     crowd,
@@ -55,6 +57,19 @@ PEERS: Sequence[Participant] = (*STREAM_PEERS, TransferPeer())
 SATURATING = pace.Size(rate=2000, seconds=1.2, timed_every=10, repeats=5)
 OWN_KEYS = pace.Size(clients=2000, has_own_keys=True, rate=4000, seconds=1.2, repeats=5)
 
+# Of this gateway alone, and on how many brokers.
+ALONE: Mapping[str, tuple[int, alone.Measurement]] = {
+    "codec": (1, codec.measure),
+    "begin": (1, begin.measure),
+    "begin-leaderless": (3, begin.measure_leaderless),
+    "slow": (1, slow.measure),
+    "retention": (1, retention.measure),
+    "long-retention": (1, partial(retention.measure, size=retention.STORM)),
+    "backoff": (1, backoff.measure),
+    "rebalance": (1, rebalance.measure),
+    "failover": (3, failover.measure),
+}
+
 # Those with a goal are first: the time may be up before the end.
 WORKS: Mapping[str, Work] = {
     "broadcast": partial(broadcast.run, size=broadcast.Size(repeat_s=0.5)),
@@ -81,14 +96,16 @@ WORKS: Mapping[str, Work] = {
     "crowd": partial(crowd.run, size=crowd.Size()),
     "million": partial(million.run, size=million.Size()),
     "overload": partial(overload.run, size=overload.Size()),
+    **{name: partial(alone.run, measure=measure) for name, (_, measure) in ALONE.items()},
 }
-LONG_WORKS = frozenset(
-    {"crowd", "million", "overload"}
-)  # minutes each: only done where they are named
+# Minutes each, or nothing to be compared with a peer's: only done where they are named.
+NAMED_WORKS = frozenset({"crowd", "million", "overload", *ALONE})
 
 
 def takes_part(peer: Participant, work: str) -> bool:
     """Streams are for who serves them."""
+    if work in ALONE:
+        return peer == STREAM_PEERS[0]
     return work not in peer.skipped_works and work.startswith("sidecar-") == isinstance(
         peer, TransferPeer
     )

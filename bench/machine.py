@@ -20,23 +20,19 @@ import psutil
 MIN_CPU_S = 1e-6  # s of CPU, so that all can be divided by it
 
 
-def _choose_cores() -> tuple[int | None, int | None]:
-    if not hasattr(os, "sched_getaffinity"):
-        return None, None
-    allowed = sorted(os.sched_getaffinity(0))
-    return (allowed[0], allowed[-1]) if len(allowed) > 1 else (None, None)
+_ALLOWED_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+SERVER_CORE, CLIENT_CORE = (  # None: not pinned
+    (_ALLOWED_CORES[0], _ALLOWED_CORES[-1]) if len(_ALLOWED_CORES) > 1 else (None, None)
+)
 
 
-SERVER_CORE, CLIENT_CORE = _choose_cores()  # None: not pinned
-
-
-def pin_process() -> None:
-    """Put this process, and with it all that it starts, on the clients' core, with as many
-    descriptors as the system allows."""
+def pin_process(*, is_pinned: bool = True) -> None:
+    """Put this process, and with it all that it starts, on the clients' core, or on all again, with
+    as many descriptors as the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if CLIENT_CORE is not None:
-        os.sched_setaffinity(0, {CLIENT_CORE})
+        os.sched_setaffinity(0, {CLIENT_CORE} if is_pinned else _ALLOWED_CORES)
 
 
 def pin_command(*command: str) -> tuple[str, ...]:

@@ -63,20 +63,6 @@ class Producer:
         left = await asyncio.to_thread(self._client.flush, timeout_s)
         assert left == 0, f"{left} records were not acknowledged within {timeout_s:g} s"
 
-    async def produce_burst(
-        self, topic: str, partitions: int, count: int, value_bytes: int = 200
-    ) -> None:
-        """As fast as it goes, in turns over the partitions; acknowledged when this returns."""
-
-        def enqueue_all() -> None:
-            value = MARK.ljust(value_bytes, b"x")
-            for n in range(count):
-                self._client.produce(topic, value, partition=n % partitions)
-
-        await asyncio.to_thread(enqueue_all)
-        self.sent_count += count
-        await self.flush()
-
     @asynccontextmanager
     async def produce_steadily(
         self, topic: str, partitions: int, rate: float, value_bytes: int = 200

@@ -20,7 +20,7 @@ from support.waiting import wait_until
 from .producer import MARK
 
 STREAM_TIMEOUT_S = 60.0  # s
-_BEGIN_PATTERN = re.compile(rb"event: begin\n.*?\nid: (\S+)\n\n", re.DOTALL)
+_BEGIN_PATTERN = re.compile(rb"event: begin\n.*?\nid: \S+\n\n", re.DOTALL)
 _ARRIVAL_PATTERN = re.compile(rb"~(\d+) (\d+);|event: (gap)\n")
 _MAX_MATCH_BYTES = 64  # bytes of what `_HEARD` finds
 
@@ -44,7 +44,6 @@ class Stream(asyncio.Protocol):
     def __init__(self, request: bytes, keeps_arrivals: bool) -> None:
         self.record_count = self.byte_count = 0
         self.arrivals: list[Arrival] = []
-        self.token = b""
         self.requested_at = time.monotonic()
         self.began_at = self.first_record_at = self.last_record_at = 0.0
         self.is_closed = False
@@ -61,13 +60,11 @@ class Stream(asyncio.Protocol):
         topic: str,
         *,
         query: str = "",
-        token: bytes = b"",
         keeps_arrivals: bool = False,
         receive_buffer: int | None = None,
     ) -> Self:
         """Return when the stream has begun. Raises ConnectionError with the answer if not."""
         request = f"GET /events/{topic}{query} HTTP/1.1\r\nHost: localhost\r\n".encode()
-        request += b"Last-Event-ID: %b\r\n" % token if token else b""
         host, port = "127.0.0.1", gateway.port
         stream = cls(request + b"Accept: text/event-stream\r\n\r\n", keeps_arrivals)
         sock = socket.socket()
@@ -135,7 +132,7 @@ class Stream(asyncio.Protocol):
         self._opening_bytes += data
         begin = _BEGIN_PATTERN.search(self._opening_bytes)
         if begin is not None and not self._begun_future.done():
-            self.began_at, self.token = now, begin[1]
+            self.began_at = now
             self._begun_future.set_result(None)
 
     def _record_arrivals(self, data: bytes, now: float) -> None:

@@ -262,11 +262,9 @@ PIPELINE = Section("Jobs", [
            "sum by (exported_job) (gateway_pipeline_state_bytes{@})",
            "memory {{exported_job}}":
            "sum by (exported_job) (gateway_pipeline_state_memory_bytes{@})"}),
-    Panel("Late, unreadable and lost", "short", "In the last hour.",
+    Panel("Late and lost", "short", "In the last hour.",
           {"late {{exported_job}}":
            "sum by (exported_job) (increase(gateway_pipeline_late_rows_total{@}[1h]))",
-           "unreadable {{exported_job}}":
-           "sum by (exported_job) (increase(gateway_pipeline_unreadable_records_total{@}[1h]))",
            "gaps {{exported_job}}":
            "sum by (exported_job) (increase(gateway_pipeline_gaps_total{@}[1h]))"}),
     Panel("Starts and failures", "short", "In the last hour; after the first, starts are restarts.",

@@ -38,8 +38,6 @@ DEFAULT_RECORDS_PER_PARTITION = 10_000
 """The size of a sample, as the average number of records per partition."""
 _MAX_REPORT_ROWS = 10
 _MIN_HOT_KEY_RECORDS = 10  # a key with fewer records in the sample is not called hot
-# Reads of a sample before a partition with records that Spark cannot read is left out.
-_MAX_READ_ATTEMPTS = 20
 
 T = TypeVar("T")
 
@@ -234,34 +232,13 @@ def read_sample(
     ranges: OffsetRanges,
     read: Callable[[DataFrame], T],
 ) -> T:
-    """Return what a function computes from the records of a sample, with the input's columns.
-
-    If Spark cannot read a record of a partition (`gateway.pipeline.unreadable` explains why), the
-    function is called again with the records before it or after it, whichever are more.
-    """
-    attempts = 0
-    while True:
-        try:
-            return read(read_range(spark, input, kafka, catalogs, ranges))
-        except Exception as error:
-            unreadable = find_unreadable(list_causes(error))
-            if unreadable is None:
-                raise
-            tp = TopicPartition(unreadable.topic, unreadable.partition)
-            if tp not in ranges:
-                raise
-            attempts += 1
-            ranges = exclude_offset(
-                ranges, tp, unreadable.offset if attempts < _MAX_READ_ATTEMPTS else None
-            )
-
-
-def exclude_offset(ranges: OffsetRanges, tp: TopicPartition, offset: int | None) -> OffsetRanges:
-    """Replace a partition's range by its longer part before or after an offset."""
-    start, end = ranges[tp]
-    parts = [] if offset is None else [(start, offset), (offset + 1, end)]
-    longest = max(parts, key=lambda part: part[1] - part[0], default=(start, start))
-    return {**ranges, tp: longest}
+    """Return what a function computes from the records of a sample, with the input's columns."""
+    try:
+        return read(read_range(spark, input, kafka, catalogs, ranges))
+    except Exception as error:
+        if unreadable := find_unreadable(list_causes(error)):
+            raise PipelineError(unreadable.reason) from error
+        raise
 
 
 def fetch_log_ranges(

@@ -528,11 +528,6 @@ PIPELINE_GAPS = _counter(
     "output, or, of jobs that write none, a line in the log.",
     "job", "topic",
 )  # fmt: skip
-PIPELINE_UNREADABLE_RECORDS = _counter(
-    "gateway_pipeline_unreadable_records",
-    "Invalid records that were skipped, because Spark cannot read their timestamp.",
-    "job", "topic",
-)  # fmt: skip
 PIPELINE_BEHIND_OFFSETS = _gauge(
     "gateway_pipeline_behind_offsets", "Offsets of a topic that were left after the latest batch.",
     "job", "topic",

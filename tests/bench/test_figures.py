@@ -12,19 +12,19 @@ from support.brokers import KafkaCluster
 from bench import (
     backoff,
     begin,
+    catalog,
     codec,
     failover,
-    fanout,
-    figures,
-    latency,
     rebalance,
+    report,
     results,
-    resume,
     retention,
     slow,
 )
 from bench.figure import Figure, median, quantile, summarize_times
+from bench.journal import Run
 from bench.kafka import MockKafka, RealKafka
+from bench.works import alone
 from gateway.kafka.embedded import EmbeddedKafka
 
 EMBEDDED: dict[str, tuple[Any, Any]] = {
@@ -47,13 +47,6 @@ EMBEDDED: dict[str, tuple[Any, Any]] = {
         ),
     ),
     "failover": (failover.measure, failover.Size(quiet_s=0.2)),
-    "fanout": (
-        fanout.measure,
-        fanout.Size(
-            clients=2, records_alone=500, records_shared=200, partitions=2, rate=100, seconds=0.5
-        ),
-    ),
-    "latency": (latency.measure, latency.Size(clients=3, partitions=2, seconds=0.5)),
     "slow": (
         slow.measure,
         slow.Size(clients=3, partitions=2, value_bytes=20_000, quiet_s=0.5, stall_s=1.0),
@@ -73,7 +66,6 @@ REAL: dict[str, tuple[Any, Any]] = {
             partitions=2, members=2, quiet_s=0.2, away_s=0.2,
         ),
     ),
-    "resume": (resume.measure, resume.Size(clients=3, missed_records=40, partitions=2)),
     "retention": (retention.measure, retention.Size(advances=3, lost_records=2, clients=2)),
 }  # fmt: skip
 
@@ -102,12 +94,28 @@ def check_figures(found: list[Figure]) -> None:
         assert "gaps told of an advance" not in figure.what or figure.value == 1, figure
 
 
-def test_every_measurement_can_be_asked_for_by_name():
-    named = {
-        name: measure for name, (_, measure) in figures.MEASUREMENTS.items() if "-" not in name
-    }
-    measures = {name: measure for name, (measure, _) in {**EMBEDDED, **REAL}.items()}
-    assert named == {name: measure for name, measure in measures.items() if "-" not in name}
+def test_every_measurement_is_a_work_of_the_gateway_alone():
+    named = {name: measure for name, (_, measure) in catalog.ALONE.items()}
+    named.pop("long-retention")
+    assert named == {name: measure for name, (measure, _) in {**EMBEDDED, **REAL}.items()}
+    for name in named:
+        assert [each.name for each in catalog.PEERS if catalog.takes_part(each, name)] == [
+            "gateway-sse"
+        ]
+
+
+async def test_a_measurement_becomes_a_table_with_a_column_for_each_unit(tmp_path: Path):
+    async def measure(_: Any) -> list[Figure]:
+        return [Figure("warm", 2.0, "ms", 3), Figure("fetches", 7, "requests")]
+
+    run = Run.create(tmp_path, {}, {"works": ["begin"], "peers": ["gateway-sse"]})
+    kafka: Any = None
+    cell = await alone.run(kafka, catalog.STREAM_PEERS[0], measure)
+    run.add_cell("begin", "gateway-sse", cell)
+    table = report.render_markdown(run)
+    assert "| case | peer | ms | requests |" in table
+    assert "| warm | gateway-sse | 2 |  |" in table
+    assert "| fetches | gateway-sse |  | 7 |" in table
 
 
 def test_quantiles_are_samples_and_a_99th_percentile_needs_a_hundred():

@@ -208,7 +208,8 @@ def test_only_a_bare_loop_is_paced_and_only_in_rounds():
 
 
 def test_works_of_minutes_are_done_only_where_they_are_named():
-    assert set(catalog.WORKS) == {*DEFAULT_WORKS, "crowd", "million", "overload"}
+    named = {"crowd", "million", "overload", *catalog.ALONE}
+    assert set(catalog.WORKS) == {*DEFAULT_WORKS, *named}
 
 
 def test_an_order_is_a_record_of_its_size():

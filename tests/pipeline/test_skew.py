@@ -22,7 +22,6 @@ from gateway.pipeline.inputs.source import read_stream
 from gateway.pipeline.jobs import join
 from gateway.pipeline.skew import (
     SkewReport,
-    exclude_offset,
     fetch_log_ranges,
     find_hot_keys,
     find_join_hot_keys,
@@ -50,14 +49,6 @@ def test_a_short_topic_is_looked_at_whole() -> None:
     (zero,) = tps(0)
     assert select_newest({zero: (3, 10)}, 1000) == {zero: (3, 10)}
     assert select_newest({zero: (3, 3)}, 1000) == {}
-
-
-def test_a_sample_leaves_out_a_record_with_the_shorter_part_beside_it() -> None:
-    zero, one = tps(0, 1)
-    ranges = {zero: (0, 100), one: (0, 5)}
-    assert exclude_offset(ranges, zero, 20) == {zero: (21, 100), one: (0, 5)}
-    assert exclude_offset(ranges, zero, 99) == {zero: (0, 99), one: (0, 5)}
-    assert exclude_offset(ranges, zero, None) == {zero: (0, 0), one: (0, 5)}
 
 
 def sample(spark: Any) -> Any:

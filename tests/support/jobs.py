@@ -63,16 +63,13 @@ def create_job_loop(
 
     def start_query() -> Any:
         inputs[:] = [query.create_input_topics(job, loaded)]
-        found = run.take_record_to_skip()
-        return query.start_query(
-            session, job, loaded, place, unreadable=found, input_topics=inputs[0]
-        )
+        return query.start_query(session, job, loaded, place, input_topics=inputs[0])
 
     run = JobRun(
         job,
         start_query,
         finish=lambda: side_outputs.finish(place.query_id),
-        have_inputs_changed=lambda: inputs[0].have_changed(),
+        find_recreated=lambda: inputs[0].find_recreated(),
         on_waiting=lambda: side_outputs.scan_idle(place.query_id),
     )
     try:

@@ -134,8 +134,6 @@ TIMESTAMPS = {
     **dict.fromkeys([MAX_TIMESTAMP_MS + 1, 1_700_000_000_000_000, 9_223_372_036_854_775], False),
 }
 """Timestamps of records in ms, and whether they are of the years 1 to 9999."""
-UNREADABLE_TIMESTAMPS = (1_700_000_000_000_000_000, -(2**60))
-"""Timestamps that Spark's connector cannot read. Each takes a start of the job."""
 
 
 class PoisonRecord(NamedTuple):
@@ -199,14 +197,8 @@ def generate_messages(count: int, seed: int) -> list[PoisonMessage]:
                 value = _build_json(some, columns | {"other": json.dumps("x" * 200_000)}).encode()
             case 3:
                 value = b" " * 100_000 + value
-        timestamp = some.choice([*TIMESTAMPS])
-        if some.randrange(30) == 0:
-            timestamp = some.choice(UNREADABLE_TIMESTAMPS)
-        found.append(
-            PoisonMessage(
-                some.choice(RECORD_KEYS), value, some.choice(RECORD_HEADERS), timestamp, columns
-            )
-        )
+        key, headers = some.choice(RECORD_KEYS), some.choice(RECORD_HEADERS)
+        found.append(PoisonMessage(key, value, headers, some.choice([*TIMESTAMPS]), columns))
     return found
 
 

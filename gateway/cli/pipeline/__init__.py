@@ -87,7 +87,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "restore": (backup.restore, format_exit_codes()),
     "rescale": (rescale.rescale, format_exit_codes()),
     "skew": (skew.skew, format_exit_codes()),
-    "plan": (plan.plan, format_exit_codes("this design cannot do it", reads_config=False)),
+    "plan": (plan.plan, format_exit_codes(reads_config=False)),
 }
 for name, (command, exit_codes) in _COMMANDS.items():
     pipeline.command(name, epilog=exit_codes)(command)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated
 
 import typer
-
-from gateway.cli.commands import EXIT_FAILURE
 
 _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
@@ -19,6 +16,12 @@ def _parse_number(text: str) -> float:
     if match is None:
         raise typer.BadParameter(f"'{text}' is not a number such as 10M/s, 200GB or 20%")
     return float(match[1]) * _SCALE[match[2].upper()] / (100 if match[3] else 1)
+
+
+def _parse_positive(text: str) -> float:
+    if (value := _parse_number(text)) <= 0:
+        raise typer.BadParameter(f"'{text}' must be more than 0")
+    return value
 
 
 def _parse_duration(text: str) -> float:
@@ -52,12 +55,6 @@ def plan(
             parser=_parse_number, metavar="N", help="Keys with state, or in use, such as 50M."
         ),
     ] = "0",  # type: ignore[assignment]
-    sla: Annotated[
-        float,
-        typer.Option(
-            parser=_parse_duration, metavar="TIME", help="p99 of the latency from event to output."
-        ),
-    ] = "2s",  # type: ignore[assignment]
     output: Annotated[
         float | None,
         typer.Option(parser=_parse_number, metavar="RATE", help="Output rows per second."),
@@ -78,7 +75,7 @@ def plan(
     active: Annotated[
         float,
         typer.Option(
-            parser=_parse_number, metavar="SHARE", help="Share of the state that is in use."
+            parser=_parse_positive, metavar="SHARE", help="Share of the state that is in use."
         ),
     ] = "20%",  # type: ignore[assignment]
     hot: Annotated[
@@ -90,7 +87,7 @@ def plan(
     bandwidth: Annotated[
         float,
         typer.Option(
-            parser=_parse_number, metavar="RATE", help="Bandwidth per executor to the checkpoint."
+            parser=_parse_positive, metavar="RATE", help="Bandwidth per executor to the checkpoint."
         ),
     ] = "500MB",  # type: ignore[assignment]
     gap: Annotated[
@@ -115,7 +112,6 @@ def plan(
         float,
         typer.Option(parser=_parse_duration, metavar="TIME", help="Greatest age of cached values."),
     ] = "5s",  # type: ignore[assignment]
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Compute what a job needs: cores, memory, partitions.
 
@@ -124,11 +120,10 @@ def plan(
     the cluster itself.
 
     \b
-    gateway pipeline plan --kind sessions --events 10M/s --state 200GB --keys 1G --sla 1s
+    gateway pipeline plan --kind sessions --events 10M/s --state 200GB --keys 1G
     gateway pipeline plan --kind enrich --events 100k/s --table 500GB --staleness 5s
     """
-    from gateway.pipeline.plan.report import render_text, to_json
-    from gateway.pipeline.plan.sizing import KINDS, JobRequirements, build_plan
+    from gateway.pipeline.plan.sizing import KINDS, JobRequirements, build_plan, render_table
 
     if kind not in KINDS:
         raise typer.BadParameter(f"use one of {', '.join(KINDS)}", param_hint="--kind")
@@ -136,12 +131,10 @@ def plan(
         raise typer.BadParameter("use exactly-once or at-least-once", param_hint="--guarantee")
     result = build_plan(
         JobRequirements(
-            kind=kind, events=events, state=state, keys=keys, sla=sla, output=output,
+            kind=kind, events=events, state=state, keys=keys, output=output,
             exactly_once=guarantee == "exactly-once", cores=cores, executors=executors,
             memory=memory, active=active, hot=hot, bandwidth=bandwidth, gap=gap,
             watermark=watermark, max_length=max_length, table=table, staleness=staleness,
         )
     )  # fmt: skip
-    typer.echo(json.dumps(to_json(result)) if as_json else render_text(result))
-    if result.refused:
-        raise typer.Exit(EXIT_FAILURE)
+    typer.echo(render_table(result))

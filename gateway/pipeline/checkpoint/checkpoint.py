@@ -27,14 +27,6 @@ Offsets: TypeAlias = dict[tuple[str, int], int]
 """The next offset to be read, by topic and partition."""
 
 
-RECREATED_DIRECTORY = "recreated"
-"""Original offsets of batches whose offsets were edited, because a topic was recreated or has
-records that Spark cannot read."""
-UNREADABLE_DIRECTORY = "unreadable"
-"""The real ends of batches whose offsets were moved behind records that Spark cannot read; see
-`gateway.pipeline.unreadable.offsets`."""
-
-
 class BatchOffsets(NamedTuple):
     """The offsets that a batch reads, by source; see `Sources` for their order.
 
@@ -72,9 +64,6 @@ class Sources(NamedTuple):
         )
         return batch._replace(start=start, end=end)
 
-    def find_directory(self, line: int) -> int:
-        return self.directories.index(self.lines[line])
-
     def _select_parts(self, parts: Sequence[Offsets], input_name: str) -> tuple[Offsets, ...]:
         # The starts of the first batch come from `sources/<n>`, so there is one per directory.
         names = self.lines if len(parts) == len(self.lines) else self.directories
@@ -97,10 +86,6 @@ class Checkpoint:
         text = self._read_text("metadata")
         return str(json.loads(text)["id"]) if text else None
 
-    def read_last_planned(self) -> int | None:
-        """Return the last batch that has offsets and may be running."""
-        return max(self._list_numbers("offsets"), default=None)
-
     def read_last_committed(self) -> int | None:
         return max(self._list_numbers("commits"), default=None)
 
@@ -109,7 +94,7 @@ class Checkpoint:
         ends = self._read_ends(number)
         if number == 0:
             return BatchOffsets(
-                number, self.read_initial_offsets() or tuple({} for _ in ends), ends, 0
+                number, self._read_initial_offsets() or tuple({} for _ in ends), ends, 0
             )
         # A batch starts where the previous one ends, and is compared with its watermark.
         metadata, *source_lines = self._read_lines(number - 1)
@@ -118,34 +103,32 @@ class Checkpoint:
             number, starts, ends, int(_parse_object(metadata).get("batchWatermarkMs", 0))
         )
 
-    def read_next_starts(self, number: int) -> tuple[Offsets, ...]:
-        """Return the start offsets of the batch after a given one, by the lines of the sources.
-
-        They are not always the real ends of that batch: see `UNREADABLE_DIRECTORY`.
-        """
-        return tuple(parse_offsets(line) for line in self._read_lines(number)[1:])
+    def read_positions(self, sources: Sources, input_name: str) -> Offsets:
+        """Return the offsets from which an input is read on."""
+        number = self.read_last_committed()
+        if number is None:
+            names, parts = sources.directories, self._read_initial_offsets()
+        else:
+            names, parts = sources.lines, self._read_ends(number)
+        return {
+            place: offset
+            for name, part in zip(names, parts, strict=False)
+            if name == input_name
+            for place, offset in part.items()
+        }
 
     def compute_digest(self, number: int) -> str:
-        """Return a digest of a batch's original offsets, or "" if the checkpoint has none.
+        """Return a digest of a batch's offsets, or "" if the checkpoint has none.
 
         The ledger stores these 16 hexadecimal digits to recognize a batch that has the same number
         and other offsets.
         """
-        # An edited batch still has the digest under which the ledger knows it.
-        text = self._read_text(f"{RECREATED_DIRECTORY}/{number}") or self._read_text(
-            f"offsets/{number}"
-        )
+        text = self._read_text(f"offsets/{number}")
         return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
     def _read_ends(self, number: int) -> tuple[Offsets, ...]:
-        """Return where a batch really ended, by the lines of the sources."""
-        ends = tuple(parse_offsets(line) for line in self._read_lines(number)[1:])
-        text = self._read_text(f"{UNREADABLE_DIRECTORY}/{number}")
-        real_ends = json.loads(text)["ends"] if text else [{}] * len(ends)
-        return tuple(
-            {**end, **flatten_offsets(real_end)}
-            for end, real_end in zip(ends, real_ends, strict=True)
-        )
+        """Return where a batch ends, by the lines of the sources."""
+        return tuple(parse_offsets(line) for line in self._read_lines(number)[1:])
 
     def _read_lines(self, number: int) -> list[str]:
         """Return the lines of `offsets/N` after the version: the watermark, then the sources."""
@@ -160,7 +143,7 @@ class Checkpoint:
             )
         return lines
 
-    def read_initial_offsets(self) -> tuple[Offsets, ...]:
+    def _read_initial_offsets(self) -> tuple[Offsets, ...]:
         """Return the start offsets of the first batch, by the directories of the sources."""
         texts: list[str] = []
         while (text := self._read_text(f"sources/{len(texts)}/0")) is not None:
@@ -192,17 +175,7 @@ class Checkpoint:
 
 def parse_offsets(line: str) -> Offsets:
     """Return the offsets of a source's line: `{"topic": {"0": 12}}`, or `-` if it had none."""
-    return flatten_offsets(_parse_object(line) if line.startswith("{") else {})
-
-
-def format_offsets(offsets: Offsets) -> str:
-    topics: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        topics.setdefault(topic, {})[str(partition)] = offset
-    return json.dumps(topics, separators=(",", ":"))
-
-
-def flatten_offsets(topics: Mapping[str, Mapping[str, int]]) -> Offsets:
+    topics = _parse_object(line) if line.startswith("{") else {}
     return {
         (topic, int(partition)): int(offset)
         for topic, partitions in topics.items()

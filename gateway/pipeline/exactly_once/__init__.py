@@ -7,7 +7,7 @@ the driver. `large_rows` builds the dead letters of rows that their topic refuse
 
 `side_outputs` writes the reports of a job beside its rows: `gaps` the offsets that it did not read,
 `side_output` the late and the undecodable records. `recreated_topics` notices that an input topic
-was deleted and created again.
+was deleted and created again, and ends the job.
 """
 
 from __future__ import annotations

@@ -39,11 +39,7 @@ PartitionOffsets = Mapping[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class InputGap:
-    """Offsets of a partition that a job did not read, from `start` to before `end`.
-
-    If the topic was recreated, `end` is 0, where the new log begins, and `start` is where the old
-    log would have been read next.
-    """
+    """Offsets of a partition that a job did not read, from `start` to before `end`."""
 
     topic: str
     partition: int
@@ -52,8 +48,7 @@ class InputGap:
 
     def build_record(self, job: str) -> dict[str, Any]:
         origin = {"topic": self.topic, "partition": self.partition}
-        reason = "retention" if self.start < self.end else "recreated"
-        return origin | {"from": self.start, "to": self.end, "reason": reason, "job": job}
+        return origin | {"from": self.start, "to": self.end, "reason": "retention", "job": job}
 
 
 def find_gaps(
@@ -139,28 +134,6 @@ class GapReporter:
             raise build_kafka_error(f"gaps of {self._job} cannot be found", error) from error
         return gaps
 
-    def report_recreated(self, gaps: Iterable[InputGap], topic_id: str) -> list[InputGap]:
-        """Report the gaps of a recreated topic, unless the ledger has the new topic's id."""
-        try:
-            ledger = self._ledger
-            transactional_id = f"{self._query_id}-gaps"
-            producer = LedgerProducer(
-                transactional_id, ledger.client_config, ledger.topic, self._timeout_s
-            )
-            gaps_by_key = {self._ledger_key(gap.topic, gap.partition): gap for gap in gaps}
-            reported = self._ledger.read_values(gaps_by_key)
-            unreported = [
-                gap
-                for key, gap in gaps_by_key.items()
-                if reported.get(key, {}).get("id") != topic_id
-            ]
-            if unreported:
-                self._ensure_topic()
-                self._write_gaps(producer, unreported, id=topic_id)
-        except KafkaException as error:
-            raise build_kafka_error(f"gaps of {self._job} cannot be reported", error) from error
-        return unreported
-
     def close(self) -> None:
         self._consumer.close()
 
@@ -173,13 +146,13 @@ class GapReporter:
         keys = {self._ledger_key(*partition): partition for partition in partitions}
         return {keys[key]: value["to"] for key, value in self._ledger.read_values(keys).items()}
 
-    def _write_gaps(self, producer: LedgerProducer, gaps: Iterable[InputGap], **extra: str) -> None:
+    def _write_gaps(self, producer: LedgerProducer, gaps: Iterable[InputGap]) -> None:
         producer.begin()
         for gap in gaps:
             record = gap.build_record(self._job) | {"input": self._input_name}
             value = json.dumps(record, separators=(",", ":"))
             producer.write_to_topic(self._gap_topic, [f"{gap.topic}-{gap.partition}"], [value])
             key = self._ledger_key(gap.topic, gap.partition)
-            producer.write_entry(self._ledger.topic, 0, key, {"to": gap.end, **extra})
+            producer.write_entry(self._ledger.topic, 0, key, {"to": gap.end})
             log.warning("job %s did not read records that are gone: %s", self._job, record)
         producer.commit()

@@ -13,10 +13,8 @@ A record keeps its key, value and headers. Additional headers have its origin an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gateway.config import Kafka
@@ -167,13 +165,8 @@ class SideOutput:
     def _read_records(self, batches: Sequence[BatchOffsets]) -> DataFrame | None:
         if not batches:
             return None
-        spans = [offset_ranges(self.input.topic, *span) for span in iter_contiguous_spans(batches)]
-        tables = [
-            source.read_raw_range(self.spark, self.input_cluster, ranges)
-            for ranges in spans
-            if ranges
-        ]
-        return reduce(lambda left, right: left.union(right), tables) if tables else None
+        ranges = offset_ranges(self.input.topic, batches[0].start, batches[-1].end)
+        return source.read_raw_range(self.spark, self.input_cluster, ranges) if ranges else None
 
     def _write_rows(self, kind: SideOutputKind, rows: DataFrame, epoch: int) -> int:
         topic = side_topic(self.input.topic, kind)
@@ -224,45 +217,6 @@ def offset_ranges(
         for place, end in highest_ends.items()
         if place[0] == topic and lowest_starts.get(place, 0) < end
     }
-
-
-def iter_contiguous_spans(
-    batches: Sequence[BatchOffsets],
-) -> Iterator[tuple[tuple[Offsets, ...], tuple[Offsets, ...]]]:
-    """Yield the starts and the ends of runs of batches that have no offsets between them.
-
-    Usually all batches are one run. Records that Spark cannot read lie between the end of one batch
-    and the start of the next (see `gateway.pipeline.unreadable`), and end a run.
-    """
-    first = batches[0]
-    for before, batch in pairwise(batches):
-        if any(
-            start.get(place, offset) != offset
-            for end, start in zip(before.end, batch.start, strict=True)
-            for place, offset in end.items()
-        ):
-            yield first.start, before.end
-            first = batch
-    yield first.start, batches[-1].end
-
-
-def drop_rewound(batches: Sequence[BatchOffsets]) -> Sequence[BatchOffsets]:
-    """Return the batches of an input, in their order, that read the topic that exists now.
-
-    The last batch of a topic that was recreated since ends before it starts, because
-    `recreated_topics` has set its end back. Its offsets, and those of the batches before it, belong
-    to other records now.
-    """
-    rewound = [i for i, batch in enumerate(batches) if _is_rewound(batch)]
-    return batches[rewound[-1] + 1 :] if rewound else batches
-
-
-def _is_rewound(batch: BatchOffsets) -> bool:
-    return any(
-        end.get(place, offset) < offset
-        for start, end in zip(batch.start, batch.end, strict=False)
-        for place, offset in start.items()
-    )
 
 
 def create_late_filter(module: Any, settings: Any, input_name: str) -> LateFilter:

@@ -31,8 +31,8 @@ from gateway.telemetry import catalog
 from .gaps import GapReporter
 from .ledger import Ledger, open_ledger
 from .producers import LedgerProducer, TransactionInterrupted
-from .recreated_topics import ReadTopic, RewoundInputs, store_topic_ids
-from .side_output import LateFilter, SideOutput, SideOutputKind, drop_rewound, side_topic
+from .recreated_topics import ReadTopic
+from .side_output import LateFilter, SideOutput, SideOutputKind, side_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,7 +81,6 @@ class SideOutputs:
         checkpoint: Checkpoint,
         *,
         sources: Sources,
-        rewound_inputs: RewoundInputs | None = None,
         late_filters: Mapping[str, LateFilter],
         get_counts: BatchCounter,
         retained_batches: int = 100,
@@ -97,7 +96,6 @@ class SideOutputs:
         self._job = job
         self._checkpoint = checkpoint
         self._sources = sources
-        self._rewound_inputs = rewound_inputs
         self._late_filters = late_filters
         self._get_counts = get_counts
         self._output_cluster = find_cluster(settings.clusters, output.kafka)
@@ -143,7 +141,6 @@ class SideOutputs:
             if self.side_outputs:
                 self._scan_when_due(epoch)
             self._current_batch = batch
-            self._report_recreated()
             self._report_gaps(batch)
 
     def scan_idle(self) -> None:
@@ -269,16 +266,7 @@ class SideOutputs:
         ]
         # The batches in between are read, too: one range of offsets is one read of Kafka.
         span = pending[indexes[0] : indexes[-1] + 1] if indexes else []
-        batches = [self._sources.select(written.batch, input_name) for written in span]
-        readable = drop_rewound(batches)
-        if len(readable) < len(batches):
-            first, last = batches[0].number, batches[-len(readable) - 1].number
-            log.warning(
-                "%s: %s records of batches %d to %d of %s are gone, if there were any, as the "
-                "topic was recreated before they were looked for",
-                *(self._job, "late" if kind == "late" else "invalid", first, last, input_name),
-            )
-        return list(readable)
+        return [self._sources.select(written.batch, input_name) for written in span]
 
     def _store_scan_position(self, epoch: int) -> None:
         """Store the last scanned batch in the ledger. After a failure it is scanned again."""
@@ -322,18 +310,6 @@ class SideOutputs:
                 if starts and job_input.on_data_loss == "gap":
                     for gap in self._get_gap_reporter(name).report_gaps(starts):
                         counts.increment_counter(catalog.PIPELINE_GAPS, 1, self._job, gap.topic)
-
-    def _report_recreated(self) -> None:
-        """Report the gaps of recreated topics, and then store the topics' new ids."""
-        if self._rewound_inputs is None:
-            return
-        for name, gaps in self._rewound_inputs.gaps.items():
-            for gap in self._get_gap_reporter(name).report_recreated(
-                gaps, self._rewound_inputs.topics[name].id
-            ):
-                counts.increment_counter(catalog.PIPELINE_GAPS, 1, self._job, gap.topic)
-        store_topic_ids(self._rewound_inputs.files, self._rewound_inputs.topics)
-        self._rewound_inputs = None
 
     def _get_gap_reporter(self, input_name: str) -> GapReporter:
         if input_name not in self._gap_reporters:

@@ -13,7 +13,7 @@ key of an output row must consist of columns of the event (see `run.stable_key`)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gateway.config.sections.pipelines import Broadcast, Redis
 from gateway.config.source.expression import suggest
@@ -42,17 +42,12 @@ def build(settings: Enrich, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def create_batch_table(
-    settings: Enrich,
-    spark: SparkSession,
-    kafka_options: Mapping[str, str],
-    client_config: Mapping[str, Any] | None = None,
+    settings: Enrich, spark: SparkSession, kafka_options: Mapping[str, str]
 ) -> broadcast.RefreshedValue[DataFrame] | None:
     """Return the table to join each batch with; None if tasks look up its rows."""
     if isinstance(settings.table, Redis):
         return None
-    return broadcast.create_refreshed_table(
-        settings.table, spark, kafka_options, client_config, job=settings.name
-    )
+    return broadcast.create_refreshed_table(settings.table, spark, kafka_options, job=settings.name)
 
 
 def get_output_mode(settings: Enrich) -> Literal["append", "update"]:

@@ -51,12 +51,11 @@ LATENCIES_S: Mapping[str, Estimate] = {
     "state, exactly once": Estimate(
         1.39, "p99 at 1,000 events/s, 10 s windows, exactly once", _BENCH_RESULT
     ),
-    "realtime": Estimate(0.0161, "p99 at 1,000 events/s, stateless jobs only", _BENCH_RESULT),
 }
 """The times from an event to its output, by kind of job and guarantee.
 
 The output is written at least once where the key does not say otherwise. Each batch began when the
-one before had ended (`realtime` has no batches).
+one before had ended.
 """
 
 FIRST_BATCH_S = Estimate(
@@ -72,9 +71,6 @@ CHECKPOINT_BYTES_PER_S = Estimate(
 SNAPSHOT_AMPLIFICATION = Estimate(3.0, "bytes in snapshots for each that changed", "assumed")
 EXECUTOR_LOSS_TIMEOUT_S = Estimate(
     10.0, "s until the driver knows that an executor is gone", "assumed: its socket closes"
-)
-MAX_TASKS_PER_BATCH = Estimate(
-    1000, "tasks of a batch that one driver starts in time", "assumed; 200 were run"
 )
 EXECUTOR_HEAP_BYTES = Estimate(1.5e9, "bytes of heap an executor, and 0.5 GB a core", "assumed")
 PYTHON_WORKER_BYTES = Estimate(0.3e9, "bytes of a Python worker", "assumed")

@@ -1,7 +1,8 @@
 """Compute the size of a job from what it must do.
 
 All figures grow in proportion to what was measured on two cores (`estimates`), so a plan is only a
-first guess. Each line of a plan says what it is computed from.
+first guess. Each line of a plan says what it is computed from. Nothing says that a demand is met:
+compare the lines with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from .estimates import Estimate
 KINDS = tuple(estimates.EVENT_RATES)
 STATEFUL_KINDS = ("aggregate", "sessions", "join")
 PYTHON_KINDS = ("enrich",)  # that need Python workers even without exactly-once output
+_SIZE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
 MAX_PARTITION_STATE_BYTES = 2e9  # because a single task loads and snapshots a partition's state
 
 
@@ -27,7 +29,6 @@ class JobRequirements:
 
     Attributes:
         keys: How many keys have state, or, for `enrich`, how many are in use.
-        sla: The time from an event to its output, as the 99th percentile.
         output: The rate of rows written. The default is the rate of events for a job without state,
             and a tenth of it for a job with state.
         active: The share of the state that is in use.
@@ -41,7 +42,6 @@ class JobRequirements:
     events: float = 1000.0
     state: float = 0.0
     keys: float = 0.0
-    sla: float = 1.0
     output: float | None = None
     exactly_once: bool = True
     cores: int = 8
@@ -72,7 +72,6 @@ class PlanLine(NamedTuple):
     """One figure of a plan.
 
     Attributes:
-        name: Programs find the figure by this name.
         unit: `bytes`, `bytes/s`, `s`, `%`, `/s`, another unit, or empty for a number.
         why: Its sources, and whether it is `measured`, `linear` (computed in proportion to a
             measurement) or `assumed`.
@@ -86,12 +85,10 @@ class PlanLine(NamedTuple):
 
 @dataclass(slots=True)
 class SizingPlan:
-    """The size of a job; `refused` has the demands that this design cannot meet."""
+    """The size of a job."""
 
     requirements: JobRequirements
     lines: list[PlanLine] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     def add_line(self, name: str, value: float, unit: str, why: str) -> None:
         self.lines.append(PlanLine(name, value, unit, why))
@@ -101,7 +98,6 @@ class SizingPlan:
 
 
 def build_plan(requirements: JobRequirements) -> SizingPlan:
-    """Compute the needs of a job. Impossible demands are listed in `refused`, and raise nothing."""
     plan = SizingPlan(requirements)
     _add_cores(plan)  # first: the other functions read the line `executors`
     if requirements.is_stateful and requirements.state:
@@ -136,27 +132,16 @@ def _add_cores(plan: SizingPlan) -> None:
         f"linear: {_format_estimate(rate)}; {_format_estimate(sink)}; "
         f"{estimates.MAX_UTILIZATION:.0%} busy",
     )
-    executors = ceil(cores / requirements.cores)
-    if requirements.executors is not None:
+    if requirements.executors:
         load = (compute_cores + write_cores) / (requirements.executors * requirements.cores)
         plan.add_line(
             "executors", requirements.executors, f"of {requirements.cores} cores", "given"
         )
         plan.add_line("busy", load * 100, "%", "linear")
-        if load > 1:
-            plan.refused.append(
-                f"{requirements.executors} executors of {requirements.cores} cores do "
-                f"{1 / load:.0%} of it: take {executors}"
-            )
     else:
+        executors = ceil(cores / requirements.cores)
         plan.add_line(
             "executors", executors, f"of {requirements.cores} cores", "cores / cores of one"
-        )
-    if cores > estimates.MAX_TASKS_PER_BATCH.value:
-        jobs = ceil(cores / estimates.MAX_TASKS_PER_BATCH.value)
-        plan.refused.append(
-            f"one driver for {cores:,} tasks a batch is not measured (200 were); divide the topic "
-            f"among {jobs} jobs by key, each with a checkpoint of its own"
         )
 
 
@@ -211,11 +196,6 @@ def _add_checkpoint(plan: SizingPlan) -> None:
     plan.add_line(
         "its share of the network", total / bandwidth * 100, "%", "given or assumed bandwidth"
     )
-    if total > 0.5 * bandwidth:
-        plan.refused.append(
-            "the checkpoint takes more than half of the network: more executors, longer batches "
-            "(each key is written once a batch), or smaller rows"
-        )
 
 
 def _add_latency(plan: SizingPlan) -> None:
@@ -228,24 +208,6 @@ def _add_latency(plan: SizingPlan) -> None:
         "s",
         f"measured: {p99.description}; that more cores keep it is assumed",
     )
-    if requirements.sla >= p99.value:
-        return
-    conflict = f"p99 of {p99.value:.2g} s was measured, {requirements.sla:.2g} s is wanted"
-    at_least_once, realtime = estimates.LATENCIES_S[kind], estimates.LATENCIES_S["realtime"]
-    if requirements.sla >= at_least_once.value:
-        plan.refused.append(f"{conflict}: guarantee: at-least-once has {at_least_once.value:.2g} s")
-    elif requirements.is_stateful:
-        plan.refused.append(
-            f"{conflict}: not with state in micro-batches on Spark 4.2 (its real-time mode takes "
-            "stateless jobs only)"
-        )
-    elif requirements.exactly_once or requirements.sla < realtime.value:
-        plan.refused.append(
-            f"{conflict}: trigger: realtime has {realtime.value:.2g} s, for stateless jobs with "
-            "guarantee: at-least-once"
-        )
-    else:
-        plan.notes.append(f"{conflict}: with trigger: realtime {realtime.value:.2g} s")
 
 
 def _add_restart(plan: SizingPlan) -> None:
@@ -277,11 +239,8 @@ def _add_hot_key(plan: SizingPlan) -> None:
     hot_cores = requirements.hot * requirements.events / rate
     plan.add_line("hot key", hot_cores, "cores", "linear: its events / rate of a core")
     if hot_cores > 1:
-        buckets = ceil(hot_cores) + 1
-        plan.add_line("salt.buckets", buckets, "", "so that each is below one core's rate")
-        plan.refused.append(
-            f"the hot key alone needs {hot_cores:.1f} cores, one task has one: salt it over "
-            f"{buckets} buckets, or join by a finer key"
+        plan.add_line(
+            "salt.buckets", ceil(hot_cores) + 1, "", "so that each is below one core's rate"
         )
 
 
@@ -296,8 +255,6 @@ def _add_sessions(plan: SizingPlan) -> None:
     max_length = requirements.max_length
     if max_length:
         plan.add_line("at most", max_length + requirements.watermark, "s", "max_length + watermark")
-    else:
-        plan.notes.append("a key that never pauses never closes: max_length ends it")
     open_sessions = min(
         requirements.keys or requirements.events,
         requirements.events * (requirements.gap + requirements.watermark),
@@ -309,7 +266,7 @@ def _add_sessions(plan: SizingPlan) -> None:
 
 
 def _add_table(plan: SizingPlan) -> None:
-    requirements, executors = plan.requirements, plan["executors"]
+    requirements = plan.requirements
     plan.add_line("broadcast: each executor holds", requirements.table, "bytes", "a copy each")
     plan.add_line(
         "broadcast: start", requirements.table / requirements.bandwidth, "s", "table / bandwidth"
@@ -331,12 +288,42 @@ def _add_table(plan: SizingPlan) -> None:
         "Redis: lookups", lookups, "/s", "at most: keys in use / staleness, or all events"
     )
     plan.add_line("Redis: a value's age", requirements.staleness, "s", "at most: staleness")
-    if requirements.table > 1e9:
-        size = requirements.table / 1e9
-        plan.notes.append(
-            f"no broadcast of {size:,.0f} GB to {executors:,.0f} executors: use Redis"
-        )
 
 
 def _format_estimate(estimate: Estimate) -> str:
     return f"{estimate.value:,.0f} {estimate.description}"
+
+
+def render_table(plan: SizingPlan) -> str:
+    name_width = max(len(line.name) for line in plan.lines)
+    value_width = max(len(_format_value(line)) for line in plan.lines)
+    return "\n".join(
+        f"{line.name:<{name_width}}  {_format_value(line):>{value_width}}  {line.why}"
+        for line in plan.lines
+    )
+
+
+def _format_value(line: PlanLine) -> str:
+    """Return the value of a line with its unit, such as `2 GB`, `16 s` or `4.2 min`."""
+    if line.unit in ("bytes", "bytes/s"):
+        return _format_size(line.value) + line.unit.removeprefix("bytes")
+    if line.unit == "s":
+        return _format_time(line.value)
+    number = (
+        f"{line.value:,.0f}" if line.value >= 10 or line.value % 1 == 0 else f"{line.value:.1f}"
+    )
+    return f"{number}{'' if line.unit in ('%', '/s') else ' '}{line.unit}".rstrip()
+
+
+def _format_size(value: float) -> str:
+    for size, unit in _SIZE_UNITS:
+        if value >= size:
+            # From 1,000 TB on, `g` would switch to exponents.
+            return f"{value / size:,.3g} {unit}" if value < 1e15 else f"{value / size:,.0f} {unit}"
+    return f"{value:.0f} B"
+
+
+def _format_time(value: float) -> str:
+    if value >= 7200:
+        return f"{value / 3600:.3g} h"
+    return f"{value / 60:.3g} min" if value >= 120 else f"{value:.3g} s"

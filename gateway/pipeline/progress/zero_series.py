@@ -29,5 +29,4 @@ def add_zero_series(jobs: Iterable[Job], samples: MetricSamples) -> None:
         samples.add_zeros(catalog.PIPELINE_ALERTS, name, ALERT_NAMES)
         topics = [each.topic for each in get_inputs(job).values()]
         samples.add_zeros(catalog.PIPELINE_GAPS, name, topics)
-        samples.add_zeros(catalog.PIPELINE_UNREADABLE_RECORDS, name, topics)
         samples.add_zeros(catalog.PIPELINE_BEHIND_OFFSETS, name, topics)

@@ -74,8 +74,13 @@ _TIMESTAMP_PATTERN = re.compile(
 )
 _TIMESTAMP_ADVICE = (
     "Spark's connector cannot read a batch with it: move the topic's start behind it with "
-    "kafka-delete-records.sh (a gap reports what was not read yet), and let the topic's "
-    "message.timestamp.after.max.ms and .before.max.ms refuse such records"
+    "kafka-delete-records.sh (cleanup.policy must have delete; onDataLoss: gap reports what was "
+    "not read yet), and let the topic's message.timestamp.after.max.ms and .before.max.ms refuse "
+    "such records"
+)
+_TABLE_TIMESTAMP_ADVICE = (
+    "Spark's connector cannot read a topic with it: write its key again, so that compaction "
+    "removes it, or read a copy of the topic without it"
 )
 _KAFKA_ERROR_PATTERN = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(\w+)|KafkaError\{code=(\w+)"
@@ -134,10 +139,14 @@ class UnreadableOffset(NamedTuple):
     timestamp_ms: int
 
     @property
-    def reason(self) -> str:
+    def problem(self) -> str:
         place = f"topic {self.topic} partition {self.partition} offset {self.offset}"
-        problem = f"Record at {place} has timestamp value {self.timestamp_ms} that overflows"
-        return f"{problem}; {_TIMESTAMP_ADVICE}"
+        return f"Record at {place} has timestamp value {self.timestamp_ms} that overflows"
+
+    @property
+    def reason(self) -> str:
+        """Why a job that has the record in its input ends, and what to do."""
+        return f"{self.problem}; {_TIMESTAMP_ADVICE}"
 
 
 def find_unreadable(causes: Sequence[ExceptionCause]) -> UnreadableOffset | None:
@@ -156,7 +165,8 @@ def classify_causes(causes: Sequence[ExceptionCause]) -> QueryFailure:
     ]
     if advice := next((_ADVICE_BY_ERROR[name] for name in names if name in _ADVICE_BY_ERROR), None):
         return QueryFailure(_truncate(f"{_format_reason(causes)}; {advice}"), False)
-    if unreadable := find_unreadable(causes):
+    is_told = any(_TABLE_TIMESTAMP_ADVICE in text for text in texts)
+    if not is_told and (unreadable := find_unreadable(causes)):
         return QueryFailure(unreadable.reason, False)
     reason = _format_reason(causes)
     if any(_LOST_WORKER_PATTERN.search(text) for text in texts):
@@ -191,8 +201,10 @@ def list_causes(error: BaseException) -> list[ExceptionCause]:
 
 
 def explain_error(error: BaseException) -> str:
-    """Return the reason of an exception in one line; of an exception of the JVM, its cause."""
+    """Return in one line why a table cannot be read; of an exception of the JVM, its cause."""
     causes = list_causes(error)
+    if unreadable := find_unreadable(causes):
+        return f"{unreadable.problem}; {_TABLE_TIMESTAMP_ADVICE}"
     return (
         _format_reason(causes)
         if "." in causes[0].class_name  # a class of Java
@@ -223,8 +235,9 @@ def _format_reason(causes: Sequence[ExceptionCause]) -> str:
                         for match in _JAVA_CAUSE_PATTERN.findall(cause.message)
                     ]
                     return _format_reason(java_causes or [ExceptionCause(name, text)])
-                is_ours = name.startswith("gateway.errors.")
-                return _truncate(text if is_ours else f"{name}: {text}" if text else name)
+                if name.startswith("gateway.errors."):
+                    return str(text)  # as a whole, as it ends with what to do
+                return _truncate(f"{name}: {text}" if text else name)
         line = _get_first_line(cause.message)
         if line and not _WRAPPER_PATTERN.search(cause.class_name):
             return _truncate(f"{cause.class_name.rpartition('.')[2]}: {line}")

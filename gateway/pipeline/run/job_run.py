@@ -14,15 +14,12 @@ from gateway.pipeline.state.repair import is_damage_error
 from gateway.telemetry.log_context import log_context
 
 from . import failures, query
-from .failures import ExceptionCause, QueryFailure, UnreadableOffset
+from .failures import ExceptionCause, QueryFailure
 
 log = logging.getLogger(__name__)
 
 INITIAL_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 1.0, 60.0  # before another attempt, doubled each time
 STEADY_AFTER_S = 60.0  # a query that ran for so long resets the delay
-# Starts that it takes to skip a record: one ends its batch before it, and one moves the next batch
-# behind it.
-MAX_SKIP_STARTS = 2
 
 
 class JobRun:
@@ -43,7 +40,7 @@ class JobRun:
         clock: Callable[[], float] = time.monotonic,
         *,
         finish: Callable[[], None] = lambda: None,
-        have_inputs_changed: Callable[[], bool] = lambda: False,
+        find_recreated: Callable[[], PipelineError | None] = lambda: None,
         on_waiting: Callable[[], None] = lambda: None,
         retire: Callable[[Any], None] = query.retire_query,
         is_waiting: Callable[[Any], bool] = query.is_waiting,
@@ -54,20 +51,16 @@ class JobRun:
 
         Args:
             finish: Does the remaining work when a query has ended without failure.
-            have_inputs_changed: Returns whether a topic of the running query was recreated.
+            find_recreated: Returns the error if a topic of the running query was recreated.
             on_waiting: Called by each `poll` that finds the query waiting for records.
         """
         self.job = job
         self.failure_reason: str | None = None
         self.is_done = False
         self.has_damaged_state = False
-        self._record_to_skip: UnreadableOffset | None = None  # by the next start
-        # The record by which the last queries ended, and how many of them in a row.
-        self._last_unreadable: UnreadableOffset | None = None
-        self._repeat_count = 0
         self._start, self._clock = start, clock
         self._finish = finish
-        self._have_inputs_changed = have_inputs_changed
+        self._find_recreated = find_recreated
         self._on_waiting = on_waiting
         self._retire, self._is_query_waiting, self._is_query_idle = retire, is_waiting, is_idle
         self._list_causes = list_causes
@@ -90,12 +83,7 @@ class JobRun:
         elif not self._query.isActive:
             causes = self._list_causes(self._query)
             self._query = None
-            unreadable = failures.find_unreadable(causes)
-            # The checkpoints of real-time mode are minutes apart: skipping would repeat all rows
-            # since the last one, so the record ends the job.
-            if unreadable and self.job.trigger != "realtime":
-                self._restart_behind(unreadable)
-            elif causes:
+            if causes:
                 self.has_damaged_state = is_damage_error(
                     "\n".join(cause.message for cause in causes)
                 )
@@ -106,10 +94,10 @@ class JobRun:
                 )
             else:
                 self._on_finished()
-        elif self._have_inputs_changed() and self._can_stop():
+        elif (error := self._find_recreated()) and self._can_stop():
             self._query.stop()
             self._query = None
-            self._on_failed(QueryFailure("a topic was recreated while the job read it", True))
+            self.fail(str(error))
         elif self.job.trigger != "realtime" and self._is_query_waiting(self._query):
             with log_context(job=self.job.name):
                 self._on_waiting()
@@ -117,14 +105,6 @@ class JobRun:
     def mark_state_readable(self) -> None:
         """Record that the state was repaired, although the rest of the start may still fail."""
         self.has_damaged_state = False
-
-    def take_record_to_skip(self) -> UnreadableOffset | None:
-        """Return the record that the next start must skip, if there is one, and forget it.
-
-        If that start fails, the next query ends by the same record, which is then returned again.
-        """
-        record, self._record_to_skip = self._record_to_skip, None
-        return record
 
     def retire(self) -> None:
         """Let the query begin no more batches. Call it until the query is idle.
@@ -156,7 +136,7 @@ class JobRun:
         self._close()
 
     def _can_stop(self) -> bool:
-        """Return whether the query may be stopped to read recreated topics.
+        """Return whether the query may be stopped because a topic was recreated.
 
         Batches that end in Python check their topics themselves, so they must not be interrupted.
         """
@@ -171,16 +151,6 @@ class JobRun:
             self.fail(str(error))
         except Exception as error:
             self._on_failed(classify_error(error))
-
-    def _restart_behind(self, record: UnreadableOffset) -> None:
-        """Start again behind a record that Spark cannot read, at once unless that did not help."""
-        is_same = self._last_unreadable == record
-        self._repeat_count = self._repeat_count + 1 if is_same else 1
-        self._record_to_skip = self._last_unreadable = record
-        if self._repeat_count > MAX_SKIP_STARTS:
-            self._on_failed(QueryFailure(record.reason, True))
-        else:
-            self._try_start()
 
     def _on_finished(self) -> None:
         try:

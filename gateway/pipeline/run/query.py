@@ -44,11 +44,8 @@ from .stable_key import compute_key_digests, verify_key
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from gateway.pipeline.exactly_once.recreated_topics import InputTopics, RewoundInputs
+    from gateway.pipeline.exactly_once.recreated_topics import InputTopics
     from gateway.pipeline.exactly_once.side_outputs import SideOutputs
-    from gateway.pipeline.topics import TopicDescription
-
-    from .failures import UnreadableOffset
 
 REALTIME_CHECKPOINT_INTERVAL = "5 minutes"
 """The time between two checkpoints in real-time mode. A restart repeats what came since the last
@@ -89,7 +86,6 @@ def start_query(
     *,
     replay_state: bool = False,
     stop_event: threading.Event | None = None,
-    unreadable: UnreadableOffset | None = None,
     input_topics: InputTopics | None = None,
 ) -> Any:
     """Start a job and return its StreamingQuery.
@@ -103,7 +99,12 @@ def start_query(
         stop_event: Once it is set, the query is retired at the end of its batch (see
             `retires_itself`).
         input_topics: The topics of the inputs; None for those that exist now.
+
+    Raises:
+        PipelineError: A topic was recreated since the checkpoint's batches read it.
     """
+    from gateway.pipeline.exactly_once.recreated_topics import verify_topics
+
     close_clients(job_checkpoint.query_id)
     close_idle_connections(spark)
     tables = {
@@ -123,23 +124,9 @@ def start_query(
     topics = _topics_by_query[job_checkpoint.query_id] = input_topics or create_input_topics(
         job, settings
     )
-
-    def prepare_inputs(rows: DataFrame) -> RewoundInputs:
-        sources = find_sources(rows)
-        rewound = _rewind_recreated(
-            spark, job, job_checkpoint, sources, topics.topics, replay_state
-        )
-        # A topic that was just rewound is read from its beginning. If it has the record, the query
-        # ends by it again, and only then the checkpoint has offsets of this topic to edit.
-        rewound_topics = {rewound.topics[name].name for name in rewound.gaps}
-        if unreadable is not None and unreadable.topic not in rewound_topics:
-            _skip_unreadable(
-                spark, job, settings, job_checkpoint, sources, unreadable, stop, topics
-            )
-        return rewound
-
+    verify_topics(open_files(job_checkpoint.location, spark), topics.topics)
     writer = _create_writer(
-        spark, job, settings, job_checkpoint, tables, replay_state, stop, topics, prepare_inputs
+        spark, job, settings, job_checkpoint, tables, replay_state, stop, topics
     )
     writer = writer.queryName(job.name).option("checkpointLocation", job_checkpoint.location)
     query = writer.trigger(**({"once": True} if replay_state else _build_trigger(job))).start()
@@ -251,13 +238,8 @@ def _create_writer(
     replay_state: bool,
     stop_event: threading.Event,
     input_topics: InputTopics,
-    prepare_inputs: Callable[[DataFrame], RewoundInputs],
 ) -> Any:
-    """Return the DataStreamWriter of a job. The module's docstring lists its kinds.
-
-    `prepare_inputs` is called once, with the table that Spark reads, because the order of its
-    sources is the order of the offsets in the checkpoint.
-    """
+    """Return the DataStreamWriter of a job. The module's docstring lists its kinds."""
     mode = import_job_module(job).get_output_mode(job)
     to = get_output(job)
     is_exactly_once = to is not None and to.guarantee == "exactly-once"
@@ -284,20 +266,12 @@ def _create_writer(
     if isinstance(job, config.Load):
         from gateway.pipeline.jobs.load import BatchLoader
 
-        sources = find_sources(tables["from"])
-        _log_gaps(spark, job, settings, job_checkpoint, sources, prepare_inputs(tables["from"]))
+        _log_gaps(spark, job, settings, job_checkpoint, find_sources(tables["from"]))
         return write_each_batch(tables["from"], BatchLoader(job))
     assert to is not None
     kafka = find_cluster(settings.clusters, to.kafka)
 
     def create_batch_function(rows: DataFrame) -> BatchFunction:
-        if not replay_state and (is_exactly_once or has_side_outputs(job)):
-            from gateway.pipeline.exactly_once.ledger import verify_ledger
-
-            # First, as records that Spark cannot read are written with the ledger, too.
-            files = open_files(job_checkpoint.location, spark)
-            verify_ledger(files, to, build_client_config(kafka))
-        rewound = prepare_inputs(rows)
         if replay_state:
             return _discard_rows
         return _create_batch_function(
@@ -307,7 +281,6 @@ def _create_writer(
             settings,
             job_checkpoint,
             find_sources(rows),
-            rewound,
             input_topics,
             compute_key_digests(job, tables),
             stop_event,
@@ -323,8 +296,7 @@ def _create_writer(
         _update_query_definition(spark, job, rows, job_checkpoint)
     encoded = records.encode_rows(rows, to, records.get_key_columns(job), settings.catalogs)
     if not (replay_state or retires_itself(job)):
-        sources, rewound = find_sources(encoded), prepare_inputs(encoded)
-        _log_gaps(spark, job, settings, job_checkpoint, sources, rewound)
+        _log_gaps(spark, job, settings, job_checkpoint, find_sources(encoded))
         sink = encoded.writeStream.format("kafka").options(**build_sink_options(to, kafka))
         return sink.outputMode("update" if job.trigger == "realtime" else mode)
     return write_each_batch(encoded, create_batch_function(encoded))
@@ -361,9 +333,7 @@ def _create_join_function(
     from gateway.pipeline.jobs import enrich
 
     kafka = find_cluster(settings.clusters, job.from_.kafka)
-    table = enrich.create_batch_table(
-        job, spark, build_spark_options(kafka), build_client_config(kafka)
-    )
+    table = enrich.create_batch_table(job, spark, build_spark_options(kafka))
     assert table is not None
 
     def join_batch(events: DataFrame, epoch: int) -> None:
@@ -388,7 +358,6 @@ def _create_batch_function(
     settings: Settings,
     job_checkpoint: JobCheckpoint,
     sources: Sources,
-    rewound_inputs: RewoundInputs,
     input_topics: InputTopics,
     key_digests: Mapping[str, str],
     stop_event: threading.Event,
@@ -396,10 +365,14 @@ def _create_batch_function(
     kafka = find_cluster(settings.clusters, output.kafka)
     is_exactly_once = output.guarantee == "exactly-once"
     if not (is_exactly_once or has_side_outputs(job)):
-        _log_gaps(spark, job, settings, job_checkpoint, sources, rewound_inputs)
+        _log_gaps(spark, job, settings, job_checkpoint, sources)
         return _create_append_function(build_sink_options(output, kafka))
+
+    from gateway.pipeline.exactly_once.ledger import verify_ledger
+
+    verify_ledger(open_files(job_checkpoint.location, spark), output, build_client_config(kafka))
     side_outputs = _create_side_outputs(
-        spark, job, output, settings, job_checkpoint, sources, rewound_inputs, input_topics
+        spark, job, output, settings, job_checkpoint, sources, input_topics
     )
     if not is_exactly_once:
         append = _create_append_function(build_sink_options(output, kafka))
@@ -484,7 +457,6 @@ def _create_side_outputs(
     settings: Settings,
     job_checkpoint: JobCheckpoint,
     sources: Sources,
-    rewound_inputs: RewoundInputs,
     input_topics: InputTopics,
 ) -> SideOutputs:
     from gateway.pipeline.exactly_once.side_output import create_late_filter
@@ -500,7 +472,6 @@ def _create_side_outputs(
         settings,
         Checkpoint(job_checkpoint.location, spark),
         sources=sources,
-        rewound_inputs=rewound_inputs,
         late_filters={
             name: create_late_filter(module, job, name)
             for name in resolve_inputs(job)
@@ -512,92 +483,20 @@ def _create_side_outputs(
     )
 
 
-def _skip_unreadable(
-    spark: SparkSession,
-    job: Job,
-    settings: Settings,
-    job_checkpoint: JobCheckpoint,
-    sources: Sources,
-    unreadable: UnreadableOffset,
-    stop_event: threading.Event,
-    input_topics: InputTopics,
-) -> None:
-    from gateway.pipeline.unreadable import skip
-    from gateway.pipeline.unreadable.dead_letters import DeadLetterWriter
-    from gateway.pipeline.unreadable.offsets import find_unfinished_batch
-
-    def create_source(name: str, input: Input) -> skip.InputSource:
-        to = get_output(job)
-        is_enabled = to is not None and input.on_invalid == "dead-letter"
-        dead_letters = None
-        if (
-            to is not None
-            and is_enabled
-            and (to.guarantee == "exactly-once" or has_side_outputs(job))
-        ):
-            dead_letters = DeadLetterWriter(
-                job_checkpoint.query_id, to, find_cluster(settings.clusters, to.kafka)
-            )
-        kafka = find_cluster(settings.clusters, input.kafka)
-        return skip.InputSource(input, kafka, input_topics.topics[name], dead_letters)
-
-    checkpoint = Checkpoint(job_checkpoint.location, spark)
-    unfinished = find_unfinished_batch(
-        open_files(job_checkpoint.location, spark), checkpoint, sources
-    )
-    input_sources = {name: create_source(name, each) for name, each in resolve_inputs(job).items()}
-    skip.skip_records(
-        job.name, input_sources, unfinished, unreadable, stop_event, check_topics=input_topics.check
-    )
-
-
-def _rewind_recreated(
-    spark: SparkSession,
-    job: Job,
-    job_checkpoint: JobCheckpoint,
-    sources: Sources,
-    topics: Mapping[str, TopicDescription],
-    replay_state: bool,
-) -> RewoundInputs:
-    """Edit the checkpoint so that recreated topics are read from their beginning."""
-    from gateway.pipeline.exactly_once import recreated_topics
-
-    files = open_files(job_checkpoint.location, spark)
-    gaps = {}
-    for name in recreated_topics.find_recreated(files, topics):
-        problem = f"topic {topics[name].name} was recreated"
-        if replay_state:
-            problem += ", and batches whose state is damaged had read the old one"
-            raise PipelineError(f"{problem}; restore a backup, or use a new checkpoint (--fresh)")
-        if resolve_inputs(job)[name].on_data_loss == "fail":
-            problem += ", and not all of it had been read"
-            raise PipelineError(
-                f"{problem}; write onDataLoss: gap, or use a new checkpoint (--fresh)"
-            )
-        checkpoint = Checkpoint(job_checkpoint.location, spark)
-        gaps[name] = recreated_topics.rewind_input(files, checkpoint, sources, name, topics[name])
-    # The ids of recreated topics are stored after their gaps are reported.
-    if not (gaps or replay_state):
-        recreated_topics.store_topic_ids(files, topics)  # before Spark plans a batch
-    return recreated_topics.RewoundInputs(files, topics, gaps)
-
-
 def _log_gaps(
     spark: SparkSession,
     job: Job,
     settings: Settings,
     job_checkpoint: JobCheckpoint,
     sources: Sources,
-    rewound_inputs: RewoundInputs,
 ) -> None:
     """Log the gaps of a job that writes no gap records, as it starts."""
-    from gateway.pipeline.exactly_once import gaps, recreated_topics
+    from gateway.pipeline.exactly_once import gaps
 
-    rewound_inputs.log_gaps(job.name)
     checkpoint = Checkpoint(job_checkpoint.location, spark)
     for name, job_input in resolve_inputs(job).items():
-        positions = recreated_topics.find_positions(checkpoint, sources, name)
         if job_input.on_data_loss == "gap":  # else Spark refuses to go on
+            positions = checkpoint.read_positions(sources, name)
             kafka = find_cluster(settings.clusters, job_input.kafka)
             gaps.log_gaps(job.name, positions, build_client_config(kafka))
 

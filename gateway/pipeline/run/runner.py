@@ -127,7 +127,7 @@ def _create_run(
         job,
         lambda: starter.start_query(run),
         finish=starter.finish_query,
-        have_inputs_changed=starter.have_inputs_changed,
+        find_recreated=starter.find_recreated,
         on_waiting=starter.scan_idle,
     )
     # Entered first and therefore closed last: the lease outlasts the clients of the queries.
@@ -181,7 +181,6 @@ class _QueryStarter:
             )
         _recover_state(spark, settings, job, self._checkpoint, is_damaged=run.has_damaged_state)
         run.mark_state_readable()
-        unreadable = run.take_record_to_skip()
         self._input_topics = query.create_input_topics(job, settings)
         return query.start_query(
             spark,
@@ -189,7 +188,6 @@ class _QueryStarter:
             settings,
             self._checkpoint,
             stop_event=self._stop_event,
-            unreadable=unreadable,
             input_topics=self._input_topics,
         )
 
@@ -205,9 +203,9 @@ class _QueryStarter:
         assert self._checkpoint is not None
         side_outputs.scan_idle(self._checkpoint.query_id)
 
-    def have_inputs_changed(self) -> bool:
+    def find_recreated(self) -> PipelineError | None:
         assert self._input_topics is not None
-        return self._input_topics.have_changed()
+        return self._input_topics.find_recreated()
 
     def close_queries(self) -> None:
         if self._checkpoint is not None:

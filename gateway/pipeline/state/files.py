@@ -16,8 +16,6 @@ from typing import Any, Protocol
 
 from gateway.pipeline.checkpoint import versions
 
-from . import layout
-
 
 class Files(Protocol):
     """A directory with files, which need not exist yet.
@@ -219,14 +217,3 @@ def crc_path(path: Path) -> Path:
 
 def _is_hidden(name: str) -> bool:
     return name.startswith(".")  # checksums, and files that are still being written
-
-
-def discard_state(files: Files, version: int) -> None:
-    """Remove the state that is newer than a version. The query must not run.
-
-    Spark writes each version again when it repeats a batch, but if a snapshot of a newer version
-    exists, Spark goes on from that one. Batch N writes version N + 1.
-    """
-    for name in layout.find_newer_files(files.list_sizes(), version):
-        with contextlib.suppress(FileNotFoundError):
-            files.remove(name)

@@ -92,17 +92,6 @@ def select_in_use(stores: Mapping[StoreId, Store], partitions: int) -> Mapping[S
     }
 
 
-def find_newer_files(names: Iterable[str], version: int) -> list[str]:
-    return [
-        name
-        for store in parse_stores(names).values()
-        for versions in (store.snapshots, store.changelogs)
-        for number, files in versions.items()
-        if number > version
-        for name in files
-    ]
-
-
 def is_always_needed(name: str) -> bool:
     """Return whether a file is needed for every batch: identity, definition, sources, schemas."""
     top = name.split("/", 1)[0]

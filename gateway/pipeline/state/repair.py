@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.errors import PipelineError
-from gateway.pipeline.unreadable.offsets import is_rewound, restore_starts, switch_ends
 
 from . import layout
 from .files import Files
@@ -80,7 +79,6 @@ def find_batches_to_replay(files: Files) -> list[int]:
     for name in files.list_sizes():
         if name.startswith(f"{_LATER_DIRECTORY}/"):
             files.move(name, f"offsets/{name.rsplit('/', 1)[-1]}")
-    restore_starts(files)
     sizes = files.list_sizes()
     committed = set(layout.parse_batches(sizes, "commits"))
     uncommitted = [n for n in layout.parse_batches(sizes, "offsets") if n not in committed]
@@ -109,11 +107,9 @@ def isolate_batch(files: Files, batch: int) -> Iterator[None]:
     later = [n for n in layout.parse_batches(files.list_sizes(), "offsets") if n > batch]
     for number in later:
         files.move(f"offsets/{number}", f"{_LATER_DIRECTORY}/{number}")
-    switch_ends(files, batch, to_real=True)
     try:
         yield
     finally:
-        switch_ends(files, batch, to_real=False)
         for number in later:
             files.move(f"{_LATER_DIRECTORY}/{number}", f"offsets/{number}")
 
@@ -137,15 +133,11 @@ def _find_whole_batch(inspector: CheckpointInspector, newest: int, damage: list[
     with_offsets = layout.parse_batches(inspector.sizes, "offsets")
     committed = set(layout.parse_batches(inspector.sizes, "commits"))
     partitions = layout.parse_partition_count(inspector.files.read(f"offsets/{newest}"))
-    recreated = ""
     batch = newest - 1
     # The batch after the candidate is the first to be replayed, so its offsets are needed, too.
     while batch + 1 in with_offsets and batch in with_offsets and batch in committed:
         if layout.parse_partition_count(inspector.files.read(f"offsets/{batch}")) != partitions:
             break  # a rescaling cannot be replayed from its offsets
-        if is_rewound(inspector.files, batch + 1):
-            recreated = f"batch {batch + 1} read a topic that was recreated since"
-            break
         batch_damage, is_whole = _inspect_batch(inspector, batch)
         damage += batch_damage
         if is_whole:
@@ -153,8 +145,6 @@ def _find_whole_batch(inspector: CheckpointInspector, newest: int, damage: list[
         batch -= 1
     # The keys of the dictionary are the descriptions in their order, without repetitions.
     problem = "; ".join({str(found): None for found in damage}) or "versions are missing"
-    if recreated:
-        problem += f"; {recreated}"
     raise PipelineError(
         f"{inspector.files.location}: {problem}; and no older batch is whole: restore a backup, "
         "or start again with --fresh"

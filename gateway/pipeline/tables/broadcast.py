@@ -15,17 +15,15 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gateway.errors import PipelineError
 from gateway.pipeline.progress import alerts
 from gateway.pipeline.run import failures
-from gateway.pipeline.unreadable.table import TopicReader
 
 from .columns import parse_json_column
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from gateway.config.sections.pipelines import Broadcast
@@ -129,28 +127,12 @@ class RefreshedValue(Generic[T]):
 
 
 def create_refreshed_table(
-    table: Broadcast,
-    spark: SparkSession,
-    kafka_options: Mapping[str, str],
-    client_config: Mapping[str, Any] | None = None,
-    *,
-    job: str,
+    table: Broadcast, spark: SparkSession, kafka_options: Mapping[str, str], *, job: str
 ) -> RefreshedValue[DataFrame]:
-    """Return a table that is read again at intervals: its columns and `KEY_COLUMN`.
-
-    Args:
-        client_config: librdkafka's properties of the cluster. Without them, a topic with a record
-            that Spark cannot read cannot be used.
-    """
-    reader = TopicReader(job, table.topic, client_config) if table.topic and client_config else None
-
-    def build_table(raw: pa.Table | None) -> DataFrame:
-        if raw is not None:
-            return materialize_rows(select_latest_rows(spark.createDataFrame(raw), table))
-        return materialize_rows(load_table(table, spark, kafka_options))
+    """Return a table that is read again at intervals: its columns and `KEY_COLUMN`."""
 
     def read_table() -> DataFrame:
-        return reader.read(build_table) if reader else build_table(None)
+        return materialize_rows(load_table(table, spark, kafka_options))
 
     return RefreshedValue(read_table, table.refresh, job=job)
 

@@ -34,11 +34,7 @@ def offsets(watermark: int, ends: dict[str, int]) -> str:
 
 
 def test_a_checkpoint_knows_its_query_and_how_far_it_is(checkpoint: Checkpoint):
-    assert (
-        checkpoint.read_query_id(),
-        checkpoint.read_last_planned(),
-        checkpoint.read_last_committed(),
-    ) == (ID, 1, 0)
+    assert (checkpoint.read_query_id(), checkpoint.read_last_committed()) == (ID, 0)
 
 
 def test_a_batch_begins_where_the_one_before_ended_the_first_where_its_source_began(checkpoint):
@@ -64,13 +60,23 @@ def test_the_offsets_of_an_input_are_those_of_its_sources():
     assert sources.select(BatchOffsets(1, ends, ends, 0), "us").start == ends[1:]
 
 
+def test_an_input_is_read_on_where_the_last_finished_batch_ended(tmp_path: Path):
+    new, sources = Checkpoint(str(tmp_path)), Sources(("eu", "us"), ("us", "eu"))
+    for number, start in enumerate((5, 7)):
+        initial = "\0v1\n" + json.dumps({"orders": {"0": start}})
+        write(tmp_path / "sources" / str(number) / "0", initial)
+    for number, (eu, us) in enumerate(((10, 20), (30, 40))):
+        lines = "\n".join(json.dumps({"orders": {"0": end}}) for end in (eu, us))
+        write(tmp_path / "offsets" / str(number), f"v1\n{{}}\n{lines}")
+    assert new.read_positions(sources, "eu") == {("orders", 0): 7}
+    write(tmp_path / "commits" / "0", "v1\n{}")
+    assert new.read_positions(sources, "eu") == {("orders", 0): 10}
+    assert new.read_positions(sources, "us") == {("orders", 0): 20}
+
+
 def test_a_new_directory_has_nothing(tmp_path: Path):
     new = Checkpoint(str(tmp_path / "none"))
-    assert (new.read_query_id(), new.read_last_planned(), new.read_last_committed()) == (
-        None,
-        None,
-        None,
-    )
+    assert (new.read_query_id(), new.read_last_committed()) == (None, None)
     assert new.compute_digest(0) == ""
 
 

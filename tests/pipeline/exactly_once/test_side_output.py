@@ -16,7 +16,6 @@ from gateway.pipeline.exactly_once.side_output import (
     add_watermarks,
     build_late_records,
     build_side_records,
-    drop_rewound,
     offset_ranges,
 )
 
@@ -37,18 +36,6 @@ def test_ranges_are_those_of_one_topic_that_hold_anything():
 def test_a_topic_of_two_sources_is_read_from_the_slower_ones_place():
     found = offset_ranges("a", [{("a", 0): 5}, {("a", 0): 3}], [{("a", 0): 9}, {("a", 0): 8}])
     assert found == {TopicPartition("a", 0): (3, 9)}
-
-
-def test_batches_that_read_a_topic_before_it_was_recreated_are_left_out():
-    """Their offsets are of other records by now, which were told as theirs."""
-
-    def batch(number: int, start: int, end: int) -> BatchOffsets:
-        return BatchOffsets(number, ({("a", 0): start},), ({("a", 0): end},), 0)
-
-    batches = [batch(1, 0, 10), batch(2, 10, 0), batch(3, 0, 0), batch(4, 0, 12)]
-    assert [each.number for each in drop_rewound(batches)] == [3, 4]
-    assert drop_rewound(batches[2:]) == batches[2:]
-    assert list(drop_rewound(batches[:2])) == []
 
 
 def test_a_process_that_still_runs_writes_no_late_records_once_another_has_asked_how_far_it_was(

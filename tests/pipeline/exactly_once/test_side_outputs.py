@@ -123,41 +123,6 @@ def test_two_clusters_with_a_topic_of_one_name_are_told_apart(kafka, spark, tmp_
     assert told == [(b"eu", b"eu")] * 2 + [(b"us", b"us")] * 2
 
 
-@pytest.mark.night
-@pytest.mark.needs("java17")
-def test_a_topic_that_was_made_anew_is_told_and_read_from_its_begin(kafka, spark, tmp_path):
-    """What the new topic had before the old position was passed over without a word."""
-    topic, other, to = (
-        kafka.create_unique_topic(),
-        kafka.create_unique_topic(),
-        kafka.create_unique_topic(),
-    )
-    value = {"fields": {"n": "bigint"}}
-    job = {
-        **{"name": "all", "type": "query", "trigger": "available-now", "to": {"topic": to}},
-        "tables": {
-            name: {"topic": each, "value": value} for name, each in (("a", other), ("b", topic))
-        },
-        "sql": "SELECT n FROM a UNION ALL SELECT n FROM b",
-    }
-    clusters = {"servers": [kafka.bootstrap_servers]}
-    for each in (topic, other):
-        _produce(kafka, each, [b'{"n": %d}' % n for n in range(10)])
-    _run(spark, tmp_path, clusters, job)
-    kafka.admin.delete_topic(topic)
-    kafka.create_topic(topic)
-    _produce(kafka, topic, [b'{"n": %d}' % n for n in range(100, 112)])
-    for _ in range(2):
-        _run(spark, tmp_path, clusters, job)
-        _produce(kafka, other, [b'{"n": 20}'])
-    rows = [json.loads(value or b"")["n"] for value in _told(kafka, to)]
-    gaps = [json.loads(value or b"") for value in _told(kafka, f"{to}.gaps")]
-    assert sorted(rows) == sorted([*range(10), *range(10), 20, *range(100, 112)])
-    assert [(each["topic"], each["from"], each["to"], each["reason"]) for each in gaps] == [
-        (topic, 10, 0, "recreated")
-    ]
-
-
 def _run(
     spark: Any,
     root: Path,

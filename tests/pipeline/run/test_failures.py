@@ -20,7 +20,6 @@ from gateway.pipeline.run.failures import (
     classify_causes,
     clear_frames,
     explain_error,
-    find_unreadable,
 )
 from gateway.pipeline.run.job_run import classify_error
 
@@ -122,10 +121,19 @@ def test_a_record_timestamp_that_spark_cannot_express_is_told_with_what_to_do():
         [STREAM, raised, ExceptionCause("java.lang.ArithmeticException", "long overflow")]
     )
     assert not failure.is_transient
+    assert failure.reason == UnreadableOffset("t", 0, 2, 17).reason
     assert "topic t partition 0 offset 2" in failure.reason
     assert "kafka-delete-records.sh" in failure.reason
-    assert find_unreadable([STREAM, raised]) == UnreadableOffset("t", 0, 2, 17)
-    assert find_unreadable([STREAM]) is None
+    before = ExceptionCause("x", said.replace("value 17", "value -17"))
+    assert classify_causes([STREAM, before]).reason == UnreadableOffset("t", 0, 2, -17).reason
+
+
+def test_a_table_with_such_a_record_is_told_with_what_to_do_about_a_table():
+    record = UnreadableOffset("t", 0, 2, 17)
+    said = explain_error(ValueError(f"[KAFKA_M] {record.problem} when x.\ny"))
+    assert said.startswith(record.problem)
+    assert "kafka-delete-records.sh" not in said  # Kafka refuses that for a compacted topic
+    assert "\n" not in said
 
 
 def test_a_reason_is_never_pages():

@@ -13,9 +13,11 @@ from support.waiting import block_until
 
 from gateway.config.sections.pipelines import Sessions
 from gateway.errors import CheckpointRefused, PipelineUnavailable
+from gateway.pipeline.exactly_once.recreated_topics import build_recreated_error
 from gateway.pipeline.run.failures import ExceptionCause, UnreadableOffset
 from gateway.pipeline.run.job_run import STEADY_AFTER_S, JobRun
 from gateway.pipeline.run.runner import poll_runs, stop_on_signals, stop_runs
+from gateway.pipeline.topics import TopicMissing
 
 VALUE = {"fields": {"user": "string"}}
 JOB = Sessions.model_validate(
@@ -120,31 +122,36 @@ def test_after_a_steady_time_the_wait_is_short_again(world, run):
     assert len(world.queries) == 3
 
 
-def test_behind_a_record_that_spark_cannot_read_a_query_begins_at_once(world, run):
-    """To pass over one takes two starts: one cuts its batch, one moves the next."""
-    run.poll()
-    assert run.take_record_to_skip() is None
-    for count in (2, 3):
-        world.queries[-1].ends(*UNREADABLE)
-        run.poll()
-        assert len(world.queries) == count
-        assert run.take_record_to_skip() == RECORD
-        assert run.take_record_to_skip() is None
-    world.queries[-1].ends(*UNREADABLE)
-    run.poll()
-    assert run.is_waiting  # it did not help
-    world.now += 1
-    run.poll()
-    assert len(world.queries) == 4
-
-
-def test_in_real_time_mode_a_record_that_spark_cannot_read_ends_the_job(world):
-    """The start of its batch is not in the checkpoint."""
-    run = made(world, JOB.model_copy(update={"trigger": "realtime"}))
+@pytest.mark.parametrize("trigger", [0.0, "available-now", "realtime"])
+def test_a_record_that_spark_cannot_read_ends_the_job(world, trigger):
+    run = made(world, JOB.model_copy(update={"trigger": trigger}))
     run.poll()
     world.queries[0].ends(*UNREADABLE)
     run.poll()
     assert (run.is_done, run.failure_reason) == (True, RECORD.reason)
+
+
+def test_a_recreated_topic_ends_the_job_and_not_in_the_middle_of_a_batch(world):
+    """Batches that end in Python compare the topics themselves."""
+    error = build_recreated_error("clicks")
+    run = made(world, find_recreated=lambda: error)
+    run.poll()
+    world.queries[0].busy = 1
+    run.poll()
+    assert not run.is_done
+    world.queries[0].busy = 0
+    run.poll()
+    assert (run.is_done, run.failure_reason) == (True, str(error))
+    assert world.queries[0].stopped
+
+
+def test_a_topic_that_is_recreated_while_the_job_waits_for_it_ends_the_job(world, run):
+    world.raises = [TopicMissing("topic clicks does not exist"), build_recreated_error("clicks")]
+    run.poll()
+    assert run.is_waiting
+    world.now += 1
+    run.poll()
+    assert run.failure_reason == str(build_recreated_error("clicks"))
 
 
 def test_wrong_data_ends_the_job_with_its_reason(world, run):
