@@ -172,7 +172,8 @@ class PrivateReader:
         self.positions.put(tp, self.positions[tp]._replace(epoch=RETIRED_EPOCH))
 
     def list_backfills(self) -> list[tuple[TopicPartition, PartitionPosition]]:
-        if self._buffer.is_full:
+        # Without credit nothing could be sent of it, and it would count against those who read.
+        if self._buffer.is_full or self._cursor.credit == 0:
             return []
         with_gap, needs_backfill = (
             {tp for tp, _, _ in self._pending_gaps},

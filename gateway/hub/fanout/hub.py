@@ -55,7 +55,13 @@ from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
-from gateway.telemetry.traffic import SLOW, ClientsBehind, StreamCountsByRoute
+from gateway.telemetry.traffic import (
+    NO_CREDIT,
+    SLOW,
+    THROTTLED,
+    ClientsBehind,
+    StreamCountsByRoute,
+)
 
 from .broadcaster import Broadcaster
 from .client import Client, ClientOptions
@@ -90,6 +96,7 @@ BACKLOG_MEMORY_DIVISOR = 4  # records that were read for clients and not taken b
 RINGS_MEMORY_DIVISOR = 4  # the rings of all channels
 TABLES_MEMORY_DIVISOR = 4  # `memory` divided by this is what tables may take
 PINNED_MEMORY_DIVISOR = 2  # what cannot be freed; beyond it, new clients are refused
+_STALLED = frozenset({SLOW, NO_CREDIT, THROTTLED})  # clients that take nothing for now
 GROWTH_MEMORY_DIVISOR = 16  # growth of the logs that causes memory to be bounded at once
 
 # Copies of the text of a client's view: in its request, in its parameters, in its filter.
@@ -671,7 +678,7 @@ class Hub:
         if backlog > self._max_backlog_bytes:
             # Records that were read for clients that take nothing would keep all other clients
             # from reading. They can be read again later.
-            stalled = [client.source for client in self.clients if client.state == SLOW]
+            stalled = [client.source for client in self.clients if client.state in _STALLED]
             self.shared_catch_ups.release_stalled(stalled)
             for source in stalled:
                 if source.subscription.private_reader is not None:

@@ -193,6 +193,16 @@ def test_one_that_is_let_go_before_its_first_id_resumes_where_it_fell():
     assert parse_token(sub.begin()[1].decode()).topics[0].offsets == [0, 0]
 
 
+def test_without_credit_nothing_is_read_that_could_not_be_sent():
+    """Streams with `credit: 0` filled the memory for such records, and nobody else was read any."""
+    gateway = TailFixture(cache=1)
+    gateway.append_records(A, 0, 1, 2)
+    sub = gateway.subscribe((A, PartitionPosition(0)), credit=0)
+    assert get_reader(sub).list_backfills() == []
+    sub.grant_credit(1)
+    assert get_reader(sub).list_backfills() == [(A, PartitionPosition(0))]
+
+
 def test_what_was_read_for_a_place_before_a_skip_is_not_sent_after_it():
     gateway = TailFixture(ring=1, cache=1)
     sub = gateway.subscribe(slow_policy=SlowClientPolicy.SKIP)

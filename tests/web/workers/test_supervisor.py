@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.waiting import wait_until
+from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.config import Settings
 from gateway.web.workers.sockets import bind_shared
@@ -121,6 +121,8 @@ async def start_supervisor(
 
     class FakeWorkersSupervisor(kind):  # type: ignore[misc, valid-type]
         WORKER_COMMAND = (sys.executable, str(program))
+        # Those that are to end have as long as every condition of a test.
+        KILL_GRACE_S = WAIT_TIMEOUT_S if kind is Supervisor else kind.KILL_GRACE_S
 
     settings = build_settings(count)
     sockets = ListeningSockets(bind_shared("127.0.0.1", 0, count))
