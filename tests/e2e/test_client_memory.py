@@ -21,7 +21,7 @@ from support.waiting import wait_until
 
 from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.http.tls_transport import MAX_COPIED_BYTES
+from gateway.web.http.tls_transport import SLICE_BYTES
 
 kafka = embedded_kafka({"orders": 1})
 
@@ -135,7 +135,7 @@ async def test_what_is_held_for_connections_counts_and_goes_with_them(
         await wait_for_bytes(memory, part, size)
         if request_bytes == EVENTS and tls:
             # What is shared counts once, and little of it is encrypted before it can be sent.
-            assert memory.total < 13 * len(VALUE) + CONNECTIONS * MAX_COPIED_BYTES
+            assert memory.total < 13 * len(VALUE) + CONNECTIONS * 2 * SLICE_BYTES
         assert not memory.releases
         await asyncio.to_thread(clients.reset)
         await wait_until(lambda: not memory.total, lambda: f"{memory.by_part}")

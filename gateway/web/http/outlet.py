@@ -40,7 +40,7 @@ def hold_unsent(
 ) -> None:
     """Count the bytes that wait for a connection, after a write that it has not taken whole.
 
-    uvloop keeps the bytes that were written, which many connections may share. TLS encrypts some
+    uvloop keeps the bytes that were written, which many connections may share. TLS encrypts a few
     for each, and asyncio joins all that waits.
     """
     waiting = transport.get_write_buffer_size()
@@ -177,8 +177,7 @@ class HttpOutlet(asyncio.Protocol):
     transport until the stream is finished or the connection is lost, and neither afterwards.
 
     Attributes:
-        full: Whether bytes wait in the transport. Under TLS it becomes true only above
-            `MAX_COPIED_BYTES`, which the transport below buffers by itself.
+        full: Whether bytes wait in the transport.
     """
 
     __slots__ = (
@@ -303,8 +302,7 @@ class HttpOutlet(asyncio.Protocol):
             self._pipelined += data
         else:
             self._pipelined = None
-            if self._transport.get_extra_info("sslcontext") is None:
-                self._transport.pause_reading()  # with TLS, asyncio would notice no EOF
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         """Return whether the connection stays open after the client has closed its side.

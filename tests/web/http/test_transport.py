@@ -627,10 +627,9 @@ def find_connections(server: RunningServer, wire: RawConnection) -> list[Gateway
 def test_a_refusal_can_be_read_through_tls(tmp_path):
     """TLS cannot close one side alone: the client sees the end when we have lingered."""
     authority = CertificateAuthority(tmp_path)
-    certificate = str(authority.issue_certificate("server"))
-    files = {"ssl_certfile": certificate, "ssl_keyfile": certificate}
+    certificate = authority.issue_certificate("server")
     with (
-        running_server(app, ImpatientProtocol, uvloop.new_event_loop, **files) as served,
+        running_server(app, ImpatientProtocol, uvloop.new_event_loop, certificate) as served,
         RawConnection(served.port) as wire,
     ):
         wire.socket = authority.create_client_context().wrap_socket(
