@@ -84,6 +84,15 @@ def take_over(scope: MutableMapping[str, Any], owner: OutletOwner) -> HttpOutlet
     return None if offer is None else cast("HttpOutlet | None", offer(owner))
 
 
+def abort_response(scope: MutableMapping[str, Any]) -> bool:
+    """End a response that has begun, so that its client does not take it for complete.
+
+    What is still sent is dropped. Return whether it was done, for which the server must be ours.
+    """
+    offer = scope.get("extensions", {}).get(TAKEOVER)
+    return offer is not None and offer.abort_response()
+
+
 def buffer_head(scope: MutableMapping[str, Any]) -> BufferedHead:
     """Return the context manager in which a response is begun and taken over."""
     offer = scope.get("extensions", {}).get(TAKEOVER)
@@ -148,6 +157,12 @@ class TakeoverOffer:
 
     def __call__(self, owner: OutletOwner) -> HttpOutlet | None:
         return None if self._protocol is None else self._protocol.create_outlet(owner)
+
+    def abort_response(self) -> bool:
+        if self._protocol is None:
+            return False
+        self._protocol.abort_response()
+        return True
 
     @property
     def cycle(self) -> RequestResponseCycle | None:
