@@ -163,17 +163,18 @@ class TlsListener:
         )
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._loop.connect_accepted_socket(lambda: transport, connection)
-                await handshake
+                tcp, _ = await self._loop.connect_accepted_socket(lambda: transport, connection)
+                try:
+                    await handshake
+                except asyncio.CancelledError:  # also after the timeout
+                    tcp.abort()
+                    raise
         except OSError as exc:  # ssl.SSLError and TimeoutError are, too
             is_timeout = isinstance(exc, TimeoutError)
             self.refused_counts[REASON_TIMEOUT if is_timeout else REASON_FAILED] += 1
-            if is_timeout:
-                transport.abort()
             # The protocol was not connected, so `connection_lost` does not give the slot back.
             end_handshake()
         except BaseException:
-            transport.abort()
             end_handshake()
             raise
         else:
