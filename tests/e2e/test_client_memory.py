@@ -15,13 +15,13 @@ from confluent_kafka import Producer
 from support.brokers import embedded_kafka
 from support.certificates import CertificateAuthority
 from support.gateways import GatewayThread, build_config, running_gateway
-from support.raw_http import RawConnection, build_request
+from support.raw_http import ConnectionReset, RawConnection, build_request
 from support.raw_websocket import OPCODE_TEXT, RawWebSocket, build_frame, build_handshake
 from support.waiting import wait_until
 
 from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.http.tls_transport import MAX_COPIED_BYTES
+from gateway.web.http.tls_transport import SLICE_BYTES
 
 kafka = embedded_kafka({"orders": 1})
 
@@ -135,11 +135,28 @@ async def test_what_is_held_for_connections_counts_and_goes_with_them(
         await wait_for_bytes(memory, part, size)
         if request_bytes == EVENTS and tls:
             # What is shared counts once, and little of it is encrypted before it can be sent.
-            assert memory.total < 13 * len(VALUE) + CONNECTIONS * MAX_COPIED_BYTES
+            assert memory.total < 13 * len(VALUE) + CONNECTIONS * 2 * SLICE_BYTES
         assert not memory.releases
         await asyncio.to_thread(clients.reset)
         await wait_until(lambda: not memory.total, lambda: f"{memory.by_part}")
         assert memory.by_part == dict.fromkeys(HeldPart, 0)
+
+
+async def test_a_stream_by_asgi_for_which_there_is_no_memory_does_not_end_as_if_complete(
+    kafka: EmbeddedKafka,
+):
+    async with running_gateway(build_gateway_config(kafka, "1MiB")) as gateway:
+
+        def read_stream() -> None:
+            with RawConnection(gateway.port) as wire:
+                wire.send_bytes(EVENTS.replace(b"HTTP/1.1", b"HTTP/1.0"))
+                wire.read_until(b"event: begin")
+                write_values(kafka, 1)
+                while True:
+                    wire.read_until(b"\n")
+
+        with pytest.raises(ConnectionReset):
+            await asyncio.to_thread(read_stream)
 
 
 async def test_sockets_with_unfinished_messages_are_closed_when_they_are_too_many(

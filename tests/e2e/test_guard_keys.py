@@ -88,8 +88,7 @@ async def test_a_new_key_is_found_by_its_first_token_and_an_old_one_forgotten(
         assert (await here.ask(old)).status == 200, "its key is still there"
         here.issuer.rotate_key("k2")
         await here.becomes(200, here.issuer.issue_token())
-        told = await here.ask(old)
-        assert told.status == 401 and "no key" in told.challenge
+        await here.becomes(401, old)
 
 
 @pytest.mark.parametrize("fault", ["refuse", "hang_up", "hide"])

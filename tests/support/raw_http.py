@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from support.waiting import WAIT_TIMEOUT_S
@@ -181,20 +183,28 @@ def running_server(
     app: Any,
     http: type[HttpToolsProtocol],
     loop: Callable[[], asyncio.AbstractEventLoop],
+    certificate: Path | None = None,
     **options: Any,
 ) -> Iterator[RunningServer]:
-    """The app under uvicorn in a thread of its own, on a port of the OS."""
+    """The app under uvicorn in a thread of its own, on a port of the OS; TLS with a certificate."""
     # Clients are processes of their own, too, and need neither: the imports take 0.5 s of CPU.
     import uvicorn
 
+    from gateway.hub.fanout.client_memory import ClientMemory
     from gateway.web.http.edge import configure_socket
-    from gateway.web.http.tls_transport import TlsTransport
+    from gateway.web.http.tls_transport import READ_BYTES, TlsTransport
     from gateway.web.http.transport import GatewayProtocol
 
-    def create_protocol(**arguments: Any) -> asyncio.Protocol:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if certificate is not None:
+        context.load_cert_chain(certificate)
+    buffer, memory = memoryview(bytearray(READ_BYTES)), ClientMemory()
+
+    def create_protocol(**arguments: Any) -> asyncio.BaseProtocol:
         protocol: Any = http(**arguments)
-        is_secure = "ssl_certfile" in options and issubclass(http, GatewayProtocol)
-        return TlsTransport(protocol) if is_secure else protocol
+        if certificate is None:
+            return protocol
+        return TlsTransport(protocol, context, buffer, memory)
 
     settings = {"lifespan": "off", "log_level": "critical", "timeout_graceful_shutdown": 0}
     config = uvicorn.Config(app, http=cast("Any", create_protocol), **(settings | options))

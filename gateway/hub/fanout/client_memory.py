@@ -123,16 +123,17 @@ class ClientMemory:
             copied: How many of them are copies of what was written.
             data: The bytes of the last write; None if they are not known.
         """
-        if data is not None and waiting - copied <= len(data):
-            self.hold(HeldPart.UNSENT, holder, copied, data)
-            return
-        holding = self._holdings.get((HeldPart.UNSENT, holder))
-        if data is not None and holding is not None and holding.shared is not None:
-            # An event of its own behind what it shares with others.
-            size = holding.size + len(data)
-            self.hold(HeldPart.UNSENT, holder, size, holding.shared.data)
-        else:
-            self.hold(HeldPart.UNSENT, holder, waiting)
+        size, shared = waiting, None
+        if data is not None and copied < waiting:
+            holding = self._holdings.get((HeldPart.UNSENT, holder))
+            if waiting - copied <= len(data):
+                size, shared = copied, data
+            elif holding is not None and holding.shared is not None:
+                # An event of its own behind the shared one, which is sent first.
+                own_size = holding.size + len(data)
+                if own_size < waiting:
+                    size, shared = own_size, holding.shared.data
+        self.hold(HeldPart.UNSENT, holder, size, shared)
 
     def release(self, part: HeldPart, holder: Holder) -> None:
         """Count nothing of a part for a holder any more. It may be called again."""

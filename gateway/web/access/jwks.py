@@ -3,7 +3,9 @@
 Keys of a URL are fetched again when they are older than `refresh`, without delaying the requests
 that use them, and when a token names a key that is not among them. Two fetches are at least
 `cooldown` apart, so that clients cannot cause a request each with tokens that name invented keys.
-While the issuer is unavailable, the last keys are used until `maxAge`.
+A key counts as unknown only if a fetch that began after it was asked for did not find it: the
+issuer may have begun to use it since the last one. Until then nobody can decide. While the issuer
+is unavailable, the last keys are used until `maxAge`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from .oidc import IssuerDiscovery
 
 MAX_JWKS_BYTES = 256 * 1024  # bytes of a JWKS; those of large issuers have 10 KB
 MAX_KEYS = 100  # keys of a JWKS that are looked at
+MAX_WANTED_KEYS = 10_000  # keys that were asked for since the last fetch, of a guard
 FIRST_RETRY_DELAY_S = 2.0  # at most, until the first retry; doubled up to `cooldown`
 
 log = logging.getLogger(__name__)
@@ -121,8 +124,11 @@ class KeySource(Protocol):
         It does not wait. If it is time to fetch the keys again, that begins.
         """
 
-    async def get_newer(self, known: KeySet) -> KeySet:
-        """Return newer keys, or those known; raise `KeysUnavailable` if nobody could be asked."""
+    async def get_newer(self, known: KeySet, kid: str | None, algorithm: str) -> KeySet:
+        """Return newer keys, which may have that one, or those known if the issuer has no such key.
+
+        Raise `KeysUnavailable` if the issuer could not be asked.
+        """
 
 
 class StaticKeySource:
@@ -135,7 +141,7 @@ class StaticKeySource:
     def find_problem(self) -> str | None:
         return None
 
-    async def get_newer(self, known: KeySet) -> KeySet:
+    async def get_newer(self, known: KeySet, kid: str | None, algorithm: str) -> KeySet:
         return self._keys
 
 
@@ -166,6 +172,10 @@ class RemoteKeySource:
         self._failures = 0  # fetches that failed in a row
         self._last_failure = ""  # why the last of them failed
         self._fetch_task: asyncio.Task[None] | None = None
+        # Hashes of keys that the set does not have: those that were asked for since the last fetch
+        # began, and those before it.
+        self._wanted_keys: set[int] = set()
+        self._missing_keys: set[int] = set()
 
     async def get_current(self) -> KeySet:
         """Return the keys. It waits only if there are none that may be used."""
@@ -189,11 +199,16 @@ class RemoteKeySource:
             self._start_fetch()
         return self._last_failure if self._failures else None
 
-    async def get_newer(self, known: KeySet) -> KeySet:
+    async def get_newer(self, known: KeySet, kid: str | None, algorithm: str) -> KeySet:
+        wanted_key = hash((kid, algorithm))
+        if len(self._wanted_keys) < MAX_WANTED_KEYS:
+            self._wanted_keys.add(wanted_key)
         if self._keys is known:
             await self._refresh()
         if self._keys is None or (self._keys is known and self._failures):
             raise KeysUnavailable("the issuer cannot be asked whether it has a new key")
+        if wanted_key not in self._missing_keys and not self._keys.find(kid, algorithm):
+            raise KeysUnavailable("the issuer may have a new key, which is not fetched yet")
         return self._keys
 
     async def _refresh(self) -> None:
@@ -218,6 +233,7 @@ class RemoteKeySource:
 
     async def _fetch(self) -> None:
         """Fetch the keys, and set when the next fetch may start. A failure is not raised."""
+        wanted_keys, self._wanted_keys = self._wanted_keys, set()
         try:
             keys = await self._request_keys()
         except ExternalHttpError as exc:
@@ -232,6 +248,7 @@ class RemoteKeySource:
         if self._failures:
             log.info("guard %s: its issuer gives keys again", self._guard_name)
         self._failures = 0
+        self._missing_keys = wanted_keys
         # Equal keys must stay the same object, or all cached tokens would be verified again.
         if not keys.has_same_keys(self._keys):
             self._keys = keys

@@ -184,7 +184,7 @@ class JwtGuard(Guard[Jwt]):
         kid, algorithm = self._parse_header(token)
         candidates = keys.find(kid, algorithm)
         if not candidates:  # the issuer may have a new key
-            keys = await source.get_newer(keys)
+            keys = await source.get_newer(keys, kid, algorithm)
             candidates = keys.find(kid, algorithm)
         if not candidates:
             raise self.errors.build_invalid_token("no key of the issuer signs such a token")

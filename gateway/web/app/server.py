@@ -169,7 +169,9 @@ def create_server(
     port_limits = create_port_limits(settings, limits)
     if tls is not None:
         app.add_startup(tls.watch)
-        tls_listener = TlsListener(listening_socket, tls.context, port_limits)
+        tls_listener = TlsListener(
+            listening_socket, tls.context, port_limits, app.gateway.hubs.client_memory
+        )
         app.state.metrics.collectors += [tls.collect_metrics, tls_listener.collect_metrics]
     if admin_socket is not None:
         app.add_startup(

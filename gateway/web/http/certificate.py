@@ -106,6 +106,7 @@ class TlsContext:
 def create_context(settings: ListenTls) -> ssl.SSLContext:
     """Return an SSL context of the files, or raise a `GatewayError` if they cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION  # during which nothing can be written
     try:
         # Without a password callback, OpenSSL would ask for the password of an encrypted key at
         # the terminal, and block the event loop until somebody answers.

@@ -40,7 +40,7 @@ def hold_unsent(
 ) -> None:
     """Count the bytes that wait for a connection, after a write that it has not taken whole.
 
-    uvloop keeps the bytes that were written, which many connections may share. TLS encrypts some
+    uvloop keeps the bytes that were written, which many connections may share. TLS encrypts a few
     for each, and asyncio joins all that waits.
     """
     waiting = transport.get_write_buffer_size()
@@ -82,6 +82,15 @@ def take_over(scope: MutableMapping[str, Any], owner: OutletOwner) -> HttpOutlet
     """
     offer = scope.get("extensions", {}).get(TAKEOVER)
     return None if offer is None else cast("HttpOutlet | None", offer(owner))
+
+
+def abort_response(scope: MutableMapping[str, Any]) -> bool:
+    """End a response that has begun, so that its client does not take it for complete.
+
+    What is still sent is dropped. Return whether it was done, for which the server must be ours.
+    """
+    offer = scope.get("extensions", {}).get(TAKEOVER)
+    return offer is not None and offer.abort_response()
 
 
 def buffer_head(scope: MutableMapping[str, Any]) -> BufferedHead:
@@ -149,6 +158,12 @@ class TakeoverOffer:
     def __call__(self, owner: OutletOwner) -> HttpOutlet | None:
         return None if self._protocol is None else self._protocol.create_outlet(owner)
 
+    def abort_response(self) -> bool:
+        if self._protocol is None:
+            return False
+        self._protocol.abort_response()
+        return True
+
     @property
     def cycle(self) -> RequestResponseCycle | None:
         """The cycle that runs on the connection; None once the offer was withdrawn."""
@@ -177,8 +192,7 @@ class HttpOutlet(asyncio.Protocol):
     transport until the stream is finished or the connection is lost, and neither afterwards.
 
     Attributes:
-        full: Whether bytes wait in the transport. Under TLS it becomes true only above
-            `MAX_COPIED_BYTES`, which the transport below buffers by itself.
+        full: Whether bytes wait in the transport.
     """
 
     __slots__ = (
@@ -303,8 +317,7 @@ class HttpOutlet(asyncio.Protocol):
             self._pipelined += data
         else:
             self._pipelined = None
-            if self._transport.get_extra_info("sslcontext") is None:
-                self._transport.pause_reading()  # with TLS, asyncio would notice no EOF
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         """Return whether the connection stays open after the client has closed its side.

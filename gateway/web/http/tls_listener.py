@@ -1,15 +1,14 @@
 """Accept TLS connections with limits on handshakes: in number, per address and in time.
 
 An accepted socket is counted before anything is created for it. Only an admitted connection gets a
-transport and TLS state, of which a handshake that never completes holds 57 to 95 KB. A connection
+transport and TLS state, of which a handshake that never completes holds 47 KB. A connection
 above the limit is closed at once and unread: before the handshake there is no way to say why, and
 clients reconnect on their own. A connection counts as a handshake until the head of its first
 request is complete, beside `listen.limits`, because a client that completes the handshake and sends
 no request holds the same memory.
 
-Sockets are accepted here because `create_server(ssl=...)` creates the TLS state before any code of
-ours runs, and `start_tls` in `connection_made` comes too late for uvloop, which starts to read
-right after `connection_made` even if the transport was paused.
+Sockets are accepted here because `create_server` creates a transport before any code of ours runs,
+and counting may have to wait for the supervisor.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from gateway.background_tasks import BackgroundTasks
+from gateway.hub.fanout.client_memory import ClientMemory
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 from gateway.web.routing.connection_counts import LimitKind
 from gateway.web.routing.limits import ConnectionSlot, LimitReached, PortLimits
 
-from .tls_transport import TlsTransport
+from .tls_transport import READ_BYTES, TlsTransport
 
 if TYPE_CHECKING:
     from .transport import GatewayProtocol
@@ -72,6 +72,7 @@ class TlsListener:
         listening_socket: socket.socket,
         context: ssl.SSLContext,
         limits: PortLimits,
+        client_memory: ClientMemory | None = None,
         *,
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
@@ -79,7 +80,9 @@ class TlsListener:
         self._listening_socket = listening_socket
         self._context = context
         self._limits = limits
+        self._client_memory = client_memory or ClientMemory()
         self._timeout_s = timeout_s
+        self._read_buffer = memoryview(bytearray(READ_BYTES))
         self._handshakes = BackgroundTasks(log)
         self._retry_timer: asyncio.TimerHandle | None = None
         self._is_exhausted = False  # the last accept failed for want of descriptors or memory
@@ -154,17 +157,20 @@ class TlsListener:
             # It calls this once: when its first head is complete, or its connection is lost.
             own_protocol.on_handshake_done = end_handshake
             end_handshake = own_protocol.finish_handshake
-            protocol = TlsTransport(protocol)
+        handshake = self._loop.create_future()
+        transport = TlsTransport(
+            protocol, self._context, self._read_buffer, self._client_memory, handshake
+        )
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: protocol,
-                connection,
-                ssl=self._context,
-                ssl_handshake_timeout=self._timeout_s,
-            )
-        except OSError as exc:  # ssl.SSLError is one, too
-            # asyncio raises ConnectionAbortedError for a timeout, and for nothing else.
-            is_timeout = isinstance(exc, ConnectionAbortedError)
+            async with asyncio.timeout(self._timeout_s):
+                tcp, _ = await self._loop.connect_accepted_socket(lambda: transport, connection)
+                try:
+                    await handshake
+                except asyncio.CancelledError:  # also after the timeout
+                    tcp.abort()
+                    raise
+        except OSError as exc:  # ssl.SSLError and TimeoutError are, too
+            is_timeout = isinstance(exc, TimeoutError)
             self.refused_counts[REASON_TIMEOUT if is_timeout else REASON_FAILED] += 1
             # The protocol was not connected, so `connection_lost` does not give the slot back.
             end_handshake()

@@ -28,6 +28,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import socket
+import struct
+import sys
 from asyncio import TimerHandle
 from collections.abc import Callable
 from enum import Enum
@@ -62,6 +65,9 @@ class Phase(Enum):
 
 
 IDLE, HEAD, BODY = Phase
+
+RESET_AT_CLOSE = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
+"""The value of SO_LINGER with which a closed socket resets its connection."""
 
 DISCONNECT_AT_EOF = "gateway.gone_at_eof"
 """ASGI extension that an application sets to true in the scope of a request. A client that closes
@@ -196,7 +202,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         self.running_cycle = cycle
         if cycle.scope["http_version"] == "1.0":
-            app = wrap_for_http10(app, cycle)
+            app = wrap_for_http10(app, cycle, self.abort_response)
         super()._start_asgi_task(cycle, app)
 
     # The bytes that it holds.
@@ -225,6 +231,20 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def release_memory(self) -> None:
         """Disconnect the client. See `Holder`."""
+        self.abort_response()
+
+    def abort_response(self) -> None:
+        """Disconnect the client, which must not take the response that runs for complete.
+
+        One of HTTP/1.0 may end with the connection, so that only a reset says that it failed.
+        """
+        cycle = self.running_cycle
+        if cycle is not None and not cycle.response_complete:
+            if cycle.scope["http_version"] == "1.0" and not self.transport.is_closing():
+                connection = self.transport.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+            cycle.disconnected = True
+            cycle.message_event.set()
         self.transport.abort()
 
     def _release_all_memory(self) -> None:
@@ -271,6 +291,13 @@ class GatewayProtocol(HttpToolsProtocol):
     def _end_half_closed(self, cycle: RequestResponseCycle) -> None:
         is_running = self.running_cycle is cycle and not cycle.response_complete
         if is_running and not self.transport.is_closing():
+            self._close_within_response(cycle)
+
+    def _close_within_response(self, cycle: RequestResponseCycle) -> None:
+        """Send what waits of a response and close, if its client notices that more was to come."""
+        if cycle.scope["http_version"] == "1.0":
+            self.abort_response()
+        else:
             self.transport.close()
 
     def _send_probe(self, delay: float) -> None:
@@ -625,7 +652,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._queue_refusal(error)
         elif self.cycle.response_started:
             # The head of another response is out. Only a broken connection says that it failed.
-            self.transport.close()
+            self._close_within_response(self.cycle)
         else:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -707,12 +734,15 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(RequestError(408, "Request timeout", detail))
 
 
-def wrap_for_http10(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+def wrap_for_http10(
+    app: ASGIApp, cycle: RequestResponseCycle, abort_response: Callable[[], None]
+) -> ASGIApp:
     """Return an application whose response suits a client of HTTP/1.0.
 
     Such a response has no chunks. If its length is not known, it ends with the connection (RFC 9112
-    6.3). uvicorn would send chunks anyway, and only from 0.54 on it says that it closes. The state
-    of `cycle` is changed.
+    6.3). uvicorn would send chunks anyway, and only from 0.54 on it says that it closes. It would
+    also close after an error as after a complete response, so `abort_response` is called for one.
+    The state of `cycle` is changed.
     """
 
     async def run_app(scope: Any, receive: Any, send: Any) -> None:
@@ -733,7 +763,11 @@ def wrap_for_http10(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
-        await app(scope, receive, send_unchunked)
+        try:
+            await app(scope, receive, send_unchunked)
+        finally:
+            if cycle.response_started and not cycle.response_complete:
+                abort_response()
 
     cycle.waiting_for_100_continue = False  # HTTP/1.0 has no 100 (Continue), RFC 9110 10.1.1
     return run_app

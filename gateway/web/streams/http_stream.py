@@ -9,13 +9,14 @@ from typing import Self
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.types import Scope
 
 from gateway.core.client.end_reason import EndReason
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, MemoryFull
 from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.fanout.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
 from gateway.hub.wires.wire import Wire
-from gateway.web.http.outlet import HttpOutlet
+from gateway.web.http.outlet import HttpOutlet, abort_response
 from gateway.web.routing.limits import ReleaseSlot
 from gateway.web.routing.match import Match
 from gateway.web.routing.query import get_query_pairs
@@ -84,11 +85,14 @@ class HttpStream(OpenStream):
             client.attach(outlet, head)
             self._on_attached(client)
 
-    async def iter_bytes(self) -> AsyncIterator[bytes]:
+    async def iter_bytes(self, scope: Scope) -> AsyncIterator[bytes]:
         """Yield all bytes of the stream, for ASGI. It is closed when the iteration ends.
 
-        The bytes may wait for the client to read. The iteration ends if there is no memory for
-        that.
+        The bytes may wait for the client to read. If there is no memory for that, the response is
+        aborted: the client must not take it for complete, and resumes from its last id.
+
+        Raises:
+            MemoryFull: It cannot be aborted otherwise.
         """
         memory = self.routes.hubs.client_memory
         try:
@@ -101,8 +105,10 @@ class HttpStream(OpenStream):
                         memory.hold(HeldPart.UNSENT, self, 0, data)
                         yield data
                         memory.release(HeldPart.UNSENT, self)
-                    else:
+                    elif abort_response(scope):
                         return
+                    else:
+                        raise MemoryFull
                 if client.subscription.end_reason is not EndReason.CHANGED:
                     return
                 last_bytes = await self._open_next_client(self._take_handover())

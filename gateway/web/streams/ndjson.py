@@ -86,7 +86,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
     headers = STREAM_HEADERS | coding_headers
 
     def build_asgi_response(stream: HttpStream) -> AsgiResponse:
-        return NdjsonResponse(stream.iter_bytes(), stream.close, headers)
+        return NdjsonResponse(stream.iter_bytes(request.scope), stream.close, headers)
 
     direct_headers = {**headers, "Content-Type": MEDIA_TYPE}
     return await build_response(stream, wire, open_stream, build_asgi_response, direct_headers)

@@ -98,7 +98,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> AsgiRespons
         return Response(headers=STREAM_HEADERS, media_type="text/event-stream")
 
     def build_asgi_response(stream: HttpStream) -> AsgiResponse:
-        return SseResponse(stream.iter_bytes(), stream.close, headers)
+        return SseResponse(stream.iter_bytes(request.scope), stream.close, headers)
 
     direct_headers = {**headers, "Content-Type": MEDIA_TYPE}
     return await build_response(stream, wire, open_stream, build_asgi_response, direct_headers)

@@ -47,6 +47,18 @@ def test_copies_and_events_of_ones_own_count_for_each():
     assert memory.total == 0
 
 
+def test_no_more_counts_than_waits():
+    """Events behind a shared one added up as long as something waited, sent or not; and where all
+    that waits is a copy, the record that was written counted besides."""
+    memory, holder = ClientMemory(), FakeHolder()
+    memory.hold_unsent(holder, waiting=900, copied=0, data=b"x" * 1000)
+    for _ in range(100):
+        memory.hold_unsent(holder, waiting=300, copied=0, data=b"y" * 50)
+    assert memory.total == 300
+    memory.hold_unsent(holder, waiting=1000, copied=1000, data=b"z" * 1000)
+    assert memory.total == 1000
+
+
 async def test_those_with_most_let_go_at_once_when_it_is_too_much(caplog):
     """What waited was counted once a second: until then it grew without a limit."""
     memory = ClientMemory(limit=999)

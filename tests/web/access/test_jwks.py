@@ -123,17 +123,42 @@ async def test_the_same_keys_stay_the_same_object(keys: RemoteKeySource, clock: 
 
 async def test_an_unknown_key_has_them_fetched_but_not_again_and_again(keys, site, clock):
     first = await keys.get_current()
-    clock.now += 9
-    assert await keys.get_newer(first) is first and site.request_count == 1, "too soon"
-    clock.now += 2
+    clock.now += 11
     site.reply = TWO
-    assert list_key_ids(await keys.get_newer(first)) == {"k1"} and site.request_count == 2
-    assert list_key_ids(await keys.get_newer(first)) == {"k1"} and site.request_count == 2, (
-        "they are others already"
-    )
-    for _ in range(100):
-        assert list_key_ids(await keys.get_newer(await keys.get_current())) == {"k1"}
+    assert list_key_ids(await keys.get_newer(first, "k1", "RS256")) == {"k1"}
+    assert list_key_ids(await keys.get_newer(first, "k1", "RS256")) == {"k1"}, "others already"
+    for n in range(100):
+        with pytest.raises(KeysUnavailable):
+            await keys.get_newer(await keys.get_current(), f"invented {n}", "RS256")
     assert site.request_count == 2
+
+
+async def test_a_key_is_unknown_only_if_the_issuer_was_asked_since(keys, site, clock):
+    """A token of a new key was refused for good just after the keys had been fetched."""
+    first = await keys.get_current()
+    clock.now += 9
+    site.reply = TWO
+    with pytest.raises(KeysUnavailable, match="may have a new key"):
+        await keys.get_newer(first, "k1", "RS256")
+    clock.now += 2
+    second = await keys.get_newer(first, "k1", "RS256")
+    assert list_key_ids(second) == {"k1"} and site.request_count == 2
+    with pytest.raises(KeysUnavailable):
+        await keys.get_newer(second, "k2", "RS256")
+    clock.now += 11
+    for _ in range(2):
+        assert await keys.get_newer(second, "k2", "RS256") is second, "the issuer has no such key"
+    assert site.request_count == 3
+    site.may_answer.clear()
+    clock.now += 11
+    early = asyncio.create_task(keys.get_newer(second, "k3", "RS256"))
+    await asyncio.sleep(0)
+    late = asyncio.create_task(keys.get_newer(second, "k4", "RS256"))
+    await asyncio.sleep(0)
+    site.may_answer.set()
+    assert await early is second
+    with pytest.raises(KeysUnavailable):
+        await late
 
 
 @pytest.mark.parametrize(
@@ -169,7 +194,7 @@ async def test_while_the_issuer_gives_none_the_old_ones_serve(keys, site, clock,
         clock.now += 1
     assert 10 <= site.request_count <= 300, "it is tried again, more and more seldom"
     with pytest.raises(KeysUnavailable, match="whether it has a new key"):
-        await keys.get_newer(first)
+        await keys.get_newer(first, "k1", "RS256")
     site.reply = TWO
     clock.now += 11
     assert await keys.get_current() is first
@@ -287,4 +312,4 @@ def test_a_key_is_looked_up_by_its_id_and_what_it_is_good_for(kid, algorithm, fo
 async def test_keys_of_the_file_are_what_they_are():
     keys = StaticKeySource([Jwk.model_validate(build_jwk(get_rsa_key(), "k0"))])
     known = await keys.get_current()
-    assert await keys.get_newer(known) is known
+    assert await keys.get_newer(known, "k9", "RS256") is known

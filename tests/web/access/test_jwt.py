@@ -412,7 +412,7 @@ class RotatingKeySource(StaticKeySource):
     def __init__(self, first: KeySet, next_keys: KeySet | None) -> None:
         self._keys, self._next_keys = first, next_keys
 
-    async def get_newer(self, known: KeySet) -> KeySet:
+    async def get_newer(self, known: KeySet, kid: str | None, algorithm: str) -> KeySet:
         if self._next_keys is None:
             raise KeysUnavailable("the issuer is away")
         self._keys = self._next_keys

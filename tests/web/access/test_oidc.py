@@ -83,14 +83,14 @@ async def test_the_keys_are_fetched_from_where_the_metadata_says(keys, internet)
 async def test_an_unknown_key_asks_for_keys_and_not_for_metadata_again(keys, internet, clock):
     known = await keys.get_current()
     clock.now += 11
-    await keys.get_newer(known)
+    await keys.get_newer(known, "k9", "RS256")
     assert internet.requested == [METADATA_URL, KEYS_URL, KEYS_URL]
 
 
 async def test_the_metadata_is_asked_for_again_once_it_is_old(keys, internet, clock):
     known = await keys.get_current()
     clock.now += 600
-    await keys.get_newer(known)
+    await keys.get_newer(known, "k9", "RS256")
     assert internet.requested == [METADATA_URL, KEYS_URL] * 2
 
 
@@ -101,9 +101,9 @@ async def test_keys_that_have_moved_are_found_again(keys, internet, clock):
     internet.documents[moved] = internet.documents.pop(KEYS_URL)
     clock.now += 11
     with pytest.raises(KeysUnavailable):
-        await keys.get_newer(known)
+        await keys.get_newer(known, "k9", "RS256")
     clock.now += 11
-    await keys.get_newer(known)
+    await keys.get_newer(known, "k9", "RS256")
     assert internet.requested[-2:] == [METADATA_URL, moved]
 
 

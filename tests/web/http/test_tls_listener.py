@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -261,6 +263,37 @@ def test_a_certificate_of_the_client_is_seen(run, authority: CertificateAuthorit
             assert await port.request_body() == "https 0"
             with pytest.raises((OSError, asyncio.IncompleteReadError)):
                 await port.request_body(certificate=forged)
+
+    run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_little_is_held_of_what_clients_have_sent(run, authority: CertificateAuthority):
+    """A connection held 600 KB of TLS after its client had sent as much, in no account."""
+
+    def send_much(port: int) -> list[ssl.SSLSocket]:
+        context, clients = authority.create_client_context(), []
+        for _ in range(100):
+            plain = socket.create_connection(("127.0.0.1", port), WAIT_TIMEOUT_S)
+            clients.append(context.wrap_socket(plain, server_hostname="localhost"))
+            clients[-1].sendall(REQUEST)
+            clients[-1].sendall(b"\r\n" * 250_000)
+        return clients
+
+    def measure_kilobytes() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0])
+
+    async def test() -> None:
+        async with running_port(authority, {}) as port:
+            await port.request_body()
+            before = measure_kilobytes()
+            clients = await asyncio.to_thread(send_much, port.number)
+            await wait_until(lambda: not port.listener.pending_handshakes)
+            grown = measure_kilobytes() - before
+            for client in clients:
+                client.close()
+        assert grown < 200 * len(clients), f"{grown} KB"
 
     run(test)
 

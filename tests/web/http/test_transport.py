@@ -59,6 +59,10 @@ async def app(scope, receive, send):
         await send({"type": "http.response.body", "body": b"late", "more_body": True})
         while (await receive())["type"] != "http.disconnect":
             pass
+    elif scope["path"] == "/broken":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"tick\n", "more_body": True})
+        raise ValueError
     elif scope["path"] == "/never":
         await receive()
         await receive()
@@ -476,6 +480,24 @@ def test_a_response_that_begins_after_a_half_close_has_limited_time(hasty, versi
         wait_until(lambda: not find_connections(hasty, wire), "it stays, perhaps for nobody")
 
 
+@on_both_loops
+@pytest.mark.parametrize("way", ["memory", "half-closed", "error"])
+def test_a_response_of_http_1_0_that_is_cut_short_is_reset(hasty, way):
+    """It ends with the connection, and so seemed complete."""
+    with RawConnection(hasty.port) as wire:
+        path = b"/broken" if way == "error" else b"/stream"
+        wire.send_bytes(b"GET %b HTTP/1.0\r\n\r\n" % path)
+        if way == "half-closed":
+            wire.socket.shutdown(socket.SHUT_WR)
+        elif way == "memory":
+            wire.read_until(b"tick\n")
+            (connection,) = find_connections(hasty, wire)
+            hasty.loop.call_soon_threadsafe(connection.release_memory)
+        with pytest.raises(ConnectionReset):
+            while True:
+                wire.read_until(b"\n")
+
+
 def test_an_application_is_told_when_its_request_is_refused(hasty):
     """/never returns only when receive() says the client is gone."""
     assert send_request(hasty.port, build_post(b"Content-Length: 5", path="/never")).status == 408
@@ -627,10 +649,9 @@ def find_connections(server: RunningServer, wire: RawConnection) -> list[Gateway
 def test_a_refusal_can_be_read_through_tls(tmp_path):
     """TLS cannot close one side alone: the client sees the end when we have lingered."""
     authority = CertificateAuthority(tmp_path)
-    certificate = str(authority.issue_certificate("server"))
-    files = {"ssl_certfile": certificate, "ssl_keyfile": certificate}
+    certificate = authority.issue_certificate("server")
     with (
-        running_server(app, ImpatientProtocol, uvloop.new_event_loop, **files) as served,
+        running_server(app, ImpatientProtocol, uvloop.new_event_loop, certificate) as served,
         RawConnection(served.port) as wire,
     ):
         wire.socket = authority.create_client_context().wrap_socket(

@@ -632,8 +632,7 @@ def test_a_peer_that_vanished_is_noticed_by_the_kernel(echo: SocketServer):
 @pytest.mark.parametrize("loop", LOOPS)
 def test_over_tls(tmp_path, loop: str):
     authority = CertificateAuthority(tmp_path)
-    signed = str(authority.issue_certificate("server"))
-    files = {"ssl_certfile": signed, "ssl_keyfile": signed}
+    signed = authority.issue_certificate("server")
     context = ssl.create_default_context(cafile=str(authority.certificate_path))
     app = SocketApp()
 
@@ -644,7 +643,7 @@ def test_over_tls(tmp_path, loop: str):
         assert socket.read_head().status == 101
         return socket
 
-    with running_server(app, GatewayProtocol, LOOPS[loop], ws=UnhurriedProtocol, **files) as served:
+    with running_server(app, GatewayProtocol, LOOPS[loop], signed, ws=UnhurriedProtocol) as served:
         with open_tls_socket("/") as socket:
             socket.send_bytes(build_frame(OPCODE_TEXT, b"a" * 200_000))
             assert socket.read_text() == "a" * 200_000
