@@ -39,7 +39,7 @@ COMPONENTS = (
 # Those of the process that runs Spark jobs, which reads the same configuration.
 PIPELINE_COMPONENTS = (
     "pipeline", "pipeline.exactly_once", "pipeline.progress", "pipeline.run",
-    "pipeline.state", "pipeline.tables", "pipeline.unreadable",
+    "pipeline.state", "pipeline.tables",
 )  # fmt: skip
 LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # other names: our packages
 DEFAULT_LIBRARY_LEVELS = {

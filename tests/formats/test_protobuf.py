@@ -301,6 +301,7 @@ def test_an_import_does_not_replace_what_is_here():
     assert schema.decode(schema.encode({"m": {"units": "3"}}))["m"]["units"] == "3"
 
 
+@pytest.mark.needs("process")
 def test_a_large_schema_is_compiled_in_another_process():
     """protoc holds the GIL, and checks each range of `reserved` against all others."""
     messages = "".join(f"message M{n} {{ int32 a = {n % 99 + 1}; }}" for n in range(3000))

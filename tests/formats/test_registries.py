@@ -215,6 +215,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.needs("process")
 @pytest.mark.parametrize(("format", "text", "value"), LARGE, ids=lambda each: str(each)[:9])
 async def test_a_large_schema_is_compiled_once_and_not_in_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, format, text, value

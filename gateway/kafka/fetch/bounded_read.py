@@ -113,7 +113,7 @@ async def iter_records_at(
             wanted = [offset for offset in wanted[1:] if offset in log]
             continue
         decoding = await _create_decoder(cluster, tp, start, fetched)
-        end = start + 1
+        end = start
         async with aclosing(
             iter_slices(decoding, cluster.decompression_slot, BULK_SLICE_RECORDS)
         ) as slices:
@@ -136,7 +136,7 @@ async def iter_records_at(
                 if not wanted:
                     break
                 await asyncio.sleep(0)
-        wanted = [offset for offset in wanted if offset >= end]
+        wanted = [offset for offset in wanted if offset >= max(end, start + 1)]
 
 
 async def iter_uncommitted(
