@@ -15,7 +15,8 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from sys import getsizeof
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.requests import Request
@@ -40,7 +41,9 @@ from .topics import get_or_create_topic
 log = logging.getLogger(__name__)
 
 MAX_QUEUED_RECORDS = 10_000  # of about 600 bytes each
+MAX_QUEUED_BYTES = 16 << 20  # clients choose keys and stacktraces
 MAX_BATCH_RECORDS = 500
+MAX_BATCH_BYTES = 1 << 20  # the producer's buffer is that of all requests
 WRITE_TIMEOUT_S = 30.0  # for Kafka to acknowledge one record
 _OUTAGE_LABEL = "audit records"
 RETRY_DELAY_S = 1.0  # before what could not be written is tried again
@@ -49,7 +52,16 @@ DROP_LOG_INTERVAL_S = 10.0  # between two log lines about dropped records
 MAX_BODY_BYTES = 1 << 20
 OUTCOMES = ("written", "dropped", "failed")
 
-AuditRecord: TypeAlias = Mapping[str, Any]
+
+class EncodedRecord(NamedTuple):
+    key: bytes  # in the audit topic
+    value: bytes  # JSON
+
+    @classmethod
+    def encode(cls, fields: Mapping[str, Any]) -> EncodedRecord:
+        """Encode an audit record; raises TypeError for one that is nested too deep."""
+        key = str(fields.get("correlationId") or fields["id"])
+        return cls(key.encode(), orjson.dumps(fields))
 
 
 class AuditComponent(Component):
@@ -65,7 +77,8 @@ class AuditComponent(Component):
         self._context = context
         self._settings = settings
         self._service = context.settings.name
-        self._queue: deque[AuditEvent | AuditRecord] = deque()
+        self._queue: deque[AuditEvent | EncodedRecord] = deque()
+        self._queued_bytes = 0
         self._has_records = asyncio.Event()
         self._drop_logged_at = float("-inf")
         self._failure: str | None = None  # why records wait; None while they are written
@@ -86,8 +99,10 @@ class AuditComponent(Component):
 
         Events in the audit topic are left out: each record would make another one.
         """
-        if self._settings.to != "topic" or event.tp.topic != self._settings.topic:
-            self._enqueue(event)
+        is_in_audit_topic = self._settings.to == "topic" and event.tp.topic == self._settings.topic
+        if not is_in_audit_topic and not self._enqueue(event):
+            self.outcomes["dropped"] += 1
+            self._log_dropped()
 
     async def run(self) -> None:
         """Write queued records until cancelled, then the rest within `DRAIN_TIMEOUT_S`."""
@@ -105,12 +120,16 @@ class AuditComponent(Component):
         samples.add_counts(catalog.AUDIT_RECORDS, self.outcomes)
         samples.add_zeros(catalog.AUDIT_RECORDS, OUTCOMES)
 
-    def _enqueue(self, entry: AuditEvent | AuditRecord) -> bool:
-        if len(self._queue) >= MAX_QUEUED_RECORDS:
-            self.outcomes["dropped"] += 1
-            self._log_dropped()
+    def _enqueue(self, *entries: AuditEvent | EncodedRecord) -> bool:
+        """Queue all of these, or none."""
+        size = sum(map(_measure_bytes, entries))
+        if (
+            len(self._queue) + len(entries) > MAX_QUEUED_RECORDS
+            or self._queued_bytes + size > MAX_QUEUED_BYTES
+        ):
             return False
-        self._queue.append(entry)
+        self._queue.extend(entries)
+        self._queued_bytes += size
         self._has_records.set()
         return True
 
@@ -122,15 +141,28 @@ class AuditComponent(Component):
             log.warning("audit: %d records were dropped so far: %s", count, reason)
 
     async def _write_batch(self) -> None:
-        batch = [self._queue.popleft() for _ in range(min(MAX_BATCH_RECORDS, len(self._queue)))]
         # They get their ids here and go back with them: auditors recognize a repetition by its id.
-        unwritten = records = [self._build_record(entry) for entry in batch]
+        unwritten = records = self._take_batch()
         try:
             unwritten = await self._write_records(records)
         finally:  # also when cancelled: `_drain` writes them
             self._queue.extendleft(reversed(unwritten))
+            self._queued_bytes += sum(map(_measure_bytes, unwritten))
         if unwritten:
             await asyncio.sleep(RETRY_DELAY_S)  # Kafka or the disk needs a moment
+
+    def _take_batch(self) -> list[EncodedRecord]:
+        records: list[EncodedRecord] = []
+        size = 0
+        while self._queue and len(records) < MAX_BATCH_RECORDS and size < MAX_BATCH_BYTES:
+            entry = self._queue.popleft()
+            entry_size = _measure_bytes(entry)
+            self._queued_bytes -= entry_size
+            size += entry_size
+            if isinstance(entry, AuditEvent):
+                entry = EncodedRecord.encode(_format_event(entry, self._service))
+            records.append(entry)
+        return records
 
     async def _drain(self) -> None:
         try:
@@ -141,10 +173,7 @@ class AuditComponent(Component):
             self.outcomes["dropped"] += len(self._queue)
             log.warning("audit: %d records were dropped at the end", len(self._queue))
 
-    def _build_record(self, entry: AuditEvent | AuditRecord) -> AuditRecord:
-        return _format_event(entry, self._service) if isinstance(entry, AuditEvent) else entry
-
-    async def _write_records(self, records: list[AuditRecord]) -> list[AuditRecord]:
+    async def _write_records(self, records: list[EncodedRecord]) -> list[EncodedRecord]:
         if self._settings.to == "topic":
             try:
                 return await self._write_to_topic(records)
@@ -154,7 +183,7 @@ class AuditComponent(Component):
         try:
             if self._settings.file is None:
                 for record in records:
-                    log.info("audit %s", orjson.dumps(record).decode())
+                    log.info("audit %s", record.value.decode())
             else:
                 await asyncio.to_thread(_append_to_file, self._settings.file, records)
         except OSError as error:
@@ -163,20 +192,17 @@ class AuditComponent(Component):
         self._note_written(len(records))
         return []
 
-    async def _write_to_topic(self, records: Sequence[AuditRecord]) -> list[AuditRecord]:
+    async def _write_to_topic(self, records: Sequence[EncodedRecord]) -> list[EncodedRecord]:
         """Write records to Kafka, and return those that Kafka may accept next time."""
         topic = await get_or_create_topic(self._context, self._settings.topic, "audit records")
         sends = []
         for record in records:
-            key = str(record.get("correlationId") or record["id"]).encode()
-            tp = TopicPartition(topic.name, compute_partition(key, len(topic.partitions)))
+            tp = TopicPartition(topic.name, compute_partition(record.key, len(topic.partitions)))
             sends.append(
-                self._context.producer.send(
-                    tp, key, orjson.dumps(record), timeout_s=WRITE_TIMEOUT_S
-                )
+                self._context.producer.send(tp, record.key, record.value, timeout_s=WRITE_TIMEOUT_S)
             )
         results = await asyncio.gather(*sends, return_exceptions=True)
-        unwritten: list[AuditRecord] = []
+        unwritten: list[EncodedRecord] = []
         for record, result in zip(records, results, strict=True):
             if isinstance(result, BrokerUnavailable):
                 self._note_error(result)
@@ -208,19 +234,24 @@ class AuditComponent(Component):
         await self._context.authorize(request, WRITE_SCOPE)
         self._operation.parse_parameters(request)
         entries = await self._operation.read_body(request, MAX_BODY_BYTES)
-        records = [_format_backend_record(entry, self._service) for entry in entries]
-        for index, record in enumerate(records):
-            _check_serializable(record, index)
-        if self._settings.to != "off":
-            if len(records) > MAX_QUEUED_RECORDS - len(self._queue):
-                problem = f"{len(self._queue)} audit records wait already; try again"
-                raise StatusError(503, problem, retry_after=RETRY_DELAY_S)
-            for record in records:
-                self._enqueue(record)
+        records = [
+            _encode_backend_record(entry, self._service, index)
+            for index, entry in enumerate(entries)
+        ]
+        if self._settings.to != "off" and not self._enqueue(*records):
+            problem = f"{len(self._queue)} audit records wait already; try again"
+            raise StatusError(503, problem, retry_after=RETRY_DELAY_S)
         return build_json_response({"accepted": len(records)}, 202)
 
 
-def _format_event(event: AuditEvent, service: str) -> AuditRecord:
+def _measure_bytes(entry: AuditEvent | EncodedRecord) -> int:
+    """Return the bytes of the parts that have no bound of their own."""
+    if isinstance(entry, AuditEvent):
+        return sum(map(getsizeof, (entry.key, entry.correlation, entry.traceability, entry.error)))
+    return sum(map(getsizeof, entry))
+
+
+def _format_event(event: AuditEvent, service: str) -> Mapping[str, Any]:
     """Build an audit record as the contract has it; a key that is not UTF-8 becomes base64."""
     key, key_format = _encode_key(event.key)
     return {
@@ -240,8 +271,11 @@ def _format_event(event: AuditEvent, service: str) -> AuditRecord:
     }
 
 
-def _format_backend_record(fields: Mapping[str, Any], service: str) -> AuditRecord:
-    """Build an audit record from one of a back end, or from its answer `{"record": {...}, ...}`."""
+def _encode_backend_record(fields: Mapping[str, Any], service: str, index: int) -> EncodedRecord:
+    """Encode an audit record of a back end, or of its answer `{"record": {...}, ...}`.
+
+    Raises StatusError 400 for one that cannot be written: it would block all others.
+    """
     record = fields.get("record")
     source = record if isinstance(record, Mapping) else {}
     processed = fields.get("processed", True)
@@ -258,20 +292,16 @@ def _format_backend_record(fields: Mapping[str, Any], service: str) -> AuditReco
         "timestamp": format_time(time.time() * 1000),
     }
     fields = {name: value for name, value in fields.items() if name not in ("record", "processed")}
-    return defaults | {name: value for name, value in fields.items() if value is not None}
-
-
-def _check_serializable(record: AuditRecord, index: int) -> None:
-    """Raise StatusError 400 for a record that cannot be written: it would block all others."""
+    given = {name: value for name, value in fields.items() if value is not None}
     try:
-        orjson.dumps(record)
+        return EncodedRecord.encode(defaults | given)
     except TypeError:
         raise create_invalid_request(
             f"[{index}]", "is nested too deep to be written; flatten it"
         ) from None
 
 
-def _encode_key(key: bytes | None) -> tuple[str | None, AuditRecord]:
+def _encode_key(key: bytes | None) -> tuple[str | None, Mapping[str, Any]]:
     if key is None:
         return None, {}
     try:
@@ -280,7 +310,7 @@ def _encode_key(key: bytes | None) -> tuple[str | None, AuditRecord]:
         return base64.b64encode(key).decode(), {"keyFormat": "binary"}
 
 
-def _append_to_file(file: str, records: Sequence[AuditRecord]) -> None:
+def _append_to_file(file: str, records: Sequence[EncodedRecord]) -> None:
     """Append records as lines; the file is opened each time, so that it may be rotated."""
     with Path(file).open("ab") as out:
-        out.write(b"".join(orjson.dumps(record) + b"\n" for record in records))
+        out.write(b"".join(record.value + b"\n" for record in records))

@@ -11,7 +11,7 @@ from support.tasks import running_task
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.sidecar.audit import MAX_QUEUED_RECORDS, AuditComponent
+from gateway.sidecar.audit import MAX_QUEUED_BYTES, MAX_QUEUED_RECORDS, AuditComponent
 from gateway.sidecar.context import AuditEvent
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -141,3 +141,23 @@ def test_what_happens_in_the_audit_topic_is_not_audited():
         for offset in range(MAX_QUEUED_RECORDS + 1):
             audits.record(AuditEvent("REACTIVE_CONSUMER", TopicPartition(topic, 0), offset))
         assert audits.outcomes == dropped
+
+
+async def test_records_that_wait_are_bounded_by_their_bytes():
+    """10,000 of them, with keys of 1 MB, were kept while Kafka was away."""
+    audits = AuditComponent(FakeContext())  # type: ignore[arg-type]
+    for offset in range(100):
+        audits.record(AuditEvent("PRODUCER", TopicPartition("orders", 0), offset, b"k" * 10**6))
+    assert audits.outcomes == {"dropped": 100 - MAX_QUEUED_BYTES // 10**6}
+    async with running_task(audits.run()):
+        await wait_until(lambda: audits.outcomes["written"] == 16, "those that were waiting")
+        audits.record(AuditEvent("PRODUCER", TopicPartition("orders", 0), 100, b"k" * 10**6))
+        await wait_until(lambda: audits.outcomes["written"] == 17, "one more")
+    async with running_sidecar(["127.0.0.1:1"], audit={}) as http:
+        statuses = [
+            (await http.post("/consumers/active/audit", json=[{"key": "k" * 900_000}])).status_code
+            for _ in range(30)
+        ]
+    assert statuses == sorted(statuses)
+    assert 18 <= statuses.count(202) <= 21  # some are on their way
+    assert statuses.count(202) + statuses.count(503) == 30
