@@ -168,7 +168,8 @@ class ConsumerInstances:
         return True
 
     async def _end_instance(self, instance: ConsumerInstance, reason: str) -> None:
-        async with self._leave_slots, instance.lock_for_change():
+        # A slot last: a poll holds the lock for as long as its client takes to read the response.
+        async with instance.lock_for_change(), self._leave_slots:
             # Requests that wait for the lock see this and are refused.
             instance.is_ended = True
             await instance.unsubscribe(commit=reason == "deleted")

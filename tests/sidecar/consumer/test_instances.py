@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from gateway.config.sections.sidecar import Consumer
 from gateway.sidecar.consumer.instance_options import InstanceOptions
 from gateway.sidecar.consumer.instances import (
+    MAX_CONCURRENT_LEAVES,
     MAX_REMEMBERED_INSTANCES,
     ConsumerInstances,
     EndedInstances,
@@ -64,6 +67,22 @@ async def test_a_late_request_gets_the_reason():
     ):
         with pytest.raises(StatusError, match=why):
             instances.get("g", asked)
+
+
+async def test_clients_that_read_slowly_hold_up_no_end_of_other_instances():
+    """Each of their deletes held one of the slots while it waited for its poll."""
+    instances = build_instances()
+    async with AsyncExitStack() as polls:
+        deletes = []
+        for number in range(MAX_CONCURRENT_LEAVES):
+            slow = instances.get("g", add_instance(instances, f"slow-{number}"))
+            await polls.enter_async_context(slow.lock_for_poll(0.0))
+            deletes.append(asyncio.create_task(instances.remove(slow)))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await instances.remove(instances.get("g", add_instance(instances)))
+        assert not any(delete.done() for delete in deletes)
+    await asyncio.gather(*deletes)
 
 
 def test_what_is_gone_is_remembered_for_a_while_and_the_latest_reason_counts():
