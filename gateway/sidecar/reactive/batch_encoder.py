@@ -7,7 +7,9 @@ id gets one that is derived from its place, the same at every attempt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
 
@@ -24,6 +26,9 @@ from gateway.formats.registry import MISSING_TTL_S
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
 
 MISSING_SCHEMA_TIMEOUT_S = 15.0
+# Without waiting for another missing schema of a topic, after one was waited for in vain. Otherwise
+# records with ids that were made up would hold up those after them for as long each.
+MISSING_SCHEMA_PAUSE_S = 300.0
 
 
 class EncodedBatch(NamedTuple):
@@ -68,8 +73,12 @@ class BatchEncoder:
         group: Group,
         *,
         missing_schema_timeout_s: float = MISSING_SCHEMA_TIMEOUT_S,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         self._missing_schema_timeout_s = missing_schema_timeout_s
+        self._now = now
+        self._waiting_topics: set[str] = set()  # for schemas
+        self._paused_until: dict[str, float] = {}  # by topic
         self._codecs = codecs
         self._section = section
         self._group = group
@@ -80,6 +89,7 @@ class BatchEncoder:
         objects: list[bytes] = []
         sent: list[Record] = []
         unreadable: dict[int, str] = {}
+        has_loaded, awaited_error = False, None
         for index, record in enumerate(records):
             try:
                 # Encoding does not await: only a schema that is not cached yet is waited for.
@@ -88,14 +98,19 @@ class BatchEncoder:
                         objects.append(self._encode_record(record))
                         break
                     except SchemaNotLoaded:
+                        if not has_loaded:  # all, so that missing ones are waited for together
+                            await self._load_all_schemas(records[index:])
+                            has_loaded = True
                         await self._load_schemas(record)
                 sent.append(record)
             except SchemaNotFound as error:
-                if error.missing_s < self._missing_schema_timeout_s:
-                    raise RegistryUnavailable(str(error), retry_after=MISSING_TTL_S) from None
+                if self._should_wait(record.tp.topic, error.missing_s):
+                    awaited_error = error
                 unreadable[index] = str(error)
             except FormatError as error:
                 unreadable[index] = str(error)
+        if awaited_error is not None:
+            raise RegistryUnavailable(str(awaited_error), retry_after=MISSING_TTL_S)
         return EncodedBatch(b"[" + b",".join(objects) + b"]", sent, unreadable)
 
     def get_formats(self, topic: str) -> tuple[SerializationFormat, SerializationFormat]:
@@ -131,6 +146,28 @@ class BatchEncoder:
         if not format.has_schema:
             return PLAIN_CODECS[format].decode_fragment(data)
         return orjson.Fragment(self._codecs.decode_text_cached(format, data))
+
+    def _should_wait(self, topic: str, missing_s: float) -> bool:
+        """Return whether the registry is asked again for a schema of a topic."""
+        if missing_s < self._missing_schema_timeout_s:
+            if self._now() < self._paused_until.get(topic, 0.0):
+                return False
+            self._waiting_topics.add(topic)
+            return True
+        if topic in self._waiting_topics:  # in vain
+            self._waiting_topics.remove(topic)
+            self._paused_until[topic] = self._now() + MISSING_SCHEMA_PAUSE_S
+        return False
+
+    async def _load_all_schemas(self, records: Sequence[Record]) -> None:
+        payloads: defaultdict[SerializationFormat, list[bytes | None]] = defaultdict(list)
+        for record in records:
+            key, value = self.get_formats(record.tp.topic)
+            framed = frame_record(record, key, value)
+            payloads[key].append(framed.key)
+            payloads[value].append(framed.value)
+        for format, data in payloads.items():
+            await self._codecs.load_schemas(format, records[0].tp.topic, False, data)
 
     async def _load_schemas(self, record: Record) -> None:
         topic, (key, value) = record.tp.topic, self.get_formats(record.tp.topic)

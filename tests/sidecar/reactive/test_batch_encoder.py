@@ -11,9 +11,9 @@ from support.registry import FakeRegistry
 from gateway.config import SchemaRegistry
 from gateway.config.sections.sidecar import Group, Sidecar
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import RegistryUnavailable
+from gateway.errors import RegistryUnavailable, SchemaNotFound
 from gateway.formats.codec import Codecs, SerializationFormat
-from gateway.sidecar.reactive.batch_encoder import BatchEncoder, get_ids
+from gateway.sidecar.reactive.batch_encoder import MISSING_SCHEMA_PAUSE_S, BatchEncoder, get_ids
 
 TP = TopicPartition("orders", 1)
 
@@ -113,6 +113,49 @@ async def test_records_with_a_schema_are_shown_once_the_registry_was_asked():
     assert [item["value"] for item in orjson.loads(batch.body)] == [{"n": 1}]
     assert batch.unreadable.keys() == {1, 2}
     assert [item["value"] for item in orjson.loads(by_header.body)] == [{"n": 2}]
+
+
+async def test_missing_schemas_of_a_batch_are_waited_for_together():
+    """Each was asked for when the one before it had been given up, after 15 seconds."""
+    registry = FakeRegistry()
+    async with running_app(registry.app) as url:
+        codecs = Codecs(SchemaRegistry.model_validate({"type": "schema-registry", "url": url}))
+        group = Group.model_validate({"group": "g", "topics": ["orders"], "valueFormat": "avro"})
+        batch = [record(b"k", bytes([0, 0, 0, 0, id])) for id in range(1, 20)]
+        try:
+            with pytest.raises(RegistryUnavailable):
+                await BatchEncoder(codecs, Sidecar(), group).encode(batch)
+            # All are known to be missing, and are not asked for again.
+            assert not any(codecs.find_missing_id(each.value or b"") for each in batch)
+        finally:
+            await codecs.close()
+
+
+async def test_after_waiting_in_vain_other_missing_schemas_are_not_waited_for():
+    """Records with ids that were made up stopped their partition, each batch for 15 seconds."""
+
+    class EmptyCodecs(Codecs):
+        missing_s = 0.0
+
+        def decode_text_cached(self, format: SerializationFormat, data: bytes) -> bytes:
+            raise SchemaNotFound("there is none", missing_s=self.missing_s)
+
+    now = 100.0
+    group = Group.model_validate({"group": "g", "topics": ["orders"], "valueFormat": "avro"})
+    codecs = EmptyCodecs()
+    encoder = BatchEncoder(codecs, Sidecar(), group, now=lambda: now)
+    batch, other = [record(b"k", b"v")], [record(b"k", b"v")._replace(tp=TopicPartition("new", 0))]
+    with pytest.raises(RegistryUnavailable):
+        await encoder.encode(batch)
+    codecs.missing_s = 15.0
+    assert (await encoder.encode(batch)).unreadable
+    codecs.missing_s = 0.0
+    assert (await encoder.encode(batch)).unreadable
+    with pytest.raises(RegistryUnavailable):
+        await encoder.encode(other)
+    now += MISSING_SCHEMA_PAUSE_S
+    with pytest.raises(RegistryUnavailable):
+        await encoder.encode(batch)
 
 
 async def test_a_fault_in_decoding_blames_no_record():
