@@ -54,7 +54,7 @@ _ADVICE = {
     "minLength": "send a text of an allowed length",
     "maxLength": "send a text of an allowed length",
     "minItems": "add what is missing",
-    "maxItems": "send the list in several requests",
+    "maxItems": "send at most {} of them in one request",
     "pattern": "write it in the form of the pattern",
 }
 _SEE_DOCS = "GET /docs has the fields of each request"
@@ -271,7 +271,8 @@ def _get_advice(error: jsonschema_rs.ValidationError, keyword: str) -> str:
     options = getattr(error.kind, "options", None)  # of an enum
     if keyword == "enum" and isinstance(options, list):
         return f"use one of {', '.join(orjson.dumps(option).decode() for option in options)}"
-    return f"{_ADVICE.get(keyword, 'correct it')}; {_SEE_DOCS}"
+    advice = _ADVICE.get(keyword, "correct it").format(getattr(error.kind, "limit", ""))
+    return f"{advice}; {_SEE_DOCS}"
 
 
 def _list_names(names: Iterable[str]) -> str:

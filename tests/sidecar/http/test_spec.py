@@ -226,6 +226,18 @@ def test_only_one_error_of_a_body_is_computed(headers: Any):
     assert time.process_time() - start < 1
 
 
+@pytest.mark.parametrize("operation", ["postData", "produceV2"])
+def test_a_request_has_a_limited_number_of_records(operation: str):
+    """330,000 empty ones, of 1 MB, held up all other requests for seconds."""
+    record = b'{"key": 1}'
+    EVERY[operation].parse_body(b'{"records": [%s]}' % b",".join([record] * 10_000))
+    with pytest.raises(
+        StatusError, match=r"records: .*; send at most 10000 of them in one request"
+    ) as refused:
+        EVERY[operation].parse_body(b'{"records": [%s]}' % b",".join([record] * 10_001))
+    assert refused.value.status == 400
+
+
 def test_the_name_of_an_answer_is_no_field_of_the_request():
     """`instanceId`, as the answer has it, was ignored: the instance got a random name."""
     with pytest.raises(StatusError, match=r"instanceId: .*; did you mean 'name'\?"):
