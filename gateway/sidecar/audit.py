@@ -27,6 +27,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.times import format_time
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.produce.partitioner import compute_partition
+from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.sidecar.http.authorization import WRITE_SCOPE
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.http.spec import create_invalid_request
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 MAX_QUEUED_RECORDS = 10_000  # of about 600 bytes each
 MAX_QUEUED_BYTES = 16 << 20  # clients choose keys and stacktraces
-MAX_BATCH_RECORDS = 500
+MAX_BATCH_RECORDS = 2000  # about 1 MB: as many as come while the batch before is written
 MAX_BATCH_BYTES = 1 << 20  # the producer's buffer is that of all requests
 WRITE_TIMEOUT_S = 30.0  # for Kafka to acknowledge one record
 _OUTAGE_LABEL = "audit records"
@@ -195,19 +196,21 @@ class AuditComponent(Component):
     async def _write_to_topic(self, records: Sequence[EncodedRecord]) -> list[EncodedRecord]:
         """Write records to Kafka, and return those that Kafka may accept next time."""
         topic = await get_or_create_topic(self._context, self._settings.topic, "audit records")
-        sends = []
-        for record in records:
-            tp = TopicPartition(topic.name, compute_partition(record.key, len(topic.partitions)))
-            sends.append(
-                self._context.producer.send(tp, record.key, record.value, timeout_s=WRITE_TIMEOUT_S)
+        writes = [
+            ProducerRecord(
+                TopicPartition(topic.name, compute_partition(record.key, len(topic.partitions))),
+                record.key,
+                record.value,
             )
-        results = await asyncio.gather(*sends, return_exceptions=True)
+            for record in records
+        ]
+        results = await self._context.producer.send_many(writes, timeout_s=WRITE_TIMEOUT_S)
         unwritten: list[EncodedRecord] = []
         for record, result in zip(records, results, strict=True):
             if isinstance(result, BrokerUnavailable):
                 self._note_error(result)
                 unwritten.append(record)
-            elif isinstance(result, BaseException):  # refused: it would be refused again
+            elif isinstance(result, KafkaError):  # refused: it would be refused again
                 self.outcomes["failed"] += 1
                 self._note_failure(str(result))
             else:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 from support.brokers import embedded_kafka
@@ -11,6 +13,8 @@ from support.tasks import running_task
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
+from gateway.kafka.client.outages import Outages
+from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.sidecar.audit import MAX_QUEUED_BYTES, MAX_QUEUED_RECORDS, AuditComponent
 from gateway.sidecar.context import AuditEvent
 from gateway.telemetry import catalog
@@ -126,6 +130,35 @@ async def test_what_waits_at_the_end_is_still_handed_on(tmp_path):
     audit_records = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     assert [entry["offset"] for entry in audit_records] == list(range(1200))
     assert {entry["auditType"] for entry in audit_records} == {"REACTIVE_CONSUMER"}
+
+
+async def test_all_that_wait_are_handed_to_kafka_in_few_batches():
+    """500 were written after each answer of Kafka, each by itself: under load some were dropped."""
+    batches = []
+
+    class Producer:
+        async def send_many(self, records, *, timeout_s):
+            batches.append(len(records))
+            return [0] * len(records)
+
+    class TopicContext(FakeContext):
+        class section:
+            class audit:
+                to, topic, file = "topic", "sidecar-audit", None
+
+        producer = Producer()
+        cluster = SimpleNamespace(outages=Outages(time.monotonic))
+
+        async def get_topic(self, name):
+            return TopicMetadata(name, None, 0, {0: PartitionMetadata(0, 1, (), (), 0)})
+
+    audits = AuditComponent(TopicContext())  # type: ignore[arg-type]
+    for offset in range(MAX_QUEUED_RECORDS):
+        audits.record(AuditEvent("PRODUCER", TopicPartition("orders", 0), offset, b"k"))
+    async with running_task(audits.run()):
+        await wait_until(lambda: sum(batches) == MAX_QUEUED_RECORDS, "all")
+    assert len(batches) == 5
+    assert audits.outcomes == {"written": MAX_QUEUED_RECORDS}
 
 
 def test_what_happens_in_the_audit_topic_is_not_audited():
