@@ -80,21 +80,31 @@ async def describe_topic(context: Context, name: str) -> TopicMetadata:
         return await context.get_topic(name)
 
 
+async def describe_topics(context: Context, names: Iterable[str]) -> dict[str, TopicMetadata]:
+    """Return the metadata of topics; each is asked for once, however often it is named."""
+    return {name: await describe_topic(context, name) for name in dict.fromkeys(names)}
+
+
 async def describe_partition(context: Context, tp: TopicPartition) -> PartitionMetadata:
     """Return the metadata of a partition; raises StatusError 404, or as `describe_topic`."""
-    partitions = (await describe_topic(context, tp.topic)).partitions
-    partition = partitions.get(tp.partition)
-    if partition is None:
-        problem = (
-            f"topic {tp.topic} has no partition {tp.partition}; it has {len(partitions)}, from 0"
-        )
-        raise StatusError(404, problem, code="UNKNOWN_PARTITION")
-    return partition
+    return _get_partition(await describe_topic(context, tp.topic), tp.partition)
 
 
 async def check_partitions(context: Context, tps: Iterable[TopicPartition]) -> None:
+    tps = list(tps)
+    topics = await describe_topics(context, (tp.topic for tp in tps))
     for tp in tps:
-        await describe_partition(context, tp)
+        _get_partition(topics[tp.topic], tp.partition)
+
+
+def _get_partition(topic: TopicMetadata, number: int) -> PartitionMetadata:
+    partition = topic.partitions.get(number)
+    if partition is None:
+        problem = (
+            f"topic {topic.name} has no partition {number}; it has {len(topic.partitions)}, from 0"
+        )
+        raise StatusError(404, problem, code="UNKNOWN_PARTITION")
+    return partition
 
 
 async def check_offsets(context: Context, offsets: Mapping[TopicPartition, int]) -> None:

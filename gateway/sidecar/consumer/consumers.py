@@ -27,7 +27,7 @@ from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError
-from gateway.sidecar.topics import check_offsets, check_partitions, describe_topic
+from gateway.sidecar.topics import check_offsets, check_partitions, describe_topics
 from gateway.sidecar.v2 import errors as v2_errors
 from gateway.sidecar.v2 import media
 from gateway.sidecar.v2.dialect import CONFLUENT, negotiate_content_type
@@ -245,11 +245,11 @@ class ConsumerComponent(Component):
             compiled = None if pattern is None else compile_topic_pattern(pattern)
         except StatusError as exc:
             raise v2_errors.to_unprocessable(exc) if dialect is CONFLUENT else exc from None
-        for topic in topics or ():  # a misspelt name would never give records, without an error
-            await describe_topic(self._context, topic)
-        await self._context.authorize(request, WRITE_SCOPE, topics or (), instance.group)
+        # A misspelt name would never give records, without an error.
+        topics = list(await describe_topics(self._context, topics or ()))
+        await self._context.authorize(request, WRITE_SCOPE, topics, instance.group)
         async with instance.lock_for_change():
-            instance.subscribe(topics or (), compiled)
+            instance.subscribe(topics, compiled)
         return Response(status_code=204)
 
     async def _get_subscription(
