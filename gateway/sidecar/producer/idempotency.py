@@ -24,10 +24,12 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
 from gateway.config.sections.sidecar import Producer as Settings
+from gateway.core.backoff import BackoffPolicy
 from gateway.core.delivery.claims import CLAIM_SLACK_S, Claim, ClaimResult, Claims
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
@@ -61,7 +63,7 @@ FETCH_MAX_WAIT_S = 1.0  # for Kafka to answer a fetch without new records
 RETRY_DELAY_S = 0.25  # before what failed is tried again
 DENIED_RETRY_DELAY_S = 5.0  # before what is not allowed is tried again
 SWEEP_INTERVAL_S = 60.0  # between two sweeps of expired claims and results
-TAKEOVER_RETRY_RANGE_S = (0.5, 1.5)  # before a claim that another took over is looked at again
+TAKEOVER_RETRY_DELAY_S = 1.5  # at most, after the first takeover of a claim that failed
 MAX_RECENT_RESPONSE_BYTES = 16 << 20  # of answers that are kept in memory; Kafka has all
 _RESPONSE_OVERHEAD_BYTES = 200  # of each, beside its body
 KEY_BYTES = 16  # of a hashed key, and of a digest; a claim's record has its owner after the key
@@ -113,7 +115,10 @@ class IdempotencyStore:
         self._claim_timeout_s = settings.timeout + 1.0
         self._transaction_pool = transaction_pool
         self._recent_responses: SizedCache[bytes, bytes] = SizedCache(MAX_RECENT_RESPONSE_BYTES)
-        self._keys_in_takeover: set[bytes] = set()  # by requests of this process
+        self._takeovers: dict[Claim, _Takeover] = {}
+        self._takeover_backoff = BackoffPolicy(
+            TAKEOVER_RETRY_DELAY_S, self._claim_timeout_s, jitter=2 / 3
+        )
         self._next_offsets: dict[TopicPartition, int] = {}  # the next offset to read
         self._is_requested = asyncio.Event()  # set by the first request
         self._is_reading = asyncio.Event()  # set while requests may go on, if only to fail
@@ -208,16 +213,20 @@ class IdempotencyStore:
         elif (remaining_s := first.expires_at - time.time()) > 0:  # another request has the key
             await self._wait_for_change(key, first, remaining_s)
             return None
-        elif key not in self._keys_in_takeover:  # its owner has not finished in time
-            self._keys_in_takeover.add(key)
-            try:
-                response = await self._take_over(key, digest, produce, attempt, first)
-            finally:
-                self._keys_in_takeover.discard(key)
-            if response is not None or self.claims.get_first_claim(key) != first:
-                return response
-        # Requests that take over from each other without a pause fence each other for seconds.
-        await self._wait_for_change(key, first, random.uniform(*TAKEOVER_RETRY_RANGE_S))
+        else:  # its owner has not finished in time
+            takeover = self._takeovers.setdefault(first, _Takeover())
+            if not takeover.is_running and takeover.due_at <= time.monotonic():
+                takeover.is_running = True
+                try:
+                    response = await self._take_over(key, digest, produce, attempt, first)
+                finally:
+                    takeover.finish(self._takeover_backoff)
+                if response is not None or self.claims.get_first_claim(key) != first:
+                    return response
+        delay_s = self._takeover_backoff.compute_delay(1, random.random)
+        if (failed := self._takeovers.get(first)) is not None:
+            delay_s = max(delay_s, failed.due_at - time.monotonic())
+        await self._wait_for_change(key, first, delay_s)
         return None
 
     async def _take_over(
@@ -635,6 +644,28 @@ class IdempotencyStore:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self.claims.expire(time.time())
+            oldest = time.monotonic() - SWEEP_INTERVAL_S
+            for claim, takeover in list(self._takeovers.items()):
+                if not takeover.is_running and takeover.due_at < oldest:
+                    del self._takeovers[claim]
+
+
+@dataclass(slots=True)
+class _Takeover:
+    """The takeovers of a claim by this process, one at a time for all requests with its key.
+
+    Each fences that of another process. Without pauses that grow, none would finish that takes
+    longer than until the next request with the key begins one.
+    """
+
+    is_running: bool = False
+    failures: int = 0
+    due_at: float = 0.0  # the next one; monotonic
+
+    def finish(self, backoff: BackoffPolicy) -> None:
+        self.is_running = False
+        self.failures += 1
+        self.due_at = time.monotonic() + backoff.compute_delay(self.failures, random.random)
 
 
 class _Attempt:

@@ -389,6 +389,36 @@ async def test_a_claim_that_was_taken_over_is_not_released_by_its_former_owner(k
     assert not any(isinstance(entry, BaseException) for entry in results), results
 
 
+async def test_replicas_do_not_take_a_request_over_from_each_other_without_end(kafka, topic):
+    """Each has several requests with the key, as a client repeats it. One of them began the next
+    takeover as soon as the one before was fenced, and none was ever done."""
+    name, log = topic(), topic(2)
+    async with (
+        running_replica(kafka, name, log, timeout="20s") as one,
+        running_replica(kafka, name, log, timeout="20s") as two,
+    ):
+
+        async def write(replica: LedgerReplica) -> None:
+            work = replica.build_work(b"k")
+
+            async def write_slowly(
+                by: TransactionalProducer, result: Callable[[bytes], ProducerRecord]
+            ) -> tuple[bytes, WrittenOffsets]:
+                await asyncio.sleep(2.0)
+                return await work(by, result)
+
+            await replica.ledger.run_once("k", DIGEST, write_slowly)
+
+        for replica in (one, two):
+            assert await replica.ledger.run_once("other", DIGEST, replica.build_work(b"o"))
+            now = time.time()
+            replica.ledger.claims.on_claim(KEY, Claim("killed", DIGEST, 0, now - 1.0), now)
+        requests = [asyncio.create_task(write(one)) for _ in range(8)]
+        await asyncio.sleep(1.0)
+        await asyncio.gather(*requests, *(write(two) for _ in range(8)))
+    assert read_values(kafka, name) == [b"k", b"o"]
+
+
 async def test_a_key_is_free_once_its_records_were_refused(kafka: Any, topic: Any):
     name, log = topic(configs={"max.message.bytes": "1000"}), topic(2)
     async with running_replica(kafka, name, log) as one, running_replica(kafka, name, log) as two:
