@@ -65,6 +65,8 @@ from .pending_records import (
 log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 32 << 20  # of all records that wait for Kafka's answer
+# Of that, by the records of one topic: the others are written while one cannot be.
+TOPIC_SHARE = 0.75
 CLOSE_TIMEOUT_S = 5.0  # seconds for accepted records to be written when the gateway closes
 REPLICATION_TIMEOUT_SHARE = 0.8  # of the request timeout: the broker gives up first, and says so
 # Before these are retried metadata is refreshed, as another broker may lead the partition by now.
@@ -103,7 +105,8 @@ class Producer:
     record. It watches a topic (`Cluster.metadata`) for as long as a record of it has no result,
     since leaders are known of watched topics only. Callers watch it, too: then its leaders are
     known at once. Every record that was accepted gets exactly one result, and until then counts in
-    `pending_bytes`; above `max_pending_bytes`, records are not accepted.
+    `pending_bytes`; above `max_pending_bytes`, or TOPIC_SHARE of it for one topic, records are not
+    accepted.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Producer:
         self._max_pending_bytes = max_pending_bytes
         self._codec = CODEC_IDS[compression]
         self._pending_bytes = 0
+        self._topic_bytes: Counter[str] = Counter()  # of `_pending_bytes`
         self._partitions: dict[TopicPartition, _PartitionQueue] = {}
         self._busy_nodes: set[int] = set()  # brokers with a request under way
         self._wake = asyncio.Event()  # something may have become due
@@ -188,9 +192,7 @@ class Producer:
         total = sum(sizes)
         # A call that is larger than the limit alone is accepted while nothing else waits, because
         # it would never be otherwise.
-        if self._closed or (
-            self._pending_bytes and self._pending_bytes + total > self._max_pending_bytes
-        ):
+        if self._closed or (self._pending_bytes and not self._has_capacity(records, total)):
             for record in records:
                 self.writes.records[record.tp.topic, "unsent"] += 1
             reason = "the gateway is closing" if self._closed else "too much waits to be written"
@@ -207,11 +209,19 @@ class Producer:
             if not outbox:  # until `_finish_records` has emptied it
                 self._cluster.metadata.acquire_watch(tp.topic)
             outbox.put(pending, size)
+            self._topic_bytes[tp.topic] += size
         batch.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire_batch, batch)
         self._pending_bytes += total
         self._wake.set()
         if not self._tasks:
             self._start_task(run_supervised(self._run, "writing to Kafka"))
+
+    def _has_capacity(self, records: Sequence[ProducerRecord], size: int) -> bool:
+        limit = self._max_pending_bytes
+        return self._pending_bytes + size <= limit and all(
+            self._topic_bytes[topic] + size <= limit * TOPIC_SHARE
+            for topic in {record.tp.topic for record in records}
+        )
 
     @property
     def pending_bytes(self) -> int:
@@ -480,11 +490,15 @@ class Producer:
 
         One exception for several records would gather tracebacks.
         """
+        topic = queue.tp.topic
         for index, record in enumerate(records):
             self._pending_bytes -= record.size
+            self._topic_bytes[topic] -= record.size
             record.batch.set_result(record.index, build_result(index))
+        if not self._topic_bytes[topic]:
+            del self._topic_bytes[topic]
         if records and not queue.outbox:
-            self._cluster.metadata.release_watch(queue.tp.topic)
+            self._cluster.metadata.release_watch(topic)
 
 
 def _estimate_sizes(records: Sequence[ProducerRecord]) -> list[int]:

@@ -245,6 +245,20 @@ async def test_no_more_waits_than_memory_allows(one):
         assert await producer.send(T, None, bytes(2000), timeout_s=LONG) == 0
 
 
+async def test_a_topic_that_cannot_be_written_leaves_memory_to_others(one):
+    """Records of one partition without a leader had all others refused while they waited."""
+    one.create_topic("u")
+    async with running_producer(one.bootstrap, "t", max_batch_bytes=4000) as (_, producer):
+        one.down(1)
+        waiting = producer.send(T, None, bytes(2500), timeout_s=LONG)
+        with pytest.raises(BrokerUnavailable, match="too much waits to be written"):
+            producer.send(T, None, bytes(1000), timeout_s=LONG)
+        other = producer.send(TopicPartition("u", 0), None, bytes(1000), timeout_s=LONG)
+        one.up(1)
+        assert (await waiting, await other) == (0, 0)
+        assert producer.pending_bytes == 0
+
+
 async def test_closing_writes_what_was_taken_on(one):
     async with running_producer(one.bootstrap, "t") as (kafkas, producer):
         futures = [producer.send(T, None, b"%d" % n, timeout_s=LONG) for n in range(10)]
