@@ -210,8 +210,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Count the bytes that the client does not read."""
         super().pause_writing()
-        if self._body_limits is None:  # the co-hosted app limits its responses itself
-            hold_unsent(self.CLIENT_MEMORY, self, self.transport)
+        hold_unsent(self.CLIENT_MEMORY, self, self.transport)
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -539,6 +539,31 @@ def test_pipelined_requests_count_until_they_are_answered(on_loop):
             assert CountingProtocol.CLIENT_MEMORY.by_part[HeldPart.RECEIVED] < 3 * len(post)
 
 
+class OwningApp:
+    """A co-hosted app that has all paths."""
+
+    def owns_path(self, path: str) -> bool:
+        return True
+
+    def get_body_limits(self, content_type: bytes) -> tuple[float, float]:
+        return 1000, 10.0
+
+
+class CoHostingProtocol(CountingProtocol):
+    CLIENT_MEMORY = ClientMemory()
+    CO_HOSTED_APP = OwningApp()  # type: ignore[assignment]
+
+
+@on_both_loops
+def test_unread_responses_of_a_co_hosted_app_count(on_loop):
+    """24 clients that did not read answers of the sidecar had 1 GB, beyond `memory`."""
+    memory = CoHostingProtocol.CLIENT_MEMORY
+    with RawConnection(on_loop(CoHostingProtocol).port, receive_buffer=4096) as wire:
+        wire.send_bytes(build_request("/large"))
+        wait_until(lambda: memory.by_part[HeldPart.UNSENT] > 1 << 20, "they do not count")
+    wait_until(lambda: not memory.total, "they count for ever")
+
+
 class ForgettingNothing(GatewayProtocol):
     """Its timers never end by themselves."""
 
