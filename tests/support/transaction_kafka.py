@@ -46,6 +46,7 @@ class TransactionKafka:
     cluster: What a producer needs of a `Cluster`. commits: How many requests to commit came.
     keeps_connection: Whether its connections are open after an answer.
     failure: What every request raises; None for none.
+    timeouts_ms: Of transactions, by transactional id.
     silent: The type of requests that have no answer at all; None for none.
     watched: The topics that are watched by `watching`, as often as they are.
     """
@@ -57,6 +58,7 @@ class TransactionKafka:
         self.commits = 0
         self.failure: KafkaError | None = None
         self.silent: type | None = None
+        self.timeouts_ms: dict[str | None, int] = {}
         self.watched: list[str] = []
         self._answers = list(answers)
         self._connection = SimpleNamespace(is_open=keeps_connection)
@@ -85,6 +87,7 @@ class TransactionKafka:
             await asyncio.get_running_loop().create_future()
         match request:
             case InitProducerIdRequest():
+                self.timeouts_ms[request.transactional_id] = request.timeout_ms
                 return InitProducerIdResponse(0, 0, ProducerIdAndEpoch(7, 0))
             case AddPartitionsToTxnRequest():
                 return PartitionErrorsResponse(0, dict.fromkeys(request.tps, 0))

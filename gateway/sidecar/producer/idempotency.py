@@ -111,6 +111,7 @@ class IdempotencyStore:
         self._outages = context.cluster.outages
         self._section = section
         self._timeout_s = settings.timeout
+        self._transaction_timeout_s = settings.transaction_timeout
         # A second more than its owner may take to write: a request that is in time keeps its claim.
         self._claim_timeout_s = settings.timeout + 1.0
         self._transaction_pool = transaction_pool
@@ -239,7 +240,9 @@ class IdempotencyStore:
         this claim is in the log by then, or never will be: it takes the transactional id, which is
         ours now.
         """
-        transactions = TransactionalProducer(self._context.cluster, first.owner)
+        transactions = TransactionalProducer(
+            self._context.cluster, first.owner, timeout=self._transaction_timeout_s
+        )
         try:
             await transactions.start()
         except KafkaError as exc:

@@ -110,7 +110,9 @@ class UnreadLedger:
         cluster.leader_for_partition = lambda tp: None
         context: Any = SimpleNamespace(cluster=cluster, get_topic=get_topic, producer=self)
         idempotency = Idempotency(topic=found.name)
-        section = Producer.model_validate({"timeout": timeout, "idempotency": idempotency})
+        section = Producer.model_validate(
+            {"timeout": timeout, "transactionTimeout": "7s", "idempotency": idempotency}
+        )
         self.pool = TransactionPool(context, 30.0)
         self.store = IdempotencyStore(context, section, self.pool)
 
@@ -235,6 +237,7 @@ async def test_nothing_is_done_in_place_of_an_owner_before_its_key_is_read_to_th
         with pytest.raises(BrokerUnavailable, match="it may have been done"):
             await ledger.store.run_once("k", DIGEST, note_work)
     assert not done
+    assert ledger.kafka.timeouts_ms["another"] == 7000  # it was 30 s, whatever is configured
 
 
 async def test_the_topic_is_watched_while_it_is_read():
