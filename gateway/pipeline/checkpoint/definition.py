@@ -34,6 +34,9 @@ _EXCLUDED_OPTIONS = {
     "tables",
 }
 _PARTITIONS_KEY = "state.partitions"
+INPUT_PREFIX = "input "
+"""Of the names of inputs in `describe_rows`. No option has such a name, whereas a table may be
+named `sql`."""
 _WORD_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -69,8 +72,7 @@ def describe_rows(
     settings = {"to.key": key_columns, **options}
     for name, input in get_inputs(job).items():
         kept = {k: v for k, v in types[name].items() if used is None or k in used}
-        # No option has such a name, whereas a table may be named `sql`.
-        settings[f"input {name}"] = _describe_input(input, used) | {"types": kept}
+        settings[f"{INPUT_PREFIX}{name}"] = _describe_input(input, used) | {"types": kept}
     return settings
 
 

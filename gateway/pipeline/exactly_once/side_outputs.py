@@ -3,14 +3,18 @@
 Gaps are looked for before each batch. Late and undecodable records are looked for in several
 batches at once, by one job of Spark every `SCAN_INTERVAL_S` seconds at most, because one job per
 batch takes as long as a small batch itself. Only batches are scanned in which Spark's progress
-counted such records. A query that waits for records scans the rest (`scan_idle`), because an idle
-topic has no next batch. The ledger has the last batch that was scanned. A new process has no
-progress of earlier batches, so before its first batch, or when it first waits, it scans all that
-were not scanned. Each record is written exactly once.
+counted such records. A query that waits for records, or ends, scans the rest (`scan_idle`,
+`finish`), because an idle topic has no next batch. Each record is written exactly once.
+
+The checkpoint has the last batch that was scanned, and by which settings the batches after it were
+read (`scanned.json`). A new process has no progress of earlier batches, so before its first batch,
+or when it first waits, it scans all that were not scanned. It does so by the settings of the
+process that read them: by its own, a record that was invalid before would be written nowhere.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.config.sections.job import Input, Output
 from gateway.config.sections.settings import Settings
-from gateway.errors import PipelineError
+from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline import topics
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Sources
 from gateway.pipeline.progress import counts
@@ -30,12 +34,13 @@ from gateway.telemetry import catalog
 
 from .gaps import GapReporter
 from .ledger import Ledger, open_ledger
-from .producers import LedgerProducer, TransactionInterrupted
 from .recreated_topics import ReadTopic
 from .side_output import LateFilter, SideOutput, SideOutputKind, side_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from gateway.pipeline.state.files import Files
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +49,7 @@ BatchCounter = Callable[[int], Mapping[str, int] | None]
 the name of their input; None if they are unknown."""
 
 
+SCANNED_FILE = "scanned.json"
 SCAN_INTERVAL_S = 10.0
 MAX_SCAN_BATCHES = 50
 
@@ -53,6 +59,20 @@ class WrittenBatch(NamedTuple):
 
     batch: BatchOffsets
     counts: Mapping[str, int] | None
+
+
+class ScanState(NamedTuple):
+    """The content of `SCANNED_FILE`.
+
+    Attributes:
+        batch: The last batch that was scanned, or -1.
+        inputs: The options of the inputs, by name, by which the batches after it were read.
+        output: The topic whose ledger has the side outputs' entries, and its cluster.
+    """
+
+    batch: int
+    inputs: Mapping[str, Any]
+    output: Mapping[str, Any]
 
 
 # By query id. Spark keeps references to the objects of a query that has ended, so a new run of the
@@ -79,6 +99,7 @@ class SideOutputs:
         output: Output,
         settings: Settings,
         checkpoint: Checkpoint,
+        files: Files,
         *,
         sources: Sources,
         late_filters: Mapping[str, LateFilter],
@@ -86,15 +107,19 @@ class SideOutputs:
         retained_batches: int = 100,
         read_topics: tuple[ReadTopic, ...] = (),
         clock: Callable[[], float] = time.monotonic,
+        create_side_output: Callable[..., SideOutput] = SideOutput,
     ) -> None:
         """Close the side outputs of the query's previous run, and register this run.
 
         Args:
+            files: The files of the checkpoint.
             retained_batches: The number of batches whose offsets Spark keeps. Pending batches are
                 fewer, so that the next process can still read their offsets.
         """
         self._job = job
+        self._spark = spark
         self._checkpoint = checkpoint
+        self._files = files
         self._sources = sources
         self._late_filters = late_filters
         self._get_counts = get_counts
@@ -103,33 +128,19 @@ class SideOutputs:
         self._settings = settings
         self._inputs = inputs
         self._query_id = query_id
-        self.side_outputs = {
-            name: SideOutput(
-                spark,
-                query_id,
-                name,
-                job_input,
-                find_cluster(settings.clusters, job_input.kafka),
-                output,
-                self._output_cluster,
-                checkpoint,
-                settings.catalogs,
-                read_topics,
-            )
-            for name, job_input in inputs.items()
-            if job_input.on_invalid == "dead-letter"
-            or (name in late_filters and job_input.late == "topic")
-        }
+        self._read_topics = read_topics
+        self._create_side_output = create_side_output
+        self._side_outputs = self._create_side_outputs(inputs, output)
         self._gap_reporters: dict[str, GapReporter] = {}
         self._exit_stack = ExitStack()
         self._pending_batches: list[WrittenBatch] = []
         self._current_batch: BatchOffsets | None = None
-        self._ledger_producer: LedgerProducer | None = None
         # One less than Spark keeps, because the batch that runs has offsets, too.
         self._max_pending = min(MAX_SCAN_BATCHES, max(1, retained_batches - 1))
         self._clock = clock
         self._scanned_at = 0.0  # seconds of the clock
         self._has_scanned_earlier = False  # whether the batches of earlier processes are scanned
+        self._scan_state: ScanState | None = None  # that this process has stored
         self._lock = Lock()
         close(query_id)
         _running_outputs[query_id] = self
@@ -138,7 +149,7 @@ class SideOutputs:
         """Scan the batches before a batch if that is due, and report the gaps before it."""
         with self._lock:
             batch = self._checkpoint.read_batch(epoch)
-            if self.side_outputs:
+            if self._side_outputs or not self._has_scanned_earlier:
                 self._scan_when_due(epoch)
             self._current_batch = batch
             self._report_gaps(batch)
@@ -148,7 +159,7 @@ class SideOutputs:
 
         A failure is logged. The batches are then scanned by a later call or before the next batch.
         """
-        if not self.side_outputs or self._clock() - self._scanned_at < SCAN_INTERVAL_S:
+        if self._clock() - self._scanned_at < SCAN_INTERVAL_S:
             return
         with self._lock:
             if not self._has_left_records():
@@ -165,6 +176,8 @@ class SideOutputs:
     def _has_left_records(self) -> bool:
         if not self._has_scanned_earlier:
             return True
+        if not self._side_outputs:
+            return False
         counted = [written.counts for written in self._pending_batches]
         if self._current_batch is not None:
             counted.append(self._get_counts(self._current_batch.number))
@@ -177,47 +190,49 @@ class SideOutputs:
 
     def _scan_rest(self) -> None:
         committed = self._checkpoint.read_last_committed()
-        if committed is None or not self.side_outputs:
-            self._has_scanned_earlier = True
+        if committed is None:
             return
         # None, so that a later batch of this run would look for unscanned batches again.
         last, self._current_batch = self._current_batch, None
         if last is not None and last.number == committed:
             self._pending_batches.append(WrittenBatch(last, self._get_counts(committed)))
-            self._scan_pending(committed, is_repeated=False)
+            self._scan_pending(committed, self._side_outputs)
         else:
             # This process has not begun the last batch, so it knows nothing of the batches before.
-            self._pending_batches = self._find_unscanned(committed + 1)
-            self._scan_pending(committed, is_repeated=True)
+            self._scan_earlier(committed + 1)
 
     def close(self) -> None:
         with self._lock:
             self._exit_stack.close()
-            self._ledger_producer = None
 
     def _scan_when_due(self, epoch: int) -> None:
         # Spark begins a batch only after the previous one is written, so all before it are.
-        is_first = self._current_batch is None
-        if is_first:
-            self._pending_batches = self._find_unscanned(epoch)
-        elif self._current_batch is not None and self._current_batch.number == epoch - 1:
+        if self._current_batch is None:
+            self._scan_earlier(epoch)
+            self._scanned_at = self._clock()
+            return
+        if self._current_batch.number == epoch - 1:
             self._pending_batches.append(
                 WrittenBatch(self._current_batch, self._get_counts(epoch - 1))
             )
         elapsed = self._clock() - self._scanned_at
-        is_full = len(self._pending_batches) >= self._max_pending
-        if is_first or elapsed >= SCAN_INTERVAL_S or is_full:
-            self._scan_pending(epoch - 1, is_repeated=is_first)
+        if elapsed >= SCAN_INTERVAL_S or len(self._pending_batches) >= self._max_pending:
+            self._scan_pending(epoch - 1, self._side_outputs)
             self._scanned_at = self._clock()
 
-    def _find_unscanned(self, epoch: int) -> list[WrittenBatch]:
-        """Return the batches before an epoch that an earlier process has not scanned.
+    def _scan_earlier(self, epoch: int) -> None:
+        """Scan the batches before an epoch that an earlier process has left, by its settings."""
+        stored = self._read_scan_state()
+        side_outputs = self._side_outputs
+        # Without a file, an older version of the gateway wrote the checkpoint: the last batch.
+        scanned = max(-1, epoch - 2) if stored is None else stored.batch
+        self._pending_batches = self._find_unscanned(epoch, scanned)
+        if self._pending_batches and stored is not None:
+            side_outputs = self._create_earlier_outputs(stored)
+        self._scan_pending(epoch - 1, side_outputs, is_repeated=True)
 
-        If the ledger has no position, as when a checkpoint was restored, only the last batch is
-        returned.
-        """
-        position = self.ledger.read_values([self._ledger_key]).get(self._ledger_key)
-        scanned = int(position["to"]) if position is not None else max(-1, epoch - 2)
+    def _find_unscanned(self, epoch: int, scanned: int) -> list[WrittenBatch]:
+        """Return the batches before an epoch and after the one that was scanned last."""
         unscanned: list[WrittenBatch] = []
         for number in range(epoch - 1, scanned, -1):
             try:
@@ -231,33 +246,36 @@ class SideOutputs:
                 break
         return unscanned
 
-    def _scan_pending(self, epoch: int, *, is_repeated: bool) -> None:
+    def _scan_pending(
+        self, epoch: int, side_outputs: Mapping[str, SideOutput], *, is_repeated: bool = False
+    ) -> None:
         """Write the late and the undecodable records of all pending batches.
 
         Args:
             epoch: The last of these batches, or the last batch before this process.
             is_repeated: Whether an earlier process may have written some of the records.
         """
-        for name, side_output in self.side_outputs.items():
+        for name, side_output in side_outputs.items():
             if side_output.input.on_invalid == "dead-letter":
-                batches = self._select_batches(name, "dlq", name, is_repeated=is_repeated)
-                self._log_sent(name, "dlq", batches, side_output.write_invalid(batches))
+                batches = self._select_batches(side_output, "dlq", name, is_repeated=is_repeated)
+                self._log_sent(side_output, "dlq", batches, side_output.write_invalid(batches))
             late_filter = self._late_filters.get(name)
             if late_filter and side_output.input.late == "topic":
-                batches = self._select_batches(name, "late", "late", is_repeated=is_repeated)
-                self._log_sent(name, "late", batches, side_output.write_late(batches, late_filter))
+                batches = self._select_batches(side_output, "late", "late", is_repeated=is_repeated)
+                count = side_output.write_late(batches, late_filter)
+                self._log_sent(side_output, "late", batches, count)
         self._pending_batches.clear()
         self._has_scanned_earlier = True
-        self._store_scan_position(epoch)
+        self._store_scan_state(epoch)
 
     def _select_batches(
-        self, input_name: str, kind: SideOutputKind, count_key: str, *, is_repeated: bool
+        self, side_output: SideOutput, kind: SideOutputKind, count_key: str, *, is_repeated: bool
     ) -> list[BatchOffsets]:
         """Return the pending batches to scan, from the first that has such records to the last."""
         pending = self._pending_batches
         if is_repeated and pending:
             last = pending[-1].batch.number
-            last_written = self.side_outputs[input_name].read_last_batch(kind, last)
+            last_written = side_output.read_last_batch(kind, last)
             pending = [written for written in pending if written.batch.number > last_written]
         indexes = [
             i
@@ -266,27 +284,66 @@ class SideOutputs:
         ]
         # The batches in between are read, too: one range of offsets is one read of Kafka.
         span = pending[indexes[0] : indexes[-1] + 1] if indexes else []
-        return [self._sources.select(written.batch, input_name) for written in span]
+        return [self._sources.select(written.batch, side_output.input_name) for written in span]
 
-    def _store_scan_position(self, epoch: int) -> None:
-        """Store the last scanned batch in the ledger. After a failure it is scanned again."""
-        ledger, timeout = self.ledger, self._output.transaction_timeout
+    def _create_side_outputs(
+        self, inputs: Mapping[str, Input], output: Output
+    ) -> dict[str, SideOutput]:
+        clusters = self._settings.clusters
+        return {
+            name: self._create_side_output(
+                self._spark,
+                self._query_id,
+                name,
+                job_input,
+                find_cluster(clusters, job_input.kafka),
+                output,
+                find_cluster(clusters, output.kafka),
+                self._checkpoint,
+                self._settings.catalogs,
+                self._read_topics,
+            )
+            for name, job_input in inputs.items()
+            if job_input.on_invalid == "dead-letter"
+            or (name in self._late_filters and job_input.late == "topic")
+        }
+
+    def _create_earlier_outputs(self, stored: ScanState) -> Mapping[str, SideOutput]:
+        """Return the side outputs of the batches that were read by stored settings.
+
+        Raises:
+            CheckpointRefused: The settings cannot be used any more, as their cluster is gone.
+        """
+        if stored == self._describe_scan(stored.batch):
+            return self._side_outputs
+        log.info("%s: batches after %d are scanned as they were read", self._job, stored.batch)
         try:
-            if self._ledger_producer is None:
-                transactional_id = f"{self._query_id}-beside"
-                self._ledger_producer = LedgerProducer(
-                    transactional_id, ledger.client_config, ledger.topic, timeout
-                )
-            self._ledger_producer.begin()
-            self._ledger_producer.write_entry(ledger.topic, 0, self._ledger_key, {"to": epoch})
-            self._ledger_producer.commit()
-        except TransactionInterrupted as error:
-            self._ledger_producer = None
-            log.warning("%s: the next start scans batch %d again: %s", self._job, epoch, error)
+            inputs = {name: Input.model_validate(each) for name, each in stored.inputs.items()}
+            output = self._output.model_copy(update={"kafka": None, **stored.output})
+            return self._create_side_outputs(inputs, output)
+        except (ValueError, PipelineError) as error:
+            problem = "late and invalid records of earlier settings are not written yet"
+            raise CheckpointRefused(
+                f"job {self._job}: {problem}, and cannot be: {error}; take the change back until "
+                f"the job has ended, or remove {SCANNED_FILE} from the checkpoint to leave them out"
+            ) from None
 
-    @property
-    def _ledger_key(self) -> str:
-        return f"{self._query_id}|beside"
+    def _describe_scan(self, batch: int) -> ScanState:
+        options = {"topic", "kafka", "value", "time", "on_invalid", "late"}
+        inputs = {name: _dump(each, options) for name, each in self._inputs.items()}
+        return ScanState(batch, inputs, _dump(self._output, {"topic", "kafka"}))
+
+    def _read_scan_state(self) -> ScanState | None:
+        try:
+            return ScanState(**json.loads(self._files.read(SCANNED_FILE)))
+        except FileNotFoundError:
+            return None
+
+    def _store_scan_state(self, epoch: int) -> None:
+        state = self._describe_scan(epoch)
+        if state != self._scan_state:
+            self._files.write(SCANNED_FILE, json.dumps(state._asdict(), indent=1).encode())
+            self._scan_state = state
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -295,10 +352,14 @@ class SideOutputs:
         return open_ledger(output.topic, output.writers, output.transaction_timeout, client_config)
 
     def _log_sent(
-        self, input_name: str, kind: SideOutputKind, batches: Sequence[BatchOffsets], count: int
+        self,
+        side_output: SideOutput,
+        kind: SideOutputKind,
+        batches: Sequence[BatchOffsets],
+        count: int,
     ) -> None:
         if count:
-            topic = side_topic(self._inputs[input_name].topic, kind)
+            topic = side_topic(side_output.input.topic, kind)
             first, last = batches[0].number, batches[-1].number
             log.info(
                 "%s: %d records of batches %d to %d to %s", self._job, count, first, last, topic
@@ -332,6 +393,10 @@ class SideOutputs:
         return self._gap_reporters[input_name]
 
 
+def _dump(section: Input | Output, options: set[str]) -> dict[str, Any]:
+    return section.model_dump(mode="json", by_alias=True, include=options, exclude_none=True)
+
+
 def finish(query_id: str) -> None:
     if outputs := _running_outputs.get(query_id):
         outputs.finish()
@@ -351,11 +416,13 @@ def create_batch_counter(get_query: Any) -> BatchCounter:
     """Return a function that reads the counts of a batch from the progress of a query.
 
     It only reads the newest progress. `recentProgress` would parse a hundred JSON documents in
-    every batch.
+    every batch. The query is kept, because Spark does not find one that has ended.
     """
+    query = None
 
     def get_counts(epoch: int) -> Mapping[str, int] | None:
-        query = get_query()
+        nonlocal query
+        query = query or get_query()
         progress = None if query is None else query.lastProgress
         return _parse_counts(progress) if progress and progress["batchId"] == epoch else None
 

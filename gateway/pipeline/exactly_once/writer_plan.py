@@ -37,6 +37,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.errors import CheckpointRefused
+from gateway.pipeline.checkpoint.definition import INPUT_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,28 +111,28 @@ def verify_settings(
     """Verify that an epoch that some writers have committed gets the same rows and keys again.
 
     With other keys, a row goes to another writer. It is lost if only that one has committed, and
-    comes twice if only the writer before has.
+    comes twice if only the writer before has. Nor may the inputs change if all have committed: a
+    record that was invalid then and is a row by now would be lost.
 
     Args:
         settings: `compute_key_digests` of the job. Settings that the entries do not have are new
             with this version of the gateway, and are not compared.
 
     Raises:
-        CheckpointRefused: Settings have changed, and some writers have not committed.
+        CheckpointRefused: Settings have changed.
     """
     begun = [entry for entry in entries if entry.epoch == epoch]
-    if not begun or len(begun) == begun[0].writers:
-        return
     changed = {
         name
         for entry in begun
         for name, digest in entry.settings.items()
         if settings.get(name) != digest
+        and (len(begun) < entry.writers or name.startswith(INPUT_PREFIX))
     }
     if changed:
         raise CheckpointRefused(
             f"batch {epoch} was interrupted after {len(begun)} of {begun[0].writers} writers had "
-            f"committed, and would be finished with other keys, as these were changed since: "
+            f"committed, and would be finished with other rows, as these were changed since: "
             f"{', '.join(sorted(changed))}; take that back until the batch is finished, then "
             "change it again"
         )

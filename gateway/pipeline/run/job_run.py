@@ -50,7 +50,8 @@ class JobRun:
         """Prepare the run; the first `poll` starts the query.
 
         Args:
-            finish: Does the remaining work when a query has ended without failure.
+            finish: Does the remaining work when a query has ended without failure, or was stopped
+                between two batches.
             find_recreated: Returns the error if a topic of the running query was recreated.
             on_waiting: Called by each `poll` that finds the query waiting for records.
         """
@@ -124,9 +125,19 @@ class JobRun:
         return self._is_query_idle(self._query)
 
     def stop(self) -> None:
-        """Stop the query now, even in the middle of a batch, and end the job."""
+        """Stop the query now, even in the middle of a batch. `end` follows."""
         if self._query is not None:
             self._query.stop()
+
+    def end(self, *, is_over: bool) -> None:
+        """End the job after `stop`, and do the remaining work of a query unless time is over."""
+        if self._query is not None and not is_over:
+            try:
+                with log_context(job=self.job.name):
+                    self._finish()
+            except Exception as error:
+                reason = classify_error(error).reason
+                log.warning("job %s: the next start does the rest: %s", self.job.name, reason)
         self._query = None
         self._close()
 

@@ -471,6 +471,7 @@ def _create_side_outputs(
         output,
         settings,
         Checkpoint(job_checkpoint.location, spark),
+        open_files(job_checkpoint.location, spark),
         sources=sources,
         late_filters={
             name: create_late_filter(module, job, name)

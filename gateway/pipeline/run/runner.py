@@ -298,9 +298,10 @@ def poll_runs(
 
 
 def stop_runs(runs: Sequence[JobRun], timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Stop each run after its current batch, or when the time is over."""
+    """Stop each run after its current batch, or when the time is over, and end them."""
     deadline = time.monotonic() + timeout_s
-    pending = [run for run in runs if not run.is_done]
+    running = [run for run in runs if not run.is_done]
+    pending = list(running)
     while pending:
         is_over = time.monotonic() >= deadline
         for run in pending:
@@ -310,6 +311,8 @@ def stop_runs(runs: Sequence[JobRun], timeout_s: float = STOP_TIMEOUT_S) -> None
             pending.remove(run)
         # Short, because a query with a short trigger is idle only for moments.
         time.sleep(0.005 if pending else 0)
+    for run in running:
+        run.end(is_over=time.monotonic() >= deadline)
 
 
 @contextmanager

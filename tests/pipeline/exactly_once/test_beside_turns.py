@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config import Kafka, Settings
 from gateway.config.sections.job import Input, Output
-from gateway.errors import PipelineError
+from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Sources
-from gateway.pipeline.exactly_once import side_outputs as module
-from gateway.pipeline.exactly_once.side_outputs import SCAN_INTERVAL_S, SideOutputs
+from gateway.pipeline.exactly_once.side_outputs import SCAN_INTERVAL_S, SCANNED_FILE, SideOutputs
+from gateway.pipeline.state.files import LocalFiles
 
-INPUT = Input.model_validate({"topic": "clicks", "onInvalid": "skip", "onDataLoss": "fail"})
+READ = {"topic": "clicks", "onInvalid": "skip", "onDataLoss": "fail"}
 
 
 class Held:
@@ -36,46 +38,67 @@ class Held:
 
 
 class Told:
-    """A side that knows what was sent, and a ledger that knows how far was looked."""
+    """What was looked at and sent by all processes, which share a checkpoint."""
 
-    input = INPUT
-
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        self.files = LocalFiles(directory)
         self.looked: list[list[int]] = []
-        self.sent, self.entry = -1, {}  # type: int, dict[str, Any]
+        self.by: list[tuple[Input, Output]] = []  # the settings by which it was
+        self.sent = -1
+
+    @property
+    def scanned(self) -> int:
+        return int(json.loads(self.files.read(SCANNED_FILE))["batch"])
+
+
+class Side:
+    def __init__(self, told: Told, job_input: Input, output: Output) -> None:
+        self.told, self.input, self.output, self.input_name = told, job_input, output, "from"
 
     def read_last_batch(self, kind: str, epoch: int) -> int:
-        return self.sent
+        return self.told.sent
 
-    def write_late(self, batches: Sequence[BatchOffsets], _: Any) -> int:
-        self.looked += [[each.number for each in batches]] if batches else []
+    def write_invalid(self, batches: Sequence[BatchOffsets]) -> int:
+        if batches:
+            self.told.looked.append([each.number for each in batches])
+            self.told.by.append((self.input, self.output))
         return 0
 
-    def read_values(self, keys: Sequence[str]) -> Mapping[str, Any]:
-        return {key: self.entry for key in keys if self.entry}
+    def write_late(self, batches: Sequence[BatchOffsets], _: Any) -> int:
+        return self.write_invalid(batches)
 
 
 class Process:
     """One that runs the batches of a query. counts: late rows by batch, as progress says."""
 
-    def __init__(self, told: Told, counts: Mapping[int, int] | None = None, first: int = 0) -> None:
+    def __init__(
+        self,
+        told: Told,
+        counts: Mapping[int, int] | None = None,
+        first: int = 0,
+        to: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         self.now = 0.0
         self.held = Held(first)
+        servers = {name: {"servers": ["localhost:9092"]} for name in ("eu", "us")}
         self.beside = SideOutputs(
             None,  # type: ignore[arg-type]
             "job",
             "query",
-            {"from": INPUT},
-            Output(topic="out"),
-            Settings(kafka=Kafka(servers=["localhost:9092"])),
+            {"from": Input.model_validate({"kafka": "eu", **READ, **settings})},
+            Output.model_validate({"topic": "out", "kafka": "eu", **(to or {})}),
+            Settings(kafka={name: Kafka(**each) for name, each in servers.items()}),
             self.held,  # type: ignore[arg-type]
+            told.files,
             sources=Sources(("from",), ("from",)),
             late_filters={"from": lambda rows, held: rows},
             get_counts=lambda epoch: {"late": (counts or {}).get(epoch, 0)},
             clock=lambda: self.now,
+            create_side_output=lambda _spark, _query, _name, job_input, _cluster, output, *_: Side(  # type: ignore[arg-type, return-value]
+                told, job_input, output
+            ),
         )
-        self.beside.__dict__["ledger"] = told
-        self.beside.side_outputs = {"from": told}  # type: ignore[dict-item]
 
     def batches(self, numbers: Sequence[int], seconds: float = 1.0) -> None:
         for number in numbers:
@@ -84,50 +107,42 @@ class Process:
             self.held.last = number
 
 
-@pytest.fixture(autouse=True)
-def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(self: SideOutputs, epoch: int) -> None:
-        self.ledger.entry = {"to": epoch}  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(module.SideOutputs, "_store_scan_position", told)
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    return Told(tmp_path)
 
 
-def test_several_batches_are_looked_at_together_from_the_first_with_any_to_the_last():
-    told = Told()
+def test_several_batches_are_looked_at_together_from_the_first_with_any_to_the_last(told):
     Process(told, {2: 1, 3: 0, 5: 4, 8: 0}).batches(range(15))
     assert told.looked == [[2, 3, 4, 5]]
-    assert told.entry == {"to": SCAN_INTERVAL_S - 1}
+    assert told.scanned == SCAN_INTERVAL_S - 1
 
 
-def test_long_batches_are_looked_at_one_by_one_and_those_without_any_not_at_all():
-    told = Told()
+def test_long_batches_are_looked_at_one_by_one_and_those_without_any_not_at_all(told):
     Process(told, {0: 1, 2: 1}).batches(range(5), seconds=SCAN_INTERVAL_S)
     assert told.looked == [[0], [2]]
 
 
-def test_the_next_process_looks_at_what_is_left_before_its_first_batch():
-    told = Told()
+def test_the_next_process_looks_at_what_is_left_before_its_first_batch(told):
     Process(told, {1: 1}).batches(range(5))
     assert told.looked == []
     Process(told).batches([5])
     assert told.looked == [[0, 1, 2, 3, 4]]
-    assert told.entry == {"to": 4}
+    assert told.scanned == 4
 
 
-def test_what_is_left_at_the_end_of_all_there_was_is_looked_at_then():
+def test_what_is_left_at_the_end_of_all_there_was_is_looked_at_then(told):
     """It was left to the next process, and that one looked only if there were new records."""
-    told = Told()
     process = Process(told, {1: 1, 3: 1})
     process.batches(range(4))
     process.beside.finish()
     assert told.looked == [[1, 2, 3]]
-    assert told.entry == {"to": 3}
+    assert told.scanned == 3
     process.beside.finish()
     assert told.looked == [[1, 2, 3]]
 
 
-def test_a_process_without_new_records_looks_at_what_the_one_before_left():
-    told = Told()
+def test_a_process_without_new_records_looks_at_what_the_one_before_left(told):
     Process(told, {1: 1}).batches(range(4))
     process = Process(told)
     process.held.last = 3
@@ -135,30 +150,71 @@ def test_a_process_without_new_records_looks_at_what_the_one_before_left():
     assert told.looked == [[0, 1, 2, 3]]
 
 
-def test_what_was_sent_before_a_crash_is_not_looked_at_again():
-    told = Told()
+def test_what_was_sent_before_a_crash_is_not_looked_at_again(told):
     Process(told).batches(range(5))
-    told.sent = 2  # and then it crashed: how far was looked is not told
+    told.sent = 2  # and then it crashed: how far was looked is not stored
     Process(told).batches([5])
     assert told.looked == [[3, 4]]
 
 
-def test_a_batch_that_is_run_again_is_looked_at_once():
-    told = Told()
+def test_a_batch_that_is_run_again_is_looked_at_once(told):
     Process(told).batches(range(4))
     Process(told).batches([3])
     Process(told).batches([3, 4])
     assert told.looked == [[0, 1, 2]]
 
 
-def test_batches_that_spark_has_forgotten_are_left():
-    told = Told()
+def test_batches_that_spark_has_forgotten_are_left(told):
     Process(told).batches(range(2))
     Process(told, first=7).batches([9])
     assert told.looked == [[7, 8]]
 
 
-def test_without_a_word_in_the_ledger_it_is_the_last_batch():
-    told = Told()
+def test_without_a_word_in_the_checkpoint_it_is_the_last_batch(told):
     Process(told).batches([40])
     assert told.looked == [[39]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "output"),
+    [
+        ({"value": {"fields": {"n": "string"}}}, "out"),
+        ({"late": "skip"}, "out"),
+        ({"to": {"topic": "other"}}, "other"),
+        ({"to": {"kafka": "us"}}, "out"),
+    ],
+)
+def test_batches_of_an_earlier_process_are_judged_by_its_settings(
+    told: Told, changes: dict[str, Any], output: str
+):
+    """A record that was invalid by the types before, and would be a row by those now, was nowhere.
+    And another output has no entries: some dead letters came twice, others not at all."""
+    before = {"value": {"fields": {"n": "int"}}}
+    Process(told, **before).batches(range(3))
+    process = Process(told, {3: 1}, **{**before, **changes})
+    process.batches([3, 4])
+    assert told.looked[0] == [0, 1, 2]
+    by, to = told.by[0]
+    assert (by.value.fields, by.late, to.topic, to.kafka) == ({"n": "int"}, "topic", "out", "eu")
+    process.beside.finish()
+    if "late" not in changes:
+        assert told.looked[1:] == [[3]]
+        assert told.by[1][1].topic == output
+    assert told.scanned == 4
+
+
+def test_what_was_left_out_on_purpose_is_not_looked_at_when_that_changes(told):
+    Process(told, late="skip").batches(range(3))
+    Process(told).batches([3])
+    assert told.looked == []
+    Process(told).batches([4])
+    assert told.looked == [[3]]
+
+
+def test_settings_whose_cluster_is_gone_are_named(told):
+    Process(told).batches(range(3))
+    state = json.loads(told.files.read(SCANNED_FILE))
+    state["output"]["kafka"] = "gone"
+    told.files.write(SCANNED_FILE, json.dumps(state).encode())
+    with pytest.raises(CheckpointRefused, match=r"no cluster 'gone'.* remove scanned\.json"):
+        Process(told).batches([3])

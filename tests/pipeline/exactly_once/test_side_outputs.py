@@ -91,6 +91,30 @@ def test_both_sides_of_a_join_tell_their_own_records_of_one_topic(kafka, spark, 
 
 
 @pytest.mark.needs("java17")
+def test_invalid_records_are_written_once_also_if_types_and_output_change(kafka, spark, tmp_path):
+    """What had not been looked at was neither a row nor a dead letter, and the rest came twice."""
+    clicks, to, other = (kafka.create_unique_topic() for _ in range(3))
+
+    def run(topic: str, n: str, values: list[bytes]) -> None:
+        read = {"topic": clicks, "maxRecords": 1, "value": {"fields": {"n": n}}}
+        job = {
+            **{"name": "few", "type": "query", "trigger": "available-now"},
+            **{"tables": {"t": read}, "sql": "SELECT n FROM t", "to": {"topic": topic}},
+        }
+        _produce(kafka, clicks, values)
+        _run(spark, tmp_path, {"servers": [kafka.bootstrap_servers]}, job)
+
+    run(to, "int", [b'{"n": 1}', b"bad", b'{"n": "x"}'])
+    run(other, "string", [b'{"n": "y"}'])
+    run(other, "string", [b"worse"])
+    run(other, "string", [b'{"n": "z"}'])
+    assert _told(kafka, to) == [b'{"n":1}']
+    assert sorted(map(str, _told(kafka, other))) == [str(b'{"n":"y"}'), str(b'{"n":"z"}')]
+    dead = [b"bad", b"worse", b'{"n": "x"}']
+    assert sorted(map(str, _told(kafka, f"{clicks}.dlq"))) == sorted(map(str, dead))
+
+
+@pytest.mark.needs("java17")
 def test_two_clusters_with_a_topic_of_one_name_are_told_apart(kafka, spark, tmp_path):
     """One cluster's position was held against the other's log start, a gap that there was not;
     then the one was read up to the other's end, for ever."""

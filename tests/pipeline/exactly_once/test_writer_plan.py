@@ -97,6 +97,10 @@ def test_changed_settings_are_refused_while_some_writers_have_committed_the_epoc
     verify_settings([begun], 7, before | {"new with this version": "d"})
     verify_settings([begun], 8, now)
     verify_settings([begun, begun], 7, now)  # all have: nothing is written again
+    # But what was no row then would not be written now.
+    read = LedgerEntry(7, 2, "seven", {"input clicks": "before"})
+    with pytest.raises(CheckpointRefused, match=r"2 of 2 writers .* since: input clicks; take"):
+        verify_settings([read, read], 7, {"input clicks": "now"})
     verify_settings([LedgerEntry(7, 2, "seven")], 7, now)  # of a former version
 
 

@@ -203,6 +203,7 @@ def test_what_is_held_is_let_go_with_the_job(world, run):
     run.poll()
     assert not let_go
     run.stop()
+    run.end(is_over=True)
     assert let_go == [1]
 
 
@@ -218,6 +219,28 @@ def test_a_batch_under_way_is_waited_for_and_not_for_ever(world, run):
     world.queries[1].busy = 10**9
     stop_runs([other], timeout_s=0)
     assert world.queries[1].stopped
+
+
+@pytest.mark.parametrize("error", [None, PipelineUnavailable("Kafka is away")])
+def test_what_is_left_is_done_before_the_process_ends_by_a_signal(world, error):
+    """The next start did it, by other settings if they had changed: dead letters were lost."""
+    finished = []
+
+    def finish():
+        finished.append([query.stopped for query in world.queries])
+        if error:
+            raise error
+
+    runs = [made(world, finish=finish), made(world, finish=finish)]
+    runs[0].poll()
+    runs[0].poll()
+    stop_runs(runs, timeout_s=30)
+    assert finished == [[True]]  # the other one has begun nothing
+    assert all(run.is_done and run.failure_reason is None for run in runs)
+    late = made(world, finish=finish)
+    late.poll()
+    stop_runs([late], timeout_s=0)
+    assert len(finished) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
