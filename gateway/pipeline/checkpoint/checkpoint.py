@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gateway.errors import PipelineError
+from gateway.pipeline.state.files import refuse_damaged
 
 from . import versions
 
@@ -135,12 +136,15 @@ class Checkpoint:
         text = self._read_text(f"offsets/{number}")
         if text is None:
             raise PipelineError(f"{self._location} has no offsets of batch {number} any more")
-        version, *lines = text.splitlines()
+        version, *lines = text.splitlines() or [""]
         if version != "v1" or not lines:
             problem = f"{self._location}/offsets/{number} is of version {version!r}, not v1"
             raise PipelineError(
                 f"{problem}; run it with the version of Spark that this gateway pins"
             )
+        with refuse_damaged(self._location, f"offsets/{number}"):
+            for line in lines:
+                _parse_object(line if line.startswith("{") else "{}")
         return lines
 
     def _read_initial_offsets(self) -> tuple[Offsets, ...]:

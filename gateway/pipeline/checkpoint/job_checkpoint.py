@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.config.sections.job import Job
-from gateway.pipeline.state.files import Files, open_files
+from gateway.errors import CheckpointRefused
+from gateway.pipeline.state.files import open_files, refuse_damaged
 
 from . import definition, versions
 
@@ -43,13 +44,21 @@ def prepare_checkpoint(
         return _begin_version(root, job, (existing or [0])[-1] + 1, spark, find_hot_keys())
     location = versions.version_path(root, job.name, existing[-1])
     files = open_files(location, spark)
-    try:
-        data = files.read(definition.DEFINITION_FILE)
-    except FileNotFoundError:  # the process that created the version was killed meanwhile
+    names = files.list_sizes()
+    if definition.DEFINITION_FILE not in names and _is_begun(names, is_first=len(existing) == 1):
         return _begin_version(root, job, existing[-1], spark, find_hot_keys())
-    stored, hot_keys = definition.parse_definition(data)
-    query_id = _read_query_id(files)
-    definition.verify_identity(data, job.name, query_id, location)
+    for name in (definition.DEFINITION_FILE, "metadata"):
+        if name not in names:
+            raise CheckpointRefused(
+                f"{location} has no {name}, so it is no checkpoint, or a part of one; put the "
+                "whole one back, remove the directory, or start again with --fresh"
+            )
+    with refuse_damaged(location, "metadata"):
+        query_id = str(json.loads(files.read("metadata"))["id"])
+    with refuse_damaged(location, definition.DEFINITION_FILE):
+        data = files.read(definition.DEFINITION_FILE)
+        stored, hot_keys = definition.parse_definition(data)
+        definition.verify_identity(data, job.name, query_id, location)
     definition.verify_definition(job, stored, location)
     return JobCheckpoint(location, existing[-1], query_id, tuple(hot_keys), is_new=False)
 
@@ -91,5 +100,9 @@ def _begin_version(
     return JobCheckpoint(location, version, query_id, tuple(hot_keys), is_new=True)
 
 
-def _read_query_id(files: Files) -> str:
-    return str(json.loads(files.read("metadata"))["id"])
+def _is_begun(names: Collection[str], *, is_first: bool) -> bool:
+    """Return whether a version has no more than what `_begin_version` writes first.
+
+    An empty directory beside other versions is not one: the job would begin once more.
+    """
+    return (is_first or "metadata" in names) and not set(names) - {"metadata"}

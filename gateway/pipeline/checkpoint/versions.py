@@ -30,7 +30,8 @@ def parse_version(name: str) -> int | None:
 
 def list_local_versions(root: Path, job: str) -> list[int]:
     directory = root / job
-    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    paths = directory.iterdir() if directory.is_dir() else ()
+    names = [path.name for path in paths if path.is_dir()]
     return sorted(number for name in names if (number := parse_version(name)) is not None)
 
 

@@ -20,8 +20,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -36,11 +37,9 @@ from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline import topics
 from gateway.pipeline.run.failures import build_kafka_error
+from gateway.pipeline.state.files import Files, refuse_damaged
 
 from .writer_plan import LedgerEntry, WriterPlan
-
-if TYPE_CHECKING:
-    from gateway.pipeline.state.files import Files
 
 LEDGER_FILE = "ledger.json"
 """A file of the checkpoint with the cluster, the name and the id of the ledger's topic."""
@@ -303,11 +302,10 @@ def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]
     A ledger that does not exist is created for a checkpoint that has used no other one.
     """
     place: dict[str, Any] = {"kafka": output.kafka, "topic": ledger_topic(output.topic)}
-    try:
+    known_id = None
+    with suppress(FileNotFoundError), refuse_damaged(files.location, LEDGER_FILE):
         stored = json.loads(files.read(LEDGER_FILE))
-    except FileNotFoundError:
-        stored = {}
-    known_id = stored["id"] if place.items() <= stored.items() else None
+        known_id = stored["id"] if place.items() <= stored.items() else None
     current_id = _find_topic_id(client_config, place["topic"])
     if (
         known_id is not None

@@ -14,11 +14,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gateway.errors import PipelineError
 from gateway.pipeline import topics
-from gateway.pipeline.state.files import Files
+from gateway.pipeline.state.files import Files, refuse_damaged
 from gateway.pipeline.topics import TopicDescription, TopicMissing
 
 TOPICS_FILE = "topics.json"
@@ -141,10 +142,9 @@ def verify_topics(files: Files, current: Mapping[str, TopicDescription]) -> None
     Args:
         current: The topics that exist now, by the name of their input.
     """
-    try:
-        known = json.loads(files.read(TOPICS_FILE))
-    except FileNotFoundError:
-        known = {}
+    known: dict[str, str] = {}
+    with suppress(FileNotFoundError), refuse_damaged(files.location, TOPICS_FILE):
+        known = dict(json.loads(files.read(TOPICS_FILE)))
     for name, topic in current.items():
         if topics.is_other_topic(known.get(name, topic.id), topic.id):
             raise build_recreated_error(topic.name)

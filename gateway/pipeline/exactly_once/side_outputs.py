@@ -30,6 +30,8 @@ from gateway.pipeline import topics
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Sources
 from gateway.pipeline.progress import counts
 from gateway.pipeline.spark.client_config import build_client_config, find_cluster
+from gateway.pipeline.state.files import refuse_damaged
+from gateway.pipeline.state.layout import SCANNED_FILE
 from gateway.telemetry import catalog
 
 from .gaps import GapReporter
@@ -49,7 +51,6 @@ BatchCounter = Callable[[int], Mapping[str, int] | None]
 the name of their input; None if they are unknown."""
 
 
-SCANNED_FILE = "scanned.json"
 SCAN_INTERVAL_S = 10.0
 MAX_SCAN_BATCHES = 50
 
@@ -62,7 +63,7 @@ class WrittenBatch(NamedTuple):
 
 
 class ScanState(NamedTuple):
-    """The content of `SCANNED_FILE`.
+    """The content of `scanned.json`.
 
     Attributes:
         batch: The last batch that was scanned, or -1.
@@ -223,7 +224,7 @@ class SideOutputs:
     def _scan_earlier(self, epoch: int) -> None:
         """Scan the batches before an epoch that an earlier process has left, by its settings."""
         stored = self._read_scan_state()
-        side_outputs = self._side_outputs
+        side_outputs: Mapping[str, SideOutput] = self._side_outputs
         # Without a file, an older version of the gateway wrote the checkpoint: the last batch.
         scanned = max(-1, epoch - 2) if stored is None else stored.batch
         self._pending_batches = self._find_unscanned(epoch, scanned)
@@ -335,9 +336,11 @@ class SideOutputs:
 
     def _read_scan_state(self) -> ScanState | None:
         try:
-            return ScanState(**json.loads(self._files.read(SCANNED_FILE)))
+            data = self._files.read(SCANNED_FILE)
         except FileNotFoundError:
             return None
+        with refuse_damaged(self._files.location, SCANNED_FILE):
+            return ScanState(**json.loads(data))
 
     def _store_scan_state(self, epoch: int) -> None:
         state = self._describe_scan(epoch)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from gateway.errors import CheckpointRefused
 from gateway.pipeline.checkpoint import versions
 
 
@@ -208,6 +209,18 @@ class HadoopFiles:
 def open_files(location: str, spark: Any = None) -> Files:
     path = versions.local_path(location)
     return HadoopFiles(location, spark) if path is None else LocalFiles(path)
+
+
+@contextlib.contextmanager
+def refuse_damaged(location: str, name: str) -> Iterator[None]:
+    """Raise CheckpointRefused, with the file's name, if its content cannot be interpreted."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointRefused(
+            f"{location}/{name} is damaged ({type(error).__name__}: {error}); put it back, restore "
+            "a backup, or start again with --fresh"
+        ) from error
 
 
 def crc_path(path: Path) -> Path:

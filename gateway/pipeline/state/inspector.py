@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -128,6 +129,10 @@ def select_files(inspector: CheckpointInspector, batch: int) -> dict[str, int]:
     # Spark reads the offsets before the newest ones, too: a batch starts where they end.
     for number in (batch - 1, batch):
         selected |= {f"{log}/{number}" for log in ("offsets", "commits")} & sizes.keys()
+    # Late and invalid records of these batches are not written yet.
+    if layout.SCANNED_FILE in sizes:
+        scanned = int(json.loads(inspector.files.read(layout.SCANNED_FILE))["batch"])
+        selected |= {f"offsets/{number}" for number in range(scanned, batch)} & sizes.keys()
     for store in find_stores(inspector, batch).values():
         undamaged_chains = 0
         damage: list[Damage] = []

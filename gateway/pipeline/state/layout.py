@@ -20,6 +20,7 @@ _LOG_PATTERN = re.compile(r"(offsets|commits)/(\d+)")
 
 DAMAGED_DIRECTORY = "damaged"  # a repair moves damaged files here
 LEASE_FILE = "lease"  # says which process runs the job
+SCANNED_FILE = "scanned.json"  # has the last batch whose side outputs are written, as `batch`
 
 # An older snapshot is kept with a store's newest one, because Spark uses the older one if the
 # newest one is damaged.

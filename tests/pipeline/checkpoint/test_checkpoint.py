@@ -94,3 +94,6 @@ def test_a_batch_that_spark_has_forgotten_and_a_format_of_another_version_are_to
     write(tmp_path / "offsets" / "2", "v2\n{}\n{}")
     with pytest.raises(PipelineError, match="'v2', not v1"):
         checkpoint.read_batch(2)
+    write(tmp_path / "offsets" / "2", 'v1\n{}\n{"orders": {"0"')
+    with pytest.raises(PipelineError, match="offsets/2 is damaged"):
+        checkpoint.read_batch(2)

@@ -121,3 +121,39 @@ def test_batches_of_another_checkpoint_under_the_definition_of_this_one_are_refu
     del content["query"]
     file.write_text(json.dumps(content))
     assert prepare_checkpoint(str(tmp_path), job()).query_id == "another"
+
+
+@pytest.mark.parametrize("lost", ["definition.json", "metadata"])
+def test_a_checkpoint_that_lacks_a_file_is_refused(tmp_path, lost):
+    """Without its definition it got a new id, and wrote the rows of its last batch once more."""
+    place = prepare_checkpoint(str(tmp_path), job())
+    directory = tmp_path / "visits/v1"
+    (directory / "offsets").mkdir()
+    (directory / "offsets/0").write_text("v1")
+    (directory / lost).unlink()
+    with pytest.raises(CheckpointRefused, match=rf"{place.location} has no {lost}, .*put the"):
+        prepare_checkpoint(str(tmp_path), job())
+
+
+def test_an_empty_directory_beside_a_checkpoint_is_no_new_version(tmp_path):
+    """The job began once more in it, and wrote all rows again."""
+    prepare_checkpoint(str(tmp_path), job())
+    (tmp_path / "visits/v7").mkdir()
+    (tmp_path / "visits/v8").write_text("a file")
+    with pytest.raises(
+        CheckpointRefused, match=r"v7 has no definition.json.* remove the directory"
+    ):
+        prepare_checkpoint(str(tmp_path), job())
+    (tmp_path / "visits/v7/metadata").write_text('{"id": "a"}')  # `--fresh` was killed there
+    assert prepare_checkpoint(str(tmp_path), job()).version == 7
+
+
+@pytest.mark.parametrize("name", ["definition.json", "metadata"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1, "job": "visits"}', '{"id'])
+def test_a_damaged_file_is_named(tmp_path, name, content):
+    """The log said "Expecting value: line 1 column 1", or KeyError."""
+    prepare_checkpoint(str(tmp_path), job())
+    (tmp_path / "visits/v1" / name).write_text(content)
+    match = "is of format None" if (name, content) == ("definition.json", "{}") else "is damaged"
+    with pytest.raises(CheckpointRefused, match=rf"{name} {match}"):
+        prepare_checkpoint(str(tmp_path), job())

@@ -144,3 +144,13 @@ def test_a_restored_checkpoint_is_of_one_query(tmp_path, source, same):
     definition.verify_identity(
         (to / definition.DEFINITION_FILE).read_bytes(), "sessions", query, str(to)
     )
+
+
+def test_a_copy_has_the_batches_whose_late_and_invalid_records_are_not_written_yet(
+    tmp_path: Path, source: LocalFiles
+) -> None:
+    """They were left out by the restored job."""
+    source.write("scanned.json", b'{"batch": 2}')
+    target = LocalFiles(tmp_path / "copy")
+    backup.create_backup(source, target, "sessions")
+    assert {f"offsets/{batch}" for batch in (2, 3, 4, 5)} <= target.list_sizes().keys()
