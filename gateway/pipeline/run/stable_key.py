@@ -41,6 +41,8 @@ _FLOAT_TYPES = ("double", "float")
 # Spark takes these for deterministic. It stores the time of a batch, so that a repeated one has it
 # again, for `current_timestamp`, `localtimestamp` and `current_date` only (4.2.0).
 _UNSTABLE_EXPRESSIONS = frozenset(("AesEncrypt", "CurrentTime", "Now"))
+# Spark allows no streams in subqueries that give a value, so they read tables, which may change.
+_SUBQUERIES = frozenset(("Exists", "ListQuery", "ScalarSubquery"))
 _FILE_RELATIONS = frozenset(("DataSourceV2Relation", "HiveTableRelation", "LogicalRelation"))
 _TABLE_PROBLEM = "is of the table, and may change before a batch is repeated"
 _ANSI_SETTING = "spark.sql.ansi.enabled"  # an operator may set it, and SQL may mean another key
@@ -129,6 +131,8 @@ def _collect_definitions(plan: Any, definitions: dict[int, list[Any]]) -> None:
     if node == "CollectMetrics":  # an input: its columns are the records
         return
     children = list(_iterate(plan.children()))
+    for subquery in _iterate(plan.subqueries()):  # such as the right side of a LATERAL join
+        _collect_definitions(subquery, definitions)
     for expression in _iterate(plan.expressions()):
         if expression.getClass().getSimpleName() == "Alias":
             definitions.setdefault(expression.exprId().id(), []).append(expression.child())
@@ -149,10 +153,14 @@ def _find_unstable(expression: Any, definitions: dict[int, list[Any]]) -> str | 
     kind = expression.getClass().getSimpleName()
     if kind in _FILE_RELATIONS:
         return "a table of files"
+    if kind in _SUBQUERIES:
+        return "a subquery"
     parts = list(_iterate(expression.children()))
     if kind == "AttributeReference":
         # Each is followed once.
         parts = definitions.pop(expression.exprId().id(), [])
+    if kind == "OuterReference":  # of a subquery to the plan around it
+        parts = [expression.e()]
     if found := next(filter(None, (_find_unstable(part, definitions) for part in parts)), None):
         return found
     is_stable = expression.deterministic() and kind not in _UNSTABLE_EXPRESSIONS

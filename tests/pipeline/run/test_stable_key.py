@@ -79,27 +79,42 @@ def test_a_key_of_the_records_is_not(kind: str, key: str, more: dict[str, Any]) 
     assert not list(check_key(build_job(kind, key, **more)))
 
 
-SQL = {
-    "uuid()": "SELECT uuid() id FROM clicks",
-    "rand()": "WITH c AS (SELECT rand() AS r, n FROM clicks) SELECT a.r + 1 AS id FROM c a",
-    "monotonically_increasing_id()": (
-        "SELECT n AS id FROM clicks UNION ALL SELECT monotonically_increasing_id() AS x FROM clicks"
+SQL = [
+    ("uuid()", "SELECT uuid() id FROM clicks"),
+    ("rand()", "WITH c AS (SELECT rand() AS r, n FROM clicks) SELECT a.r + 1 AS id FROM c a"),
+    (
+        "monotonically_increasing_id()",
+        "SELECT n AS id FROM clicks UNION ALL SELECT monotonically_increasing_id() x FROM clicks",
     ),
-    "now()": "SELECT to_json(struct(now() AS x)) AS id FROM clicks",
-    "first()": "SELECT first(n) IGNORE NULLS id FROM clicks GROUP BY user",
-    "collect_set()": "SELECT x AS id FROM (SELECT explode(collect_set(n)) x FROM clicks)",
-    "sum()": "SELECT sum(d) AS id FROM clicks GROUP BY user",
-    "max_by()": "SELECT max_by(n, d) AS id FROM clicks GROUP BY user",
-    "shuffle()": "SELECT e AS id FROM clicks LATERAL VIEW explode(shuffle(array(n))) AS e",
-    "a table of files": "SELECT f.id FROM clicks JOIN parquet.`%s` f USING (n)",
-}
+    ("now()", "SELECT to_json(struct(now() AS x)) AS id FROM clicks"),
+    ("first()", "SELECT first(n) IGNORE NULLS id FROM clicks GROUP BY user"),
+    ("collect_set()", "SELECT x AS id FROM (SELECT explode(collect_set(n)) x FROM clicks)"),
+    ("sum()", "SELECT sum(d) AS id FROM clicks GROUP BY user"),
+    ("max_by()", "SELECT max_by(n, d) AS id FROM clicks GROUP BY user"),
+    ("shuffle()", "SELECT e AS id FROM clicks LATERAL VIEW explode(shuffle(array(n))) AS e"),
+    ("a table of files", "SELECT f.id FROM clicks JOIN parquet.`%s` f USING (n)"),
+    ("current_time()", "SELECT l.u AS id FROM clicks, LATERAL (SELECT current_time() AS u) l"),
+    (
+        "rand()",
+        "SELECT l.u AS id FROM (SELECT rand() r FROM clicks) c, LATERAL (SELECT c.r AS u) l",
+    ),
+    (
+        "a table of files",
+        "SELECT u AS id FROM clicks, LATERAL (SELECT max(id) AS u FROM parquet.`%s`)",
+    ),
+    ("a subquery", "SELECT n + (SELECT count(*) FROM parquet.`%s`) AS id FROM clicks"),
+    ("a subquery", "SELECT n IN (SELECT n FROM parquet.`%s`) AS id FROM clicks"),
+    ("a subquery", "SELECT EXISTS (SELECT 1 FROM parquet.`%s`) AS id FROM clicks"),
+]
 
 
 @pytest.mark.needs("java17")
-@pytest.mark.parametrize("cause", SQL)
-def test_sparks_plan_shows_what_the_text_does_not(spark: Any, tmp_path: Any, cause: str) -> None:
+@pytest.mark.parametrize(("cause", "sql"), SQL)
+def test_sparks_plan_shows_what_the_text_does_not(
+    spark: Any, tmp_path: Any, cause: str, sql: str
+) -> None:
     spark.sql("SELECT 1 AS n, 2 AS id").write.parquet(str(tmp_path / "f"))
-    sql = SQL[cause].replace("%s", str(tmp_path / "f"))
+    sql = sql.replace("%s", str(tmp_path / "f"))
     with pytest.raises(PipelineError, match=r"^job few: to.key: 'id' is made with ") as refused:
         verify_in_spark(spark, build_job("query", "id", sql=sql))
     assert f"made with {cause}," in str(refused.value)
@@ -116,6 +131,7 @@ def test_sparks_plan_shows_what_the_text_does_not(spark: Any, tmp_path: Any, cau
         ),
         ("query", "id", {"sql": "SELECT a.n AS id FROM clicks a JOIN clicks b ON a.n = b.n"}),
         ("query", "id", {"sql": "SELECT current_timestamp() AS id FROM clicks"}),
+        ("query", "id", {"sql": "SELECT u AS id FROM clicks c, LATERAL (SELECT c.n + 1 AS u)"}),
         ("join", "n", {}),
         ("aggregate", "start", {"measures": {"n": "first(n)"}}),
         ("sessions", "n", {"measures": {"n": "first(n)"}}),
