@@ -28,7 +28,7 @@ from gateway.pipeline.progress import counts
 from gateway.pipeline.run.failures import build_kafka_error
 from gateway.telemetry import catalog
 
-from .ledger import Ledger, fetch_log_starts
+from .ledger import REQUEST_TIMEOUT_S, Ledger, fetch_log_starts
 from .producers import LedgerProducer
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,21 @@ def find_gaps(
     return gaps
 
 
+def add_partitions(
+    positions: PartitionOffsets, partitions: Iterable[tuple[str, int]]
+) -> PartitionOffsets:
+    """Return positions with those of partitions that were added since, which are read from 0."""
+    return dict.fromkeys(partitions, 0) | dict(positions)
+
+
 def log_gaps(job: str, positions: PartitionOffsets, input_config: Mapping[str, Any]) -> None:
     config = {**input_config, "group.id": "gateway-gaps", "enable.auto.commit": False}
     consumer = Consumer(config)
     try:
+        for topic in {topic for topic, _ in positions}:
+            metadata = consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+            places = ((topic, partition) for partition in metadata.partitions)
+            positions = add_partitions(positions, places)
         gaps = find_gaps(positions, fetch_log_starts(consumer, positions), {})
     except KafkaException as error:
         raise build_kafka_error(f"gaps of {job} cannot be found", error) from error

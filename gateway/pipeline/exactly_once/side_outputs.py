@@ -34,6 +34,7 @@ from gateway.pipeline.state.files import refuse_damaged
 from gateway.pipeline.state.layout import SCANNED_FILE
 from gateway.telemetry import catalog
 
+from . import gaps
 from .gaps import GapReporter
 from .ledger import Ledger, open_ledger
 from .recreated_topics import ReadTopic
@@ -370,9 +371,12 @@ class SideOutputs:
 
     def _report_gaps(self, batch: BatchOffsets) -> None:
         for name, job_input in self._inputs.items():
-            for starts in self._sources.select(batch, name).start:
+            selected = self._sources.select(batch, name)
+            places = {place for end in selected.end for place in end}
+            for starts in selected.start:
                 if starts and job_input.on_data_loss == "gap":
-                    for gap in self._get_gap_reporter(name).report_gaps(starts):
+                    positions = gaps.add_partitions(starts, places)
+                    for gap in self._get_gap_reporter(name).report_gaps(positions):
                         counts.increment_counter(catalog.PIPELINE_GAPS, 1, self._job, gap.topic)
 
     def _get_gap_reporter(self, input_name: str) -> GapReporter:

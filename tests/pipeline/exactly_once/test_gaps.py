@@ -5,10 +5,22 @@ import json
 import pytest
 from confluent_kafka import Producer
 from support.brokers import KafkaCluster
+from support.dead_letters import read_committed
 from support.pipelines import OutputTopic
 
-from gateway.pipeline.exactly_once.gaps import GapReporter, InputGap, find_gaps, log_gaps
+from gateway.config import Kafka, Settings
+from gateway.config.sections.job import Input, Output
+from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Sources
+from gateway.pipeline.exactly_once.gaps import (
+    GapReporter,
+    InputGap,
+    add_partitions,
+    find_gaps,
+    log_gaps,
+)
 from gateway.pipeline.exactly_once.ledger import Ledger, open_ledger
+from gateway.pipeline.exactly_once.side_outputs import SideOutputs
+from gateway.pipeline.state.files import LocalFiles
 
 A, B = ("orders", 0), ("orders", 1)
 
@@ -30,6 +42,13 @@ def test_a_partition_that_is_gone_is_no_gap():
     assert find_gaps({A: 100}, {}, {}) == []
 
 
+def test_a_partition_that_was_added_is_read_from_its_beginning():
+    """What retention had deleted of it, while the job was away, was no gap."""
+    assert find_gaps(add_partitions({A: 100}, [A, B]), {A: 100, B: 5}, {}) == [
+        InputGap("orders", 1, 0, 5)
+    ]
+
+
 def test_a_job_without_gap_records_has_its_gaps_in_the_log(
     kafka: KafkaCluster, caplog: pytest.LogCaptureFixture
 ):
@@ -46,6 +65,51 @@ def test_a_job_without_gap_records_has_its_gaps_in_the_log(
     log_gaps("sums", {(orders, 0): 10}, client)
     (told,) = caplog.messages
     assert told.startswith("job sums did not read records") and "'from': 10, 'to': 15" in told
+    kafka.admin.add_partitions(orders, 2)
+    producer = Producer(client)  # which knows the new partition
+    for number in range(20):
+        producer.produce(orders, str(number), partition=1)
+    producer.flush(30)
+    kafka.admin.delete_records(orders, {1: 5})
+    log_gaps("sums", {(orders, 0): 15}, client)
+    assert "'partition': 1, 'from': 0, 'to': 5" in caplog.messages[-1]
+
+
+def test_a_batch_that_reads_an_added_partition_reports_what_is_gone_of_it(kafka, tmp_path):
+    orders, to = kafka.create_unique_topic(), kafka.create_unique_topic()
+    kafka.admin.add_partitions(orders, 2)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in range(10):
+        producer.produce(orders, str(number), partition=1)
+    producer.flush(30)
+    kafka.admin.delete_records(orders, {1: 5})
+
+    class Batches(Checkpoint):
+        def read_batch(self, number: int) -> BatchOffsets:
+            start = {(orders, 0): 0}
+            return BatchOffsets(number, (start,), ({**start, (orders, 1): 10},), 0)
+
+    outputs = SideOutputs(
+        None,  # type: ignore[arg-type]
+        "job",
+        to,
+        {"from": Input.model_validate({"topic": orders, "onInvalid": "skip"})},
+        Output(topic=to),
+        Settings(kafka=Kafka(servers=[kafka.bootstrap_servers])),
+        Batches("/nowhere"),
+        LocalFiles(tmp_path),
+        sources=Sources(("from",), ("from",)),
+        late_filters={},
+        get_counts=lambda _: None,
+    )
+    try:
+        outputs.begin_batch(1)
+    finally:
+        outputs.close()
+    (gap,) = (json.loads(each.value()) for each in read_committed(kafka, f"{to}.gaps"))
+    assert (gap["partition"], gap["from"], gap["to"]) == (1, 0, 5)
+    for topic in (f"{to}.gaps", f"{to}.ledger"):
+        kafka.admin.delete_topic(topic)
 
 
 def _looker(name: str, gaps: str, ledger: Ledger) -> GapReporter:
