@@ -30,7 +30,7 @@ from gateway.errors import PipelineUnavailable
 from gateway.pipeline.progress import progress_file
 from gateway.pipeline.run.dead_letter_format import get_dead_letter_topic
 from gateway.pipeline.run.failures import build_kafka_error
-from gateway.pipeline.topics import describe_topic, fetch_max_message_bytes
+from gateway.pipeline.topics import TopicMissing, describe_topic, fetch_max_message_bytes
 
 from .ledger import Ledger, build_deleted_error, open_ledger, owner_key
 from .producers import RETRY_MARKER, LedgerProducer
@@ -170,7 +170,9 @@ class ExactlyOnceOutput:
                 # the plan. So the next attempt creates producers and reads the plan again.
                 self._processes_by_writer.clear()
                 self._plan = None
-                is_last = attempt == MAX_ATTEMPTS - 1 or self._stop_event.is_set()
+                # The next start of the job creates its output again.
+                is_missing = isinstance(error, TopicMissing)
+                is_last = attempt == MAX_ATTEMPTS - 1 or self._stop_event.is_set() or is_missing
                 self._raise_unless_retriable(error, epoch, is_last=is_last)
                 self._stop_event.wait(RETRY_DELAY_S * 2**attempt)
                 self._on_repeat()
@@ -322,7 +324,8 @@ class ExactlyOnceOutput:
         # After a failed attempt the plan in the ledger must still be this driver's. A plan of
         # another driver must not be replaced: the newer process goes on, and this one ends.
         if self._plan is None and self._is_owner:
-            describe_topic(self._client_config, self.ledger.topic)  # raises if it was deleted
+            for topic in (self.ledger.topic, self._output.topic):
+                describe_topic(self._client_config, topic)  # raises if it was deleted
             self._plan = self._verify_own_plan(self.ledger.read_plan(self._query_id))
         if self._plan is None or self._plan.writers != self._output.writers:
             self._plan = self._take_over(epoch)

@@ -142,6 +142,7 @@ class LedgerProducer:
         """
         self.transactional_id = transactional_id
         self._timeout_s = timeout_s
+        self._began_at: float | None = None  # when the open transaction was begun
         try:
             self._producer = Producer(
                 {**client_config, **_build_config(transactional_id, timeout_s, max_bytes)}
@@ -172,6 +173,7 @@ class LedgerProducer:
             self._producer.begin_transaction()
         except KafkaException as error:
             self._raise_interrupted(error)
+        self._began_at = time.monotonic()
 
     def write_rows(
         self,
@@ -222,6 +224,7 @@ class LedgerProducer:
             self._producer.commit_transaction(self._timeout_s + 10)
         except KafkaException as error:
             self._raise_interrupted(error)
+        self._began_at = None
 
     def abort(self) -> None:
         """Abort the transaction, and use this producer no more.
@@ -250,11 +253,23 @@ class LedgerProducer:
     def _raise_interrupted(self, error: object) -> NoReturn:
         """Give this producer up, and raise TransactionInterrupted or WriteRefused."""
         drop_producer(self.transactional_id)
-        self._producer.purge()
+        open_s = 0.0 if self._began_at is None else time.monotonic() - self._began_at
         if isinstance(error, KafkaException):
             refused = build_kafka_error(f"rows of {self.transactional_id} are refused", error)
-            if not isinstance(refused, PipelineUnavailable):
+            is_refused = not isinstance(refused, PipelineUnavailable)
+            # Nobody would fence this producer if the job ends now. Until Kafka aborts its
+            # transaction, readers of committed records would get nothing of its partitions.
+            if is_refused or error.args[0].txn_requires_abort():
+                self.abort()
+            if is_refused:
                 raise WriteRefused(str(refused)) from None
+        self._producer.purge()
+        if open_s >= self._timeout_s:
+            error = (
+                f"{error}; the transaction was open for {open_s:.0f} s, and Kafka aborts one after "
+                f"transactionTimeout ({self._timeout_s:g} s): if batches take longer, raise "
+                "transactionTimeout or writers"
+            )
         raise TransactionInterrupted(self.transactional_id, error) from None
 
 

@@ -116,6 +116,22 @@ def test_a_batch_that_kafka_interrupts_is_not_tried_again_once_the_job_is_to_sto
     assert attempts == [0]
 
 
+def test_an_output_that_is_deleted_under_a_running_job_is_named(kafka, output, query, ledger):
+    """Six attempts took minutes, and said that one message had failed."""
+    attempts = []
+
+    class Interrupted(Checkpoint):
+        def compute_digest(self, number: int) -> str:
+            attempts.append(number)
+            kafka.admin.delete_topic(output.topic)
+            raise KafkaException(KafkaError(KafkaError._INCONSISTENT, "1 message(s) failed"))
+
+    write = writer(output, query, ledger, Interrupted("/nowhere"))
+    with pytest.raises(PipelineUnavailable, match=f"topic {output.topic} does not exist"):
+        write(None, 0)
+    assert attempts == [0]
+
+
 def test_a_ledger_that_is_created_again_under_a_running_job_is_named(
     kafka, output, query, ledger, tmp_path
 ):

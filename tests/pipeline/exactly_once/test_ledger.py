@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.brokers import KafkaCluster
 from support.pipelines import OutputTopic
-from support.waiting import block_until
+from support.waiting import WAIT_TIMEOUT_S, block_until
 
 from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError
@@ -19,7 +20,11 @@ from gateway.pipeline.exactly_once.ledger import (
     verify_ledger,
     writer_key,
 )
-from gateway.pipeline.exactly_once.producers import LedgerProducer, TransactionInterrupted
+from gateway.pipeline.exactly_once.producers import (
+    LedgerProducer,
+    TransactionInterrupted,
+    WriteRefused,
+)
 from gateway.pipeline.exactly_once.writer_plan import LedgerEntry, WriterPlan
 from gateway.pipeline.state.files import open_files
 
@@ -117,6 +122,39 @@ def test_settings_that_kafkas_client_refuses_are_not_tried_again(ledger: Ledger)
     with pytest.raises(PipelineError, match=r"does not take its settings: .*no\.such") as caught:
         LedgerProducer("q-0", {**ledger.client_config, "no.such": 1}, ledger.topic, 1.0)
     assert not isinstance(caught.value, TransactionInterrupted)
+
+
+def test_a_producer_whose_rows_are_refused_leaves_no_transaction_open(kafka, ledger: Ledger):
+    """All readers of the topic waited for the whole timeout, as the job had ended."""
+    topic = kafka.create_unique_topic(configs={"max.message.bytes": "10000"})
+    producer = LedgerProducer("q-0", ledger.client_config, ledger.topic, 600.0)
+    output = OutputTopic(kafka.bootstrap, topic, 1)
+    try:
+        producer.begin()
+        producer.write_to_topic(topic, ["k"], ["fits"])
+        block_until(output.has_open_transaction, "the row that fits")
+        producer.write_to_topic(topic, ["k"], [os.urandom(20_000)])
+        with pytest.raises(WriteRefused):
+            producer.commit()
+        block_until(lambda: not output.has_open_transaction(), "its end", timeout_s=WAIT_TIMEOUT_S)
+    finally:
+        output.close()
+
+
+def test_a_transaction_that_takes_longer_than_its_timeout_is_named(kafka, ledger: Ledger):
+    """It was said that another instance had fenced the producer."""
+    topic = kafka.create_unique_topic()
+    producer = LedgerProducer("q-0", ledger.client_config, ledger.topic, 1.0)
+    output = OutputTopic(kafka.bootstrap, topic, 1)
+    try:
+        producer.begin()
+        producer.write_to_topic(topic, ["k"], ["v"])
+        block_until(output.has_open_transaction, "the row")
+        block_until(lambda: not output.has_open_transaction(), "its end", timeout_s=WAIT_TIMEOUT_S)
+        with pytest.raises(TransactionInterrupted, match=r"after transactionTimeout \(1 s\)"):
+            producer.commit()
+    finally:
+        output.close()
 
 
 def test_a_plan_is_found_beside_entries(ledger: Ledger):
