@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -160,7 +160,7 @@ class TokenProvider:
 
     token: str | None
     file: str | os.PathLike[str] | None
-    extensions: Mapping[str, str]
+    extensions: Mapping[str, str] = field(hash=False)
 
     def __call__(self, _: object) -> tuple[str, float, str, Mapping[str, str]]:
         """Return the token, its end of life (in s since 1970), no principal, and the extensions."""

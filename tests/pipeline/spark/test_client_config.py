@@ -167,3 +167,11 @@ def test_both_clients_come_through_tls_with_a_password(session_secured, authorit
     assert producer.flush(30) == 0
     (row,) = read_raw_range(spark, secured, {TopicPartition(topic, 0): (0, 1)}).collect()
     assert (bytes(row.value), row.offset, row.headers[0].key) == (b"hidden", 0, "h")
+
+
+@pytest.mark.parametrize("extensions", [{}, {"logicalCluster": "lkc-1"}])
+def test_properties_with_a_token_can_be_compared_as_a_set(extensions):
+    """Workers keep a client for each set of properties: every batch ended with a TypeError."""
+    sasl = {"mechanism": "oauthbearer", "token": "abc", "extensions": extensions}
+    config = build_client_config(kafka(sasl=sasl))
+    assert frozenset(config.items()) == frozenset(build_client_config(kafka(sasl=sasl)).items())
