@@ -18,7 +18,12 @@ from gateway.config.source.expression import find_closest, suggest
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
 from gateway.pipeline.inputs import fields, schemas, types
 from gateway.pipeline.run import stable_key
-from gateway.pipeline.run.query import import_job_module, list_side_output_options, resolve_inputs
+from gateway.pipeline.run.query import (
+    import_job_module,
+    list_read_topics,
+    list_side_output_options,
+    resolve_inputs,
+)
 from gateway.pipeline.spark import session
 from gateway.pipeline.spark.client_config import build_spark_options, find_cluster
 from gateway.pipeline.state import profiles
@@ -88,9 +93,9 @@ def check_externals(settings: Settings, jobs: Sequence[Job] | None = None) -> Ex
                 for problem in _check_job(job, schema_columns)
                 if problem.message not in static
             )
-        for name, job_input in resolve_inputs(job).items():
+        for name, read in list_read_topics(job).items():
             input_loc = (*loc, *_input_loc(job, name))
-            _check_topic(settings, job_input, input_loc, topics_by_cluster, output_topics, result)
+            _check_topic(settings, *read, input_loc, topics_by_cluster, output_topics, result)
     return result
 
 
@@ -202,30 +207,31 @@ def _load_schema_columns(
 
 def _check_topic(
     settings: Settings,
-    input: Input,
+    kafka_name: str | None,
+    topic: str,
     loc: Loc,
     topics_by_cluster: dict[str, Mapping[str, int] | None],
     output_topics: set[str],
     check_result: ExternalCheck,
 ) -> None:
-    """Check that an input's topic exists or is a job's output; ask each cluster once."""
-    name = input.kafka or ""
+    """Check that a topic exists or is a job's output; ask each cluster once."""
+    name = kafka_name or ""
     if name not in topics_by_cluster:
         topics_by_cluster[name] = None
         try:
-            kafka = find_cluster(settings.clusters, input.kafka)
+            kafka = find_cluster(settings.clusters, kafka_name)
             build_spark_options(kafka)
             topics_by_cluster[name] = topics.list_topics(kafka)
         except PipelineError as error:
             check_result.skipped_checks.append(f"topics: {error}")
     existing = topics_by_cluster[name]
-    if existing is not None and input.topic not in existing and input.topic not in output_topics:
+    if existing is not None and topic not in existing and topic not in output_topics:
         # Topics that are unlike it are no help: whoever names a topic means it to exist.
-        own_topics = [topic for topic in existing if not topic.startswith("__")]
-        closest = find_closest(input.topic, own_topics)
+        own_topics = [each for each in existing if not each.startswith("__")]
+        closest = find_closest(topic, own_topics)
         hint = f"did you mean '{closest}'? If not, create it" if closest else "create it"
         check_result.problems.append(
-            JobProblem((*loc, "topic"), f"Kafka has no topic '{input.topic}'; {hint}")
+            JobProblem((*loc, "topic"), f"Kafka has no topic '{topic}'; {hint}")
         )
 
 

@@ -82,6 +82,8 @@ def test_what_is_right_is_ok_and_what_one_job_writes_another_may_read(written):
             "8:16",
             "no topic 'click'; did you mean 'clicks'? If not",
         ),
+        # The topic of a table was not looked for, and the job began again without end.
+        ("path: /tmp/users, key: id", "topic: users", "17:39", "no topic 'users'; create it"),
         # It named topics that were nothing like it, also those of Kafka itself.
         ("topic: clicks", "topic: payments", "8:16", "no topic 'payments'; create it"),
     ],

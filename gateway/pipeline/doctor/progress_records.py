@@ -13,7 +13,7 @@ from gateway.errors import PipelineError
 def load_records(path: Path) -> list[dict[str, Any]]:
     """Return the progress of all queries in a file, the oldest first."""
     try:
-        objects = list(_parse_objects(path.read_text()))
+        objects = [each for each in _parse_objects(path.read_text()) if isinstance(each, dict)]
     except (OSError, ValueError) as error:
         raise PipelineError(f"{path} cannot be read as JSON: {error}") from None
     # A saved event of a query listener has the progress as a field.
@@ -33,8 +33,8 @@ def group_by_query(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str
     return groups
 
 
-def _parse_objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of JSON or JSON lines, of which the last may be cut off."""
+def _parse_objects(text: str) -> Iterator[Any]:
+    """Yield the values of JSON or JSON lines, of which the last may be cut off."""
     try:
         document = json.loads(text)
     except ValueError:

@@ -22,6 +22,7 @@ from gateway.pipeline.inputs import types
 from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES
 from gateway.pipeline.tables import broadcast, lookup
 from gateway.pipeline.tables.columns import parse_json_column
+from gateway.pipeline.tables.redis import is_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,7 +84,7 @@ def check_job(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Ite
 def _check_redis(table: Redis) -> Iterable[str]:
     if not table.fields:
         yield "table.fields: is empty; name the columns of the table"
-    if not table.url.startswith(("redis://", "rediss://", "unix://")):
+    if not is_url(table.url):
         yield "table.url: is not a URL of Redis; write one such as redis://localhost:6379/0"
     if table.fallback is not None and not all(table.fallback.partition(":")):
         yield f"table.fallback: '{table.fallback}' is not a function; write module:function"

@@ -23,6 +23,7 @@ from gateway.pipeline.tables.redis import (
     RedisTable,
     RedisUnavailable,
     decode_texts,
+    is_url,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def check_job(settings: Load, columns: Mapping[str, Mapping[str, str]]) -> Itera
     if model not in ("json", "string"):
         problem = f"from.value.model: lookups cannot read {model}"
         yield f"{problem}; convert it to JSON with a job of type query, and load the output of that"
-    if not settings.into.url.startswith(("redis://", "rediss://", "unix://")):
+    if not is_url(settings.into.url):
         yield "into.url: is not a URL of Redis; write one such as redis://localhost:6379/0"
 
 

@@ -14,6 +14,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -66,7 +67,12 @@ class ProgressFile:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in _read_whole_lines(path)]
+    """Return the records of a file, without lines that a crash of the machine has damaged."""
+    records = []
+    for line in _read_whole_lines(path):
+        with suppress(ValueError):
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict)]
 
 
 def _read_whole_lines(path: Path) -> Sequence[str]:

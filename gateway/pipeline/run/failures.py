@@ -82,6 +82,13 @@ _TABLE_TIMESTAMP_ADVICE = (
     "Spark's connector cannot read a topic with it: write its key again, so that compaction "
     "removes it, or read a copy of the topic without it"
 )
+# Spark's KAFKA_DATA_LOSS, whose first line does not name the topic.
+_DATA_LOSS_PATTERN = re.compile(
+    r"Some data may have been lost because they are not available.*?Reason:\s*(\S[^\n]*)", re.DOTALL
+)
+_DATA_LOSS_ADVICE = (
+    "retention deleted records before they were read: onDataLoss: gap goes on, and reports them"
+)
 _KAFKA_ERROR_PATTERN = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(\w+)|KafkaError\{code=(\w+)"
 )
@@ -168,6 +175,8 @@ def classify_causes(causes: Sequence[ExceptionCause]) -> QueryFailure:
     is_told = any(_TABLE_TIMESTAMP_ADVICE in text for text in texts)
     if not is_told and (unreadable := find_unreadable(causes)):
         return QueryFailure(unreadable.reason, False)
+    if lost := next(filter(None, map(_DATA_LOSS_PATTERN.search, texts)), None):
+        return QueryFailure(f"{_truncate(lost[1])}; {_DATA_LOSS_ADVICE}", False)
     reason = _format_reason(causes)
     if any(_LOST_WORKER_PATTERN.search(text) for text in texts):
         advice = "a Python worker of Spark was killed, or ran out of memory"

@@ -78,6 +78,14 @@ def resolve_inputs(job: Job) -> Mapping[str, Input]:
     return get_inputs(job)
 
 
+def list_read_topics(job: Job) -> Mapping[str, tuple[str | None, str]]:
+    """Return the cluster and the topic of each input, and of a broadcast table, by name."""
+    read = {name: (each.kafka, each.topic) for name, each in resolve_inputs(job).items()}
+    if isinstance(job, config.Enrich) and (topic := getattr(job.table, "topic", None)):
+        read["table"] = job.from_.kafka, topic
+    return read
+
+
 def start_query(
     spark: SparkSession,
     job: Job,

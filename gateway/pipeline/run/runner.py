@@ -264,13 +264,11 @@ def _check_input_topics(settings: Settings, job: Job, *, has_run: bool) -> None:
         TopicMissing: A topic does not exist that the job has read before. It may be recreated, so
             the job waits for it.
     """
-    for each in query.resolve_inputs(job).values():
-        if each.topic not in topics.list_topics(find_cluster(settings.clusters, each.kafka)):
+    for kafka, topic in query.list_read_topics(job).values():
+        if topic not in topics.list_topics(find_cluster(settings.clusters, kafka)):
             if has_run:
-                raise topics.TopicMissing(f"topic {each.topic} does not exist any more")
-            raise PipelineError(
-                f"topic {each.topic} does not exist; create it, or correct its name"
-            )
+                raise topics.TopicMissing(f"topic {topic} does not exist any more")
+            raise PipelineError(f"topic {topic} does not exist; create it, or correct its name")
 
 
 def _warn_of_few_cores(spark: SparkSession, settings: Settings, jobs: Sequence[Job]) -> None:

@@ -39,6 +39,13 @@ RESPONSE_TIMEOUT_S = 5.0
 _TRANSIENT_ERROR_PATTERN = re.compile(r"(?:^|caused error: )(?:NOREPLICAS|BUSY|MISCONF) ")
 
 
+def is_url(text: str) -> bool:
+    try:
+        return text.startswith(("redis://", "rediss://", "unix://")) and urlsplit(text).port != 0
+    except ValueError:  # a port that is no number of 16 bits, or half an IPv6 address
+        return False
+
+
 class RedisUnavailable(Exception):
     """Redis does not answer now, and may answer later."""
 

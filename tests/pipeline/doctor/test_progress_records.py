@@ -42,7 +42,7 @@ def test_one_object_is_one_batch(tmp_path: Path):
     assert ids(load_records(saved)) == [0]
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "", "no json\nat all", '{"spark": "yes"}'])
+@pytest.mark.parametrize("text", ["{}", "[]", "", "no json\nat all", '{"spark": "yes"}', "[1]"])
 def test_what_is_no_progress_is_refused(tmp_path: Path, text: str):
     saved = tmp_path / "saved.json"
     saved.write_text(text)

@@ -83,8 +83,8 @@ def test_what_lookups_could_not_read_is_told():
     assert list(load.check_job(settings(), {})) == []
     avro = settings(value={"model": "avro", "catalog": "c"})
     assert "lookups cannot read avro" in next(iter(load.check_job(avro, {})))
-    elsewhere = settings("http://there")
-    assert "into.url: is not a URL of Redis" in next(iter(load.check_job(elsewhere, {})))
+    for url in ("http://there", "redis://there:99999/0"):
+        assert "into.url: is not a URL of Redis" in next(iter(load.check_job(settings(url), {})))
 
 
 def test_keys_of_any_bytes_are_loaded_and_looked_up(spark: Any, redis_server: RedisServer):

@@ -55,6 +55,13 @@ def test_a_new_process_goes_on_with_it(path: Path):
     assert [each["batchId"] for each in read_records(path)] == [1, 2]
 
 
+def test_a_line_that_is_damaged_is_passed_over(path: Path):
+    """The doctor ended with a traceback until a hundred batches had pushed it out."""
+    path.parent.mkdir(parents=True)
+    path.write_text('\0\0{"batchId": 0}\n{"batchId": 1}\n')
+    assert [each["batchId"] for each in read_records(path)] == [1]
+
+
 def test_a_line_that_is_being_written_is_passed_over(path: Path):
     ProgressFile(path).append({"batchId": 1})
     with path.open("a") as file:

@@ -219,3 +219,19 @@ def test_an_exception_that_is_kept_does_not_keep_what_its_functions_had():
     clear_frames(caught.value)
     assert [each() for each in clients] == [None, None]
     assert "in write" in "".join(traceback.format_exception(caught.value))
+
+
+def test_lost_records_are_named_with_what_to_do():
+    """The first of Spark's lines named neither the topic nor a remedy."""
+    text = (
+        "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost because they "
+        "are not available in Kafka any more;\neither the data was aged out by Kafka or the topic "
+        "may have been deleted.\nReason:\nCould not read records in offset [0, 5) for topic "
+        "partition clicks-1\nwith consumer group g. SQLSTATE: 22000"
+    )
+    name = "org.apache.spark.sql.kafka010.KafkaIllegalStateException"
+    failure = classify_causes([ExceptionCause(name, text)])
+    assert not failure.is_transient
+    assert failure.reason.startswith("Could not read records in offset [0, 5) for topic partition")
+    assert "clicks-1; retention" in failure.reason
+    assert "onDataLoss: gap" in failure.reason
