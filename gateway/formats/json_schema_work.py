@@ -4,14 +4,15 @@ jsonschema_rs (0.60) checks a part of a value again for each way that leads to i
 contains itself: `anyOf` of two equal references, nested 24 times, takes half a second. To make the
 error of an `anyOf` it makes those of all its branches, in 20 us each, also where a schema contains
 itself. It holds the GIL all the time. So schemas are refused that have too many branches, and the
-error of a value is only made where that is cheap.
+error of a value is only made where that is cheap. Numbers of an `enum` are in a hash table, floats
+and objects are compared one by one, in about 1 us each.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin
 
 import jsonschema_rs
@@ -20,12 +21,16 @@ from gateway.errors import FormatError
 
 MAX_BRANCHES = 10_000  # subschemas that may look at the same part of a value
 MAX_DEPTH = 5_000  # of subschemas in each other; compiling takes the square of it
-MAX_STEPS = 10_000_000  # branches times parts of a value: a second
+MAX_STEPS = 5_000_000  # branches and compared values, times parts of a value: 0.5 s
 MAX_ERROR_STEPS = 100_000
 MAX_ERROR_ALTERNATIVES = 2_000  # steps in branches of `anyOf` and `oneOf`: 40 ms
 MAX_ERROR_CHARS = 20_000_000  # of the value in the errors of all alternatives
 _MAX_MEASURED = 20_000  # subschemas and parts of a value that are measured together
-_ENUM_STEP = 10  # values of an `enum` that are compared in the time of one step
+# In steps: values of `enum` and `const` are compared one by one, unless they are in a hash table.
+_HASHED_STEPS = 0.1
+_FLOAT_STEPS = 10.0  # to compare a float with a number
+_COMPARED_STEPS = 2.0  # of other parts of objects and arrays
+_PATTERN_STEPS = 1 / 64  # to match a character
 
 _REFERENCES = frozenset(("$ref", "$dynamicRef", "$recursiveRef"))
 _KINDS = {  # of the parts of a node, by their keywords
@@ -45,6 +50,30 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAPS = frozenset(("dependentSchemas", "dependencies", "patternProperties"))
 
 
+class Work(NamedTuple):
+    """What a subschema and its parts do with the same part of a value.
+
+    Attributes:
+        branches: Subschemas that look at it.
+        compared: Steps to compare it with the values of `enum` and `const`.
+        numbers: Integers of an `enum`, each of which is compared with it if it is a float.
+        patterns: Regular expressions that are matched with it.
+    """
+
+    branches: int = 0
+    compared: float = 0.0
+    numbers: int = 0
+    patterns: int = 0
+
+    def join(self, others: Iterable[Work]) -> Work:
+        return Work(*map(sum, zip(self, *others, strict=True)))
+
+    def count_steps(self, parts: int, floats: int, chars: int) -> float:
+        """Return the steps of checking a value with so many parts, of which some are floats."""
+        steps = parts * (self.branches + self.compared)
+        return steps + _FLOAT_STEPS * floats * self.numbers + _PATTERN_STEPS * chars * self.patterns
+
+
 class SchemaWork:
     """The subschemas of a schema and its references, and what checking values by them takes."""
 
@@ -56,7 +85,7 @@ class SchemaWork:
         Raises ValueError if a reference is missing.
         """
         self._root = _Node()
-        self._branches = 1
+        self._work = Work(1)
         self._is_simple = True  # no errors of alternatives, and no subschema in itself
         resolver = _Resolver(schema, base, draft, retriever)
         pending = [(self._root, schema, base)]
@@ -67,11 +96,14 @@ class SchemaWork:
     def check_size(self, value: Any, text: bytes) -> None:
         """Raise FormatError for a value, with its text, that takes too long to be checked."""
         parts = text.count(b",") + text.count(b":") + 1
-        if parts * self._branches <= MAX_STEPS:
+        if self._work.count_steps(parts, parts, len(text)) <= MAX_STEPS:
             return
-        parts = _count_parts(value)  # strings may have such characters, too
-        if parts * self._branches > MAX_STEPS:
-            problem = f"the value has {parts} parts, and its JSON Schema {self._branches} branches"
+        parts, floats = _count_parts(value)  # strings may have such characters, too
+        if self._work.count_steps(parts, floats, len(text)) > MAX_STEPS:
+            branches = self._work.branches + round(self._work.compared)
+            problem = f"the value has {parts} parts, and its JSON Schema {branches} branches"
+            if self._work.patterns:
+                problem += f" and {self._work.patterns} patterns"
             raise FormatError(f"{problem}: too much to be checked; divide the value")
 
     def has_cheap_error(self, value: Any, size: int) -> bool:
@@ -96,27 +128,28 @@ class SchemaWork:
         stack = [self._root]
         while stack:
             node = stack[-1]
-            if node.branches is None:
-                node.branches = 0  # has begun
-                stack += [part for part in node.iter_parts() if part.branches is None]
+            if node.work is None:
+                node.work = Work()  # has begun
+                stack += [part for part in node.iter_parts() if part.work is None]
                 continue
             stack.pop()
-            if node.branches:
+            if node.work.branches:
                 continue
             parts = list(node.iter_parts())
-            if node.alternatives or not all(part.branches for part in parts):
+            if node.alternatives or not all(part.work and part.work.branches for part in parts):
                 self._is_simple = False
-            largest = max((part.branches or 1 for part in node.properties.values()), default=0)
+            properties = [part.count_as_part() for part in node.properties.values()]
+            largest = Work(*map(max, zip(*properties, strict=True))) if properties else Work()
             others = [*node.alternatives, *node.same_place, *node.members]
-            node.branches = node.own_steps + largest + sum(part.branches or 1 for part in others)
+            node.work = node.own_work.join([largest, *(part.count_as_part() for part in others)])
             node.depth = 1 + max((part.depth for part in parts), default=0)
-            if node.branches > MAX_BRANCHES:
+            if node.work.branches > MAX_BRANCHES:
                 problem = f"more than {MAX_BRANCHES} branches look at the same part of a value"
                 raise FormatError(f"the JSON Schema cannot be used: {problem}; simplify it")
             if node.depth > MAX_DEPTH:
                 problem = f"its parts are nested more than {MAX_DEPTH} deep"
                 raise FormatError(f"the JSON Schema cannot be used: {problem}; flatten it")
-        self._branches = self._root.branches or 1
+        self._work = self._root.count_as_part()
         if self._is_simple:
             self._root = _Node()  # the others are not needed
 
@@ -124,11 +157,11 @@ class SchemaWork:
 class _Node:
     """A subschema, by what of a value its parts look at.
 
-    `branches` is None before it is counted, and 0 while its parts are.
+    `work` is None before it is counted, and empty while its parts are.
     """
 
     __slots__ = (
-        "alternatives", "branches", "depth", "members", "own_steps", "properties", "same_place",
+        "alternatives", "depth", "members", "own_work", "properties", "same_place", "work",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -136,9 +169,12 @@ class _Node:
         self.same_place: list[_Node] = []
         self.members: list[_Node] = []
         self.properties: dict[str, _Node] = {}
-        self.own_steps = 1
-        self.branches: int | None = None
+        self.own_work = Work(1)
+        self.work: Work | None = None
         self.depth = 0
+
+    def count_as_part(self) -> Work:
+        return self.work if self.work is not None and self.work.branches else Work(1)
 
     def iter_parts(self) -> Iterator[_Node]:
         yield from self.alternatives
@@ -201,18 +237,38 @@ def _expand(
             if target is not None:
                 node.same_place.append(target)
             yield from unexpanded
-        elif keyword == "properties" and isinstance(content, dict):
+            continue
+        if keyword == "properties" and isinstance(content, dict):
             for name, subschema in content.items():
                 part = node.properties[name] = _Node()
                 yield part, subschema, base
-        elif keyword == "enum" and isinstance(content, list):
-            node.own_steps += len(content) // _ENUM_STEP
-        elif (kind := _KINDS.get(keyword)) is not None:
+            continue
+        node.own_work = node.own_work.join([_measure_own_work(keyword, content)])
+        if (kind := _KINDS.get(keyword)) is not None:
             parts = getattr(node, kind)
             for subschema in _list_subschemas(keyword, content):
                 part = _Node()
                 parts.append(part)
                 yield part, subschema, base
+
+
+def _measure_own_work(keyword: str, content: Any) -> Work:
+    if keyword == "pattern":
+        return Work(patterns=1)
+    if keyword == "patternProperties" and isinstance(content, dict):
+        return Work(patterns=len(content))
+    values = content if keyword == "enum" and isinstance(content, list) else []
+    if keyword == "const" and isinstance(content, (dict, list)):
+        values = [content]
+    compared = sum(map(_count_comparison_steps, values))
+    return Work(compared=compared, numbers=sum(type(value) is int for value in values))
+
+
+def _count_comparison_steps(value: Any) -> float:
+    if not isinstance(value, (float, dict, list)):
+        return _HASHED_STEPS
+    parts, floats = _count_parts(value)
+    return parts * _COMPARED_STEPS + floats * _FLOAT_STEPS
 
 
 def _get_base(schema: Mapping[str, Any], base: str) -> str:
@@ -240,8 +296,9 @@ def _list_subschemas(keyword: str, content: Any) -> list[Any]:
     return [] if content is None else [content]
 
 
-def _count_parts(value: Any) -> int:
-    count, pending = 0, [value]
+def _count_parts(value: Any) -> tuple[int, int]:
+    """Return the number of parts of a value, and how many of them are floats."""
+    count, floats, pending = 0, 0, [value]
     while pending:
         content = pending.pop()
         count += 1
@@ -249,7 +306,9 @@ def _count_parts(value: Any) -> int:
             pending += content.values()
         elif isinstance(content, list):
             pending += content
-    return count
+        elif isinstance(content, float):
+            floats += 1
+    return count, floats
 
 
 def _measure(
@@ -266,7 +325,7 @@ def _measure(
     if len(measured) + size > _MAX_MEASURED:
         raise RecursionError
     measured[key] = 1, 0
-    steps, alternatives = node.own_steps, 0
+    steps, alternatives = node.own_work.branches + int(node.own_work.compared), 0
     for part in node.alternatives:
         more, _ = _measure(part, value, measured)
         steps, alternatives = steps + more, alternatives + more

@@ -18,6 +18,7 @@ from gateway.core.log.record import Record
 from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
 from gateway.formats.plain import PLAIN_CODECS
+from gateway.sidecar.turns import Turns
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 Formats: TypeAlias = Callable[[str], tuple[SerializationFormat, SerializationFormat]]
@@ -95,7 +96,10 @@ async def render_records(
     decoders = await _prepare_decoders(codecs, framed, formats)
     rendered: list[dict[str, Any]] = []
     # Decoders are synchronous: awaiting once per topic instead of per record keeps this loop fast.
+    turns = Turns()
     for record, framed_record in zip(records, framed, strict=True):
+        if turns.is_over():
+            await turns.pass_on()
         (topic, partition), offset, _, timestamp, key, value, pairs = framed_record
         read_key, read_value = decoders[topic]
         error = None

@@ -1,7 +1,7 @@
 """Encode the records of a request for Kafka.
 
-One pass over the records without an await for each: only an unknown schema is waited for. Measured:
-100 records of 1 KB in format string take 0.2 ms.
+One pass over the records without an await for each: only an unknown schema is waited for, and other
+tasks run every 20 ms. Measured: 100 records of 1 KB in format string take 0.2 ms.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gateway.sidecar.http.ids import (
     TRACEPARENT_HEADER,
     RequestIds,
 )
+from gateway.sidecar.turns import Turns
 
 # Error codes of single records: the HTTP status for what happened to it. DOUBTFUL is a record that
 # may have been written, as Kafka's answer is missing.
@@ -99,7 +100,10 @@ class RecordEncoder:
         keyless_partition, common_headers = -1, ids.to_record_headers()
         partitions = [TopicPartition(topic.name, number) for number in range(count)]
         encode_key, encode_value = (_get_encoder(encoding.format) for encoding in encodings)
+        turns = Turns()
         for index, record in enumerate(records):
+            if turns.is_over():
+                await turns.pass_on()
             key, value = record.get("key"), record.get("value")
             try:
                 if key is not None:

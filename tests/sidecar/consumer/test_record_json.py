@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 
 from support.app_server import running_app
 from support.registry import FakeRegistry
@@ -15,6 +17,7 @@ from gateway.sidecar.consumer.record_json import (
     render_records,
     text_headers,
 )
+from gateway.sidecar.turns import TURN_S
 
 
 def record(key: bytes | None, value: bytes | None, headers: object = ()) -> Record:
@@ -97,3 +100,23 @@ async def test_records_are_read_whose_schemas_push_each_other_out_of_the_cache()
         shown = await render_records(codecs, records, lambda _: formats, text_headers)
         await codecs.close()
     assert [each["value"] for each in json.loads(shown)] == [symbols[0]] * 8
+
+
+async def test_other_tasks_run_while_many_records_are_rendered():
+    """Values whose schemas have many branches take 0.5 s each: all of a poll held up the others."""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    def render_slowly(headers: object) -> None:
+        time.sleep(TURN_S)
+
+    other = asyncio.create_task(count_turns())
+    text = SerializationFormat.STRING
+    await render_records(Codecs(), [record(b"k", b"v")] * 10, lambda _: (text, text), render_slowly)
+    other.cancel()
+    assert turns >= 8
