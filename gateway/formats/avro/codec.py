@@ -25,8 +25,9 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from gateway.errors import FormatError
 from gateway.formats.schema_mismatch import SchemaMismatch
 
+from .budget import ExpansionBudget
 from .json_size import JsonSizeLimit
-from .record import DefaultBudget, RecordFields
+from .record import RecordFields
 from .types import (
     PRIMITIVES,
     AvroType,
@@ -63,7 +64,7 @@ class AvroCodec:
             self._plain = parse_schema({"type": "record", "name": "Framed", "fields": [field]})
             self._needs_branch_names = builder.needs_branch_names
             self._attempts = builder.attempts
-            self._default_budget = builder.default_budget
+            self._budget = builder.budget
         except (Exception, RecursionError) as exc:  # a bad schema raises many kinds
             raise FormatError(f"the Avro schema cannot be used: {exc}; correct it") from None
 
@@ -79,7 +80,7 @@ class AvroCodec:
             raise FormatError("the value is nested too deep; flatten it") from None
         finally:
             self._attempts.clear()
-            self._default_budget.renew()
+            self._budget.renew()
         return out.getvalue()
 
     def decode(self, data: bytes) -> Any:
@@ -121,7 +122,7 @@ class _TypeBuilder:
         self.needs_branch_names = False
         self.defined: set[str] = set()
         self.attempts = UnionAttempts()
-        self.default_budget = DefaultBudget()
+        self.budget = ExpansionBudget()
         self.max_scale = 0
         self._named: dict[str, AvroType] = {}  # by full name
         self._labels: dict[str, str] = {}  # of each full name
@@ -161,7 +162,7 @@ class _TypeBuilder:
             return create_map(self._build_type(schema["values"], namespace))
         if isinstance(kind, str) and kind in PRIMITIVES:
             self._note_scale(schema)
-            return apply_logical_type(PRIMITIVES[kind], schema)
+            return apply_logical_type(PRIMITIVES[kind], schema, self.budget)
         return self._build_type(kind, namespace)
 
     def get_full_names(self) -> dict[str, str]:
@@ -239,14 +240,14 @@ class _TypeBuilder:
             if type(size) is not int or size < 0:
                 raise ValueError(f"the size of {name} is no number of bytes")
             self._note_scale(schema)
-            flat_type = apply_logical_type(create_fixed(name, label, size), schema)
+            flat_type = apply_logical_type(create_fixed(name, label, size), schema, self.budget)
         self._plain[label], flat_type.plain = flat_type.plain, label
         self._named[name] = flat_type
         return flat_type
 
     def _build_record(self, schema: Mapping[str, Any], namespace: str) -> AvroType:
         name, inner_namespace, label = self._register_name(schema, namespace)
-        fields = RecordFields(name, self.default_budget)
+        fields = RecordFields(name, self.budget)
         # Its fields may need it before they are known.
         record_type = self._named[name] = AvroType(
             name, label, fields.from_json, fields.to_json, fields.default_from_json

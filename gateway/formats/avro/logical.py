@@ -23,6 +23,8 @@ from uuid import UUID
 from gateway.formats.plain import describe_json_type
 from gateway.formats.schema_mismatch import SchemaMismatch
 
+from .budget import ExpansionBudget
+
 
 class LogicalType(NamedTuple):
     """The two conversions of a logical type; `from_json` raises SchemaMismatch."""
@@ -50,7 +52,9 @@ _TIME = re.compile(
 )
 
 
-def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | None:
+def create_logical_type(
+    schema: Mapping[str, Any], base: str, budget: ExpansionBudget
+) -> LogicalType | None:
     """Create the logical type of a schema; raises ValueError for a decimal with too large a scale.
 
     An unknown one, and one that does not fit its base, is ignored: None.
@@ -58,7 +62,7 @@ def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | N
     name = schema.get("logicalType")
     size = schema.get("size")
     if name == "decimal" and base in ("bytes", "fixed"):
-        return _create_decimal(schema, size if base == "fixed" else None)
+        return _create_decimal(schema, size if base == "fixed" else None, budget)
     if name == "uuid" and base == "string":
         return LogicalType(lambda text: text, lambda value: str(_parse_uuid(value)))
     if name == "uuid" and base == "fixed" and size == 16:
@@ -76,7 +80,9 @@ def create_logical_type(schema: Mapping[str, Any], base: str) -> LogicalType | N
     return None
 
 
-def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType | None:
+def _create_decimal(
+    schema: Mapping[str, Any], size: int | None, budget: ExpansionBudget
+) -> LogicalType | None:
     """Create a decimal; `size` is that of its fixed in bytes, None for bytes."""
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int:
@@ -117,6 +123,8 @@ def _create_decimal(schema: Mapping[str, Any], size: int | None) -> LogicalType 
             raise SchemaMismatch(f"has more than {max_digits} digits")
         if zeros < 0 and text[zeros:].strip("0"):
             raise SchemaMismatch(f"has more than {scale} digits after the point")
+        if text and zeros > 0:
+            budget.spend(zeros // 2)  # a byte has more than two digits
         number = int((text + "0" * zeros if zeros >= 0 else text[:zeros]) or "0") if text else 0
         number = -number if sign else number
         # Two's complement, with a bit for the sign.

@@ -15,32 +15,8 @@ from typing import Any
 from gateway.formats.plain import describe_json_type
 from gateway.formats.schema_mismatch import SchemaMismatch
 
+from .budget import ExpansionBudget
 from .types import AvroType, ConvertToJson, suggest_name
-
-# A field that is missing may have a default of any size, and so may each element of an array: 30 kB
-# of `{}` could become 100 MB of Avro.
-MAX_DEFAULT_BYTES = 16 << 20
-
-
-class DefaultBudget:
-    """Limit the bytes of defaults that one JSON value takes for its missing fields.
-
-    One instance per schema, owned by its codec, which calls `renew` after each value.
-    """
-
-    def __init__(self) -> None:
-        self._bytes_left = MAX_DEFAULT_BYTES
-
-    def spend(self, size: int) -> None:
-        """Take bytes from the budget; raises SchemaMismatch if it does not have so many."""
-        self._bytes_left -= size
-        if self._bytes_left < 0:
-            raise SchemaMismatch(
-                f"takes more than {MAX_DEFAULT_BYTES >> 20} MiB of defaults for missing fields"
-            )
-
-    def renew(self) -> None:
-        self._bytes_left = MAX_DEFAULT_BYTES
 
 
 class RecordFields:
@@ -51,7 +27,7 @@ class RecordFields:
     records of a schema share `budget`.
     """
 
-    def __init__(self, name: str, budget: DefaultBudget) -> None:
+    def __init__(self, name: str, budget: ExpansionBudget) -> None:
         self._name = name
         self._budget = budget
         self._types: dict[str, AvroType] = {}

@@ -19,6 +19,7 @@ from gateway.config.source.expression import find_closest
 from gateway.formats.plain import describe_json_type
 from gateway.formats.schema_mismatch import SchemaMismatch
 
+from .budget import ExpansionBudget
 from .logical import LogicalType, create_logical_type
 
 ConvertToJson = Callable[[Any], Any]
@@ -267,6 +268,8 @@ def suggest_name(name: str, known: list[str]) -> str:
     return f"did you mean {closest}?" if closest else f"use one of {', '.join(known[:12])}"
 
 
-def apply_logical_type(base_type: AvroType, schema: Mapping[str, Any]) -> AvroType:
-    logical_type = create_logical_type(schema, schema["type"])
+def apply_logical_type(
+    base_type: AvroType, schema: Mapping[str, Any], budget: ExpansionBudget
+) -> AvroType:
+    logical_type = create_logical_type(schema, schema["type"], budget)
     return base_type if logical_type is None else base_type.as_logical(logical_type)

@@ -7,10 +7,15 @@ from typing import Any
 
 from fastavro.read import LOGICAL_READERS
 
+from gateway.errors import FormatError
 from gateway.formats.plain import describe_json_type
 from gateway.formats.schema_mismatch import SchemaMismatch
 
 from .types import AvroType
+
+MAX_SMALL_BRANCHES = 16  # of a union, in which attempts are not counted
+MAX_ATTEMPTS = 250_000  # to convert parts of one value by branches of large unions: 0.5 s
+_SEARCHED_BRANCHES = 32  # that fastavro's writer compares with a name in the time of an attempt
 
 # A logical type of our own, by which fastavro returns a number together with its branch.
 _BRANCH_LOGICAL_TYPE = "gateway-branch"
@@ -51,6 +56,7 @@ class UnionAttempts:
     """
 
     def __init__(self) -> None:
+        self._attempts_left = MAX_ATTEMPTS
         self._converted: dict[tuple[int, int, bool], Any] = {}
         self._mismatches: dict[tuple[int, int, bool], tuple[str, tuple[str, ...]]] = {}
 
@@ -69,7 +75,15 @@ class UnionAttempts:
                 raise
         return self._converted[key]
 
+    def count(self, attempts: int) -> None:
+        """Count attempts of a large union; raises FormatError if there are too many."""
+        self._attempts_left -= attempts
+        if self._attempts_left < 0:
+            problem = "too many values of the Avro schema's large unions"
+            raise FormatError(f"the value has {problem}; name their branches, or divide it")
+
     def clear(self) -> None:
+        self._attempts_left = MAX_ATTEMPTS
         self._converted.clear()
         self._mismatches.clear()
 
@@ -101,6 +115,9 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
     # In a union with string, "NaN" is a string.
     of_text = [branch for branch in branches if branch.plain not in ("float", "double")]
 
+    is_large = len(branches) > MAX_SMALL_BRANCHES
+    search_attempts = len(branches) // _SEARCHED_BRANCHES if is_large else 0
+
     def list_candidates(value: Any) -> list[AvroType]:
         return of_text if type(value) is str and "string" in by_name else branches
 
@@ -108,6 +125,8 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
         # The most helpful of the mismatches: that of the branch which the value names, or else that
         # of the only branch beside null.
         reported: SchemaMismatch | None = None
+        if is_large:
+            attempts.count(search_attempts)
         if type(value) is dict and len(value) == 1:
             ((name, inner),) = value.items()
             if name in by_name:
@@ -117,6 +136,8 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
                 except SchemaMismatch as mismatch:
                     reported = mismatch.add_step(name)
         for branch in list_candidates(value):
+            if is_large:
+                attempts.count(1)
             try:
                 return labels[branch.name], attempts.convert(branch, value)
             except SchemaMismatch as mismatch:
@@ -129,6 +150,8 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
 
     def default_from_json(value: Any) -> tuple[str, Any]:
         for branch in list_candidates(value):
+            if is_large:
+                attempts.count(1)
             try:
                 return labels[branch.name], attempts.convert(branch, value, is_default=True)
             except SchemaMismatch:
