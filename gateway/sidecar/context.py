@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from gateway.config import Settings
+from gateway.config.sections.sidecar import Producer as ProducerSection
 from gateway.config.sections.sidecar import Sidecar as Section
 from gateway.config.source.expression import suggest
 from gateway.core.log.record import TopicPartition
@@ -18,6 +19,7 @@ from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.existing_topics import get_existing_topic, require_reachable
 from gateway.kafka.produce.producer import Producer
+from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.http.authorization import Authorizer
 from gateway.sidecar.http.spec import Spec
@@ -114,6 +116,11 @@ class Context:
         if documents is None or not documents.is_compared(topic):
             return _release_nothing
         return await documents.lock_keys(topic, [key for key in keys if key is not None])
+
+    def create_transactions(self, id: str) -> TransactionalProducer:
+        """Return the producer of a transactional id, with the timeout of the section `producer`."""
+        producer = self.section.producer or ProducerSection()
+        return TransactionalProducer(self.cluster, id, timeout=producer.transaction_timeout)
 
     def require_kafka(self) -> None:
         """Raise BrokerUnavailable or AuthenticationFailed if Kafka cannot be reached."""

@@ -37,7 +37,7 @@ async def retry_dead_letters(
 
     async with open_context(file) as context:
         queue = await find_queue(context, topic, group)
-        transactions = create_transactions(context.cluster, queue)
+        transactions = create_transactions(context, queue)
         await transactions.start()
         try:
             counts = await (_retry_to_backend if to_backend else _retry_to_topic)(
@@ -149,7 +149,7 @@ async def drop_dead_letters(
         if not confirmed and not typer.confirm(question, err=True):
             return False
         end_offsets = {tp: waiting.stop for tp, waiting in ranges.items()}
-        transactions = create_transactions(context.cluster, queue)
+        transactions = create_transactions(context, queue)
         await transactions.start()
         if end_offsets:
             await transactions.commit(group=queue.offsets_group, offsets=end_offsets)

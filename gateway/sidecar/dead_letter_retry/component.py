@@ -115,7 +115,7 @@ class DeadLetterComponent(Component):
     async def _retry_batch(
         self, queue: DeadLetterQueue, group: Group, parameters: Parameters
     ) -> RetryResult:
-        transactions = create_transactions(self._context.cluster, queue)
+        transactions = create_transactions(self._context, queue)
         # Before anything is read: this completes or aborts what another retry has begun, and fences
         # it, so that what is read now is what this retry may change.
         await transactions.start()

@@ -26,7 +26,6 @@ from gateway.core.delivery.verdict import (
     Verdict,
 )
 from gateway.errors import RegistryUnavailable
-from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, find_left_out
 from gateway.sidecar.context import AuditEvent, Auditor, Context
@@ -71,9 +70,9 @@ class RetryResult:
         return Counter(retried.outcome for retried in self.letters)
 
 
-def create_transactions(cluster: Cluster, queue: DeadLetterQueue) -> TransactionalProducer:
+def create_transactions(context: Context, queue: DeadLetterQueue) -> TransactionalProducer:
     """Return the producer for a group's dead letters; starting it fences other processes."""
-    return TransactionalProducer(cluster, f"dead-letters-{queue.group}-{queue.topic}")
+    return context.create_transactions(f"dead-letters-{queue.group}-{queue.topic}")
 
 
 class DeadLetterRetry:

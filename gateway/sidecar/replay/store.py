@@ -137,4 +137,4 @@ class ReplayStore:
 
     def create_transactions(self, id: str) -> TransactionalProducer:
         """Return the producer of one replay; starting it fences other producers of that replay."""
-        return TransactionalProducer(self._context.cluster, f"{self.tp.topic}-{id}")
+        return self._context.create_transactions(f"{self.tp.topic}-{id}")
