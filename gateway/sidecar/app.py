@@ -30,6 +30,7 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.producer import Producer
 from gateway.sidecar.http import body, docs
 from gateway.sidecar.http.authorization import AUTHENTICATED, Authorizer, allow_anyone
+from gateway.sidecar.http.draining import DrainMiddleware
 from gateway.sidecar.http.encoded_slash import EncodedSlashMiddleware, NameConvertor
 from gateway.sidecar.http.ids import RequestIdMiddleware, check_ids
 from gateway.sidecar.http.request_counts import EndpointCounts, RequestCountMiddleware
@@ -138,6 +139,7 @@ class SidecarApplication:
             middleware=[
                 Middleware(RequestCountMiddleware, requests=self._request_counts),
                 Middleware(RequestIdMiddleware),
+                Middleware(DrainMiddleware, is_draining=lambda: self.context.draining.is_set()),
                 Middleware(EncodedSlashMiddleware),
                 Middleware(OriginCheckMiddleware, settings=self.settings),
                 Middleware(
