@@ -54,7 +54,7 @@ from .context import Context, DocumentLocks
 log = logging.getLogger(__name__)
 
 NDJSON = b"application/x-ndjson"
-DEFAULT_MAX_BODY_BYTES = 1_000_000  # of a body, where no option allows more
+MIN_MAX_BODY_BYTES = 4 << 20  # the largest limit of an endpoint that is no option
 
 # The components of each section as `module:class`, imported only if the section is configured. The
 # operations of a module are in `http/spec/MODULE.yaml`.
@@ -107,9 +107,7 @@ class SidecarApplication:
         self.context = Context(settings, cluster, codecs, authorize, spec, documents=documents)
         producer = settings.sidecar.producer
         self._max_body_bytes = (
-            DEFAULT_MAX_BODY_BYTES
-            if producer is None
-            else max(DEFAULT_MAX_BODY_BYTES, producer.max_bytes)
+            MIN_MAX_BODY_BYTES if producer is None else max(MIN_MAX_BODY_BYTES, producer.max_bytes)
         )
         self._is_standalone = standalone
         self._gateway_paths = {settings.telemetry.metrics.prometheus or "", *GATEWAY_HEALTH_PATHS}

@@ -59,6 +59,14 @@ async def test_no_other_character_of_a_path_is_a_slash(http):
         assert repr(name) in answer.json()["message"]
 
 
+@pytest.mark.parametrize("size, is_too_large", [(3_700_000, False), (4_300_000, True)])
+async def test_as_many_dead_letters_are_handed_in_without_guards_as_with(http, size, is_too_large):
+    """The server refused bodies over 1,000,000 bytes, unless the sidecar was guarded."""
+    headers = {"content-type": "application/json"}
+    answer = await http.post("/consumers/deadLetter/active", content=b" " * size, headers=headers)
+    assert (answer.status_code == 413) == is_too_large, answer.text
+
+
 async def test_an_idempotency_key_is_given_once(http):
     """Of two keys, the first one counted."""
     headers = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
