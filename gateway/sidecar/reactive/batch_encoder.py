@@ -24,6 +24,7 @@ from gateway.formats.event import bytes_to_json
 from gateway.formats.plain import PLAIN_CODECS
 from gateway.formats.registry import MISSING_TTL_S
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
+from gateway.sidecar.turns import Turns
 
 MISSING_SCHEMA_TIMEOUT_S = 15.0
 # Without waiting for another missing schema of a topic, after one was waited for in vain. Otherwise
@@ -90,7 +91,10 @@ class BatchEncoder:
         sent: list[Record] = []
         unreadable: dict[int, str] = {}
         has_loaded, awaited_error = False, None
+        turns = Turns()
         for index, record in enumerate(records):
+            if turns.is_over():
+                await turns.pass_on()
             try:
                 # Encoding does not await: only a schema that is not cached yet is waited for.
                 while True:
