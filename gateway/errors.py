@@ -114,6 +114,10 @@ class BrokerUnavailable(KafkaError):
         self.timeout = timeout
 
 
+class TransactionOpen(BrokerUnavailable):
+    """A transaction did not end in time, and what lies behind its start is not known yet."""
+
+
 class AuthenticationFailed(KafkaError):
     """Credentials or a certificate were refused, by broker or gateway, or are unusable."""
 

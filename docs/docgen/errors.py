@@ -28,6 +28,7 @@ from gateway.errors import (
     TableTooLarge,
     TokenError,
     TokenTooOld,
+    TransactionOpen,
     UnknownGroup,
     UnknownTopic,
 )
@@ -85,6 +86,8 @@ PROBLEMS = {
     "Too many pipelined requests": "The connection has too many unanswered requests.",
     "Too many produces": "The socket has 100 writes without an answer. Wait for one.",
     "Too many subscriptions": "The socket has 100 streams. Open another socket.",
+    "Transaction open": "`If-Match` or `If-None-Match` cannot be compared while a program has a "
+    "Kafka transaction open in the topic. Come back later.",
     "Transfer coding not implemented": "The body has a transfer coding other than `chunked`.",
     "URI too long": "The address of the request is over 64 KiB.",
     "Unauthorized": "Credentials are missing or not valid. Log in again.",
@@ -156,6 +159,7 @@ _SAMPLES: tuple[GatewayError, ...] = (
     RegistryUnavailable("", retry_after=1.0),
     TableTooLarge(""),
     TokenTooOld(""),
+    TransactionOpen(""),
     TokenError(""),
     UnknownGroup("", group="", code=0),
     UnknownTopic("", topic=""),

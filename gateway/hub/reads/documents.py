@@ -37,17 +37,19 @@ class DocumentReader:
         self._timeout_s = timeout_s
 
     async def get_latest(
-        self, topic: str, key: bytes, filters: Filters = MATCH_ALL
+        self, topic: str, key: bytes, filters: Filters = MATCH_ALL, *, is_settled: bool = False
     ) -> Record | None:
         """Return the latest record of a key among those that the filters accept.
 
-        Returns None if there is none, or if it was deleted.
+        Returns None if there is none, or if it was deleted. With `is_settled` it is the latest of
+        all that were acknowledged: else those behind an open transaction are not seen yet.
 
         Raises:
             UnknownTopic: The topic does not exist.
             AccessDenied: The brokers do not let the gateway read the topic.
             AuthenticationFailed: The brokers refuse the gateway's credentials.
             BrokerUnavailable: The record was not found in time.
+            TransactionOpen: With `is_settled`, a transaction did not end in time.
             TableTooLarge: The latest records of the topic are more than its cache.
         """
         deadline = asyncio.get_running_loop().time() + self._timeout_s
@@ -56,7 +58,7 @@ class DocumentReader:
             await self._services.topics.open_topics(deadline, view.topics, may_be_missing=False)
             try:
                 async with asyncio.timeout_at(deadline):
-                    return await self._find_latest(view, key, filters)
+                    return await self._find_latest(view, key, filters, is_settled=is_settled)
             except TimeoutError:
                 reason = self._services.cluster.error or f"not all of {topic} can be read for now"
                 raise BrokerUnavailable(f"{reason}; try again", retry_after=1.0) from None
@@ -66,19 +68,21 @@ class DocumentReader:
                     "raise cache.bytes of the topic, or memory"
                 ) from None
 
-    async def _find_latest(self, view: View, key: bytes, filters: Filters) -> Record | None:
+    async def _find_latest(
+        self, view: View, key: bytes, filters: Filters, *, is_settled: bool
+    ) -> Record | None:
         """Return the latest record of the key over all partitions that may hold it."""
         shared_tail = self._keep_open(view)
         reads_partition = self._key_partitions.build_known_partition_predicate(view)
         tps = [tp for tp in shared_tail.tail.logs if reads_partition is None or reads_partition(tp)]
-        latest = await asyncio.gather(*(self._read_latest(tp, key, filters) for tp in tps))
-        return max(filter(None, latest), key=_sort_key, default=None)
-
-    async def _read_latest(self, tp: TopicPartition, key: bytes, filters: Filters) -> Record | None:
         snapshots = self._services.snapshots
-        return await snapshots.tables.get_latest(
-            tp, await snapshots.ends.find_end(tp), key, filters
-        )
+        find_end = snapshots.ends.find_settled_end if is_settled else snapshots.ends.find_end
+
+        async def read_latest(tp: TopicPartition) -> Record | None:
+            return await snapshots.tables.get_latest(tp, await find_end(tp), key, filters)
+
+        latest = await asyncio.gather(*map(read_latest, tps))
+        return max(filter(None, latest), key=_sort_key, default=None)
 
 
 def _sort_key(record: Record) -> tuple[int, int]:

@@ -194,7 +194,9 @@ async def _build_precondition_check(
     if_none_match = ",".join(request.headers.getlist("if-none-match"))
 
     async def check_precondition() -> None:
-        record = await hub.documents.get_latest(write_request.topic, key, write_request.filters)
+        record = await hub.documents.get_latest(
+            write_request.topic, key, write_request.filters, is_settled=True
+        )
         record_id = (
             None
             if record is None

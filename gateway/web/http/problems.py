@@ -35,6 +35,7 @@ from gateway.errors import (
     TableTooLarge,
     TokenError,
     TokenTooOld,
+    TransactionOpen,
     UnknownGroup,
     UnknownTopic,
 )
@@ -123,6 +124,8 @@ def _describe_error(exc: Exception) -> tuple[int, str, str]:
             return 404, "Unknown group", str(exc)
         case AccessDenied():
             return 403, "Access denied", str(exc)
+        case TransactionOpen():
+            return 503, "Transaction open", str(exc)
         case KafkaError():
             return 503, "Kafka is unavailable", "Kafka does not answer as it should; try again"
         case HTTPException(status_code=404):

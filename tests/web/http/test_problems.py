@@ -48,6 +48,7 @@ async def request_problem(
         (errors.FormatError("/age: not a number"), 400, "Not of the model"),
         (errors.RegistryUnavailable("away", retry_after=1.0), 503, "Registry away"),
         (errors.TableTooLarge("the keys are too many"), 503, "Too many keys"),
+        (errors.TransactionOpen("a transaction is open"), 503, "Transaction open"),
         (HTTPException(418, "short and stout"), 418, "I'm a Teapot"),
     ],
 )
