@@ -55,6 +55,7 @@ from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.produce.producer import MAX_PENDING_BYTES
 from gateway.telemetry.traffic import (
     NO_CREDIT,
     SLOW,
@@ -94,16 +95,18 @@ LONG_ID_CHARS = 6 * 1024  # longer ids are warned of: by default, proxies allow 
 # `memory` divided by each of these is a limit.
 BACKLOG_MEMORY_DIVISOR = 4  # records that were read for clients and not taken by them yet
 RINGS_MEMORY_DIVISOR = 4  # the rings of all channels
+WRITES_MEMORY_DIVISOR = 8  # clients' records until Kafka has them
 TABLES_MEMORY_DIVISOR = 4  # `memory` divided by this is what tables may take
 PINNED_MEMORY_DIVISOR = 2  # what cannot be freed; beyond it, new clients are refused
-_STALLED = frozenset({SLOW, NO_CREDIT, THROTTLED})  # clients that take nothing for now
 GROWTH_MEMORY_DIVISOR = 16  # growth of the logs that causes memory to be bounded at once
+
+_STALLED = frozenset({SLOW, NO_CREDIT, THROTTLED})  # clients that take nothing for now
 
 # Copies of the text of a client's view: in its request, in its parameters, in its filter.
 VIEW_COPIES = 3
 # What `gateway_memory_bytes` lists; the cache is counted apart, by topic.
 MEMORY_PARTS = (
-    "cache", "rings", "tables", "backlog", "views", "inflated", "dictionaries", *HeldPart,
+    "cache", "rings", "tables", "backlog", "writes", "views", "inflated", "dictionaries", *HeldPart,
 )  # fmt: skip
 PINNED_PARTS = (  # parts of memory that cannot be freed
     "tables", "views", HeldPart.UNSENT, HeldPart.RECEIVED, HeldPart.RESPONSES,
@@ -230,7 +233,14 @@ class Hub:
         self.epoch_ends = EpochEnds(self.cluster)
         self.key_partitions = KeyPartitions(self.cluster, self.topics.get_settings)
         self.token_verifier = TokenVerifier(self.cluster, self.topics, self.settings.tokens)
-        self.publisher = Publisher(self.cluster, models=self.models)
+        self.publisher = Publisher(
+            self.cluster,
+            max_pending_bytes=min(
+                MAX_PENDING_BYTES,
+                self.settings.memory // WRITES_MEMORY_DIVISOR // len(self.process_hubs),
+            ),
+            models=self.models,
+        )
         self.publisher.tracing = self.tracing
         self.snapshots = Snapshots(
             self.cluster,
@@ -689,6 +699,7 @@ class Hub:
             "rings": self.rings.bytes,
             "tables": self.snapshots.tables.used_bytes,
             "backlog": backlog,
+            "writes": self.publisher.pending_bytes,
             "views": VIEW_COPIES * views,
             "inflated": self.cluster.decompression_slot.held_bytes,
             "dictionaries": self.dictionaries.used_bytes,

@@ -6,12 +6,13 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from gateway.core.produce.idempotency import IdempotencyKey
+from gateway.kafka.produce.pending_records import estimate_size
 
 from .idempotency_log import Headers
 
 
 class Produced(NamedTuple):
-    """The place of a record; the offset is -1 if Kafka did not say.
+    """The place of a record; what is not known is -1.
 
     `repeated` says that the record was written before, by an earlier attempt.
     """
@@ -29,6 +30,7 @@ class PendingWrite(NamedTuple):
         value: The value; None for a tombstone.
         deadline: When it is sent or given up at the latest, by the loop's clock.
         check_allowed: Awaited just before it is written; raises if it may not be.
+        waits: Whether somebody waits for where it was written.
     """
 
     topic: str
@@ -40,3 +42,9 @@ class PendingWrite(NamedTuple):
     digest: bytes
     deadline: float
     check_allowed: Callable[[], Awaitable[None]] | None = None
+    waits: bool = True
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes it takes."""
+        return estimate_size(self.key, self.value, self.headers)

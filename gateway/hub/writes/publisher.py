@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey, IdempotencyWindow
-from gateway.errors import InvalidRecord
+from gateway.errors import BrokerUnavailable, InvalidRecord
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.existing_topics import get_known_topic, require_reachable, watch_topic
 from gateway.kafka.produce.partitioner import compute_partition
-from gateway.kafka.produce.producer import Producer
+from gateway.kafka.produce.producer import MAX_PENDING_BYTES, Producer
 from gateway.kafka.protocol.requests import TopicMetadata
 
 from .idempotency_log import IdempotencyLog
@@ -53,6 +54,9 @@ class Publisher:
 
     Clients wait `timeout_s` for the result of a write. Idempotency keys count for `window_s`; of
     more than `max_keys` the oldest are looked for in the log. Records are encoded by `models`.
+
+    Above `max_pending_bytes` of records whose writes have begun and not ended, no write begins.
+    Those that look for their key, or wait for another write, are not with the producer yet.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Publisher:
         timeout_s: float = WRITE_TIMEOUT_S,
         window_s: float = 600.0,
         max_keys: int = 100_000,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
         models: Models | None = None,
     ) -> None:
         self.cluster = cluster
@@ -74,6 +79,8 @@ class Publisher:
         self.key_locks: KeyLocks | None = None
         self.document_locks: DocumentLocks | None = None
         self.tracing: Tracing | None = None
+        self.pending_bytes = 0
+        self._max_pending_bytes = max_pending_bytes
         self._window_s = window_s
         self._idempotency_logs: dict[TopicPartition, IdempotencyLog] = {}
         self._tasks: set[asyncio.Task[Produced]] = set()
@@ -88,14 +95,26 @@ class Publisher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def start_write(self, work: Coroutine[Any, Any, Produced]) -> asyncio.Task[Produced]:
-        """Start a write that goes on, until `close`, if nobody waits for its task any more."""
+    def start_write(self, work: Coroutine[Any, Any, Produced], size: int) -> asyncio.Task[Produced]:
+        """Start a write that goes on, until `close`, if nobody waits for its task any more.
+
+        `size` is how many bytes it holds meanwhile.
+
+        Raises:
+            BrokerUnavailable: Too much waits already.
+        """
+        # As by the producer, one that is larger than the limit alone is accepted alone.
+        if self.pending_bytes and self.pending_bytes + size > self._max_pending_bytes:
+            work.close()  # or there would be a warning that it was never awaited
+            raise BrokerUnavailable("too much waits to be written; try again", retry_after=1.0)
+        self.pending_bytes += size
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._on_write_done)
+        task.add_done_callback(partial(self._on_write_done, size))
         return task
 
-    def _on_write_done(self, task: asyncio.Task[Produced]) -> None:
+    def _on_write_done(self, size: int, task: asyncio.Task[Produced]) -> None:
+        self.pending_bytes -= size
         self._tasks.discard(task)
         if not task.cancelled():
             # Whoever waits for the task gets its exception. Retrieved here as well, it causes no

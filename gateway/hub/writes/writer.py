@@ -77,6 +77,7 @@ class RecordWriter:
         idempotency_key: str | None = None,
         scope: str = "",
         check_allowed: Callable[[], Awaitable[None]] | None = None,
+        waits: bool = True,
     ) -> Produced:
         """Write one record, or find that it is written already.
 
@@ -86,6 +87,7 @@ class RecordWriter:
             scope: Whose idempotency key it is, such as the route's path.
             check_allowed: Awaited just before the record is written, but not if it is written
                 already; it raises if the record may not be written.
+            waits: If not, it returns once the write has begun, and the place is not known.
 
         Raises:
             UnknownTopic: The topic does not exist.
@@ -109,7 +111,16 @@ class RecordWriter:
         digest = digest_record(key, value, headers) if scoped_key is not None else b""
         deadline = asyncio.get_running_loop().time() + self._publisher.timeout_s
         write = PendingWrite(
-            topic, key, value, headers, partition, scoped_key, digest, deadline, check_allowed
+            topic,
+            key,
+            value,
+            headers,
+            partition,
+            scoped_key,
+            digest,
+            deadline,
+            check_allowed,
+            waits,
         )
         tracing = self._publisher.tracing
         if tracing is None:
@@ -121,9 +132,8 @@ class RecordWriter:
         try:
             if write.idempotency_key is not None:
                 return await self._send_once(write, write.idempotency_key)
-            return await _await_result(
-                self._publisher.start_write(self._write(write)), write.deadline
-            )
+            task = self._publisher.start_write(self._write(write), write.size)
+            return await _await_result(task, write)
         except PartitionFailed as exc:
             raise _build_refusal(exc) from exc
 
@@ -135,11 +145,13 @@ class RecordWriter:
             return Produced(write.topic, *location, repeated=True)
         in_flight = window.lookup_in_flight(key, write.digest)
         if in_flight is not None:
-            return (await _await_result(in_flight, write.deadline))._replace(repeated=True)
-        task = self._publisher.start_write(self._write_once(write, key))
+            # It holds the bytes of its request until the other write ends: it counts as one, too.
+            task = self._publisher.start_write(_join(in_flight), write.size)
+            return await _await_result(task, write)
+        task = self._publisher.start_write(self._write_once(write, key), write.size)
         # No await since the look-ups above, so that no other call can have begun the same key.
         window.begin(key, write.digest, task)
-        return await _await_result(task, write.deadline)
+        return await _await_result(task, write)
 
     async def _write(self, write: PendingWrite) -> Produced:
         with ExitStack() as stack:
@@ -245,9 +257,15 @@ class RecordWriter:
         )
 
 
-async def _await_result(task: asyncio.Task[Produced], deadline: float) -> Produced:
+async def _join(in_flight: asyncio.Task[Produced]) -> Produced:
+    return (await asyncio.shield(in_flight))._replace(repeated=True)
+
+
+async def _await_result(task: asyncio.Task[Produced], write: PendingWrite) -> Produced:
     """Wait for the result of a write, which goes on also if nobody waits for it any more."""
-    timeout_s = deadline - asyncio.get_running_loop().time()
+    if not write.waits:
+        return Produced(write.topic, -1, -1)
+    timeout_s = write.deadline - asyncio.get_running_loop().time()
     done, _ = await asyncio.wait({task}, timeout=max(0.0, timeout_s) + RESULT_GRACE_S)
     if done:
         if task.cancelled():

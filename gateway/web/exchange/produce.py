@@ -55,12 +55,10 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     """
     write_request = await read_write_request(routes, match, request)
     # A condition has a result that the client must learn, so it is waited for.
-    if get_options(match).acks == "none" and not _is_conditional(request):
-        routes.hubs.get_hub(write_request.cluster).publisher.start_write(
-            write_record(routes, request, write_request)
-        )
+    waits = get_options(match).acks != "none" or _is_conditional(request)
+    result = await write_record(routes, request, write_request, waits=waits)
+    if not waits:
         return JSONResponse({"topic": write_request.topic}, 202, NO_STORE_HEADERS)
-    result = await write_record(routes, request, write_request)
     is_created = write_request.value is not None and not result.repeated
     return JSONResponse(describe_result(result), 201 if is_created else 200, NO_STORE_HEADERS)
 
@@ -107,7 +105,9 @@ async def _get_view(routes: Routes, match: Match, query: QueryPairs) -> View:
     return view
 
 
-async def write_record(routes: Routes, request: Request, write_request: WriteRequest) -> Produced:
+async def write_record(
+    routes: Routes, request: Request, write_request: WriteRequest, *, waits: bool = True
+) -> Produced:
     """Write a record, if the conditions of its request hold; else raise a 412.
 
     Each request has a writer of its own: a request that is repeated may come over another
@@ -125,6 +125,7 @@ async def write_record(routes: Routes, request: Request, write_request: WriteReq
             idempotency_key=get_idempotency_key(request),
             scope=write_request.scope,
             check_allowed=check_allowed,
+            waits=waits,
         )
     )
 

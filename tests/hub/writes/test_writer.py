@@ -83,6 +83,30 @@ async def test_a_key_is_not_forgotten_for_the_keys_of_others(one):
             await writer.send("t", b"k", b"other", idempotency_key="1")
 
 
+async def test_writes_that_wait_before_the_producer_are_bounded_too(one):
+    """While Kafka stalled, those with an idempotency key waited for its log in any number."""
+    async with running_publisher(one.bootstrap, timeout_s=1.0, max_pending_bytes=3000) as publisher:
+        writer = RecordWriter(publisher)
+        await writer.send("t", None, b"first")
+        one.down(1)
+        try:
+            results = await asyncio.gather(
+                *(
+                    RecordWriter(publisher).send(
+                        "t", None, bytes(1000), idempotency_key=key, waits=waits
+                    )
+                    for key, waits in (("a", False), ("a", True), ("b", True), ("c", False))
+                ),
+                return_exceptions=True,
+            )
+        finally:
+            one.up(1)
+        assert results[0] == Produced("t", -1, -1)
+        refused = [str(each) for each in results if isinstance(each, BrokerUnavailable)]
+        assert len([each for each in refused if "too much waits" in each]) == 2
+        await wait_until(lambda: publisher.pending_bytes == 0)
+
+
 async def test_a_repeat_gets_the_offset_of_the_first_one(one):
     async with running_publisher(one.bootstrap) as publisher:
         first = await RecordWriter(publisher).send("t", None, b"v", idempotency_key="1")
