@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -46,7 +47,7 @@ async def serving(kafka: EmbeddedKafka, **more: Any) -> AsyncIterator[GatewayPro
         },
         *({"when": [{"path": f"/{path}"}], "with": each} for path, each in more.items()),
     ]
-    topics = ["orders", "others"] if "other" in more else ["orders"]
+    topics = sorted({"orders", *(each["topic"] for each in more.values())})
     config = build_config(kafka.bootstrap, topics, routes, memory=f"{MEMORY}MiB")
     async with running_gateway_process(config) as gateway:
         yield gateway
@@ -208,3 +209,41 @@ async def test_clients_that_read_nothing_keep_nobody_from_reading(kafka: Embedde
                     headers={"accept": "application/x-ndjson"},
                 )
             assert answer.text.count(" v") == 3000
+
+
+@pytest.mark.parametrize(
+    ("name", "credit", "limits"),
+    [("none", 0, {}), ("one", 1, {}), ("rated", 9, {"maxRate": "1/h"})],
+)
+async def test_clients_that_grant_no_credit_keep_nobody_from_reading(
+    kafka: EmbeddedKafka, name: str, credit: int, limits: dict[str, Any]
+):
+    """The same as for those that read nothing, but from one socket, and without end: a client that
+    answers pings is not disconnected."""
+    topic, other = f"held-{name}", f"other-{name}"
+    for each in (topic, other):
+        kafka.create_topic(each, 1)
+    producer = Producer({"bootstrap.servers": ",".join(kafka.bootstrap)})
+    first_ms = int(time.time() * 1000) - 3_600_000
+    for n in range(6000):
+        producer.produce(topic, b"v" * SIZE, timestamp=first_ms + n)
+        producer.produce(other, b"%d v" % n, timestamp=first_ms + n)
+    producer.flush()
+    async with (
+        serving(kafka, held={"topic": topic, **limits}, other={"topic": other}) as gateway,
+        MultiplexClient(gateway.base_url) as socket,
+    ):
+        for n in range(60):
+            path = f"/held?from={first_ms + 50 * n}"
+            await socket.send_message("subscribe", id=f"{n}", path=path, credit=credit)
+        await socket.wait_until(lambda: sum(socket.record_counts.values()) >= 60 * min(credit, 1))
+        async with create_http_client(gateway) as client:
+            answer = await client.get(
+                "/other",
+                params={"from": "earliest", "until": "latest"},
+                headers={"accept": "application/x-ndjson"},
+            )
+        assert answer.text.count(" v") == 6000
+        if not limits:
+            await socket.send_message("credit", id="59", n=3)
+            await socket.wait_until(lambda: socket.record_counts.get("59", 0) == credit + 3)

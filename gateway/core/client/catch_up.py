@@ -63,9 +63,11 @@ class CatchUp:
             or self._positions.has_reached_end(tp)
         ):
             return False
+        # Without credit nothing of it could be sent, but an empty snapshot ends without any.
+        has_credit = self._cursor.credit != 0
         if snapshot is not None and snapshot.needs_data(tp):
-            return True
-        if log.start_offset is None or self._buffer.is_gathering(tp):
+            return has_credit or tp not in snapshot.end_offsets
+        if not has_credit or log.start_offset is None or self._buffer.is_gathering(tp):
             return False
         return position.offset < log.start_offset
 

@@ -172,8 +172,7 @@ class PrivateReader:
         self.positions.put(tp, self.positions[tp]._replace(epoch=RETIRED_EPOCH))
 
     def list_backfills(self) -> list[tuple[TopicPartition, PartitionPosition]]:
-        # Without credit nothing could be sent of it, and it would count against those who read.
-        if self._buffer.is_full or self._cursor.credit == 0:
+        if self._buffer.is_full:
             return []
         with_gap, needs_backfill = (
             {tp for tp, _, _ in self._pending_gaps},
@@ -240,9 +239,9 @@ class PrivateReader:
         if is_slow:
             self._apply_slow_policy(detached)
 
-    def discard_backfill(self) -> None:
-        """Forget unsent entries from Kafka; `list_backfills` has them again."""
-        self._buffer.drop_all_backfilled()
+    def discard_buffer(self) -> None:
+        """Forget unsent entries; `list_backfills` has them again, once they can be sent."""
+        self._buffer.drop_all()
 
     def _apply_slow_policy(self, tps: set[TopicPartition]) -> None:
         match self._cursor.slow_policy:

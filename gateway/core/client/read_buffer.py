@@ -96,9 +96,12 @@ class ReadBuffer:
     def drop_backfilled(self, tp: TopicPartition) -> None:
         self._backfilled.pop(tp, None)
 
-    def drop_all_backfilled(self) -> None:
-        for tp in list(self._backfilled):
-            self.drop_backfilled(tp)
+    def drop_all(self) -> None:
+        """Drop all entries; the client goes on with them where it stands when they come again."""
+        self._backfilled.clear()
+        self._snapshot_pieces.clear()
+        self._windows.clear()
+        self._piece_bytes = 0
 
     # What is sent next.
 

@@ -685,14 +685,19 @@ class Hub:
         for name, topic_logs in by_topic.items():
             _shrink_logs(topic_logs, self.topics.get_settings(name).cache.bytes)
         backlog = self._measure_backlog()
-        if backlog > self._max_backlog_bytes:
+        others_backlog = sum(
+            hub.memory.get("backlog", 0)
+            for hub in self.process_hubs
+            if hub.started and hub is not self
+        )
+        if backlog + others_backlog > self._max_backlog_bytes:
             # Records that were read for clients that take nothing would keep all other clients
             # from reading. They can be read again later.
             stalled = [client.source for client in self.clients if client.state in _STALLED]
             self.shared_catch_ups.release_stalled(stalled)
             for source in stalled:
                 if source.subscription.private_reader is not None:
-                    source.subscription.private_reader.discard_backfill()
+                    source.subscription.private_reader.discard_buffer()
             backlog = self._measure_backlog()
         views = sum(shared_tail.view_bytes for shared_tail in self.iter_tails())
         self.memory = {
@@ -708,8 +713,7 @@ class Hub:
             self.memory |= self.client_memory.by_part
         # The other hubs' figures are those of their own last check, at most one sweep ago.
         hubs = [hub for hub in self.process_hubs if hub.started]
-        total_backlog = sum(hub.memory.get("backlog", 0) for hub in hubs)
-        self.backfill_reader.limit_reads(total_backlog > self._max_backlog_bytes)
+        self.backfill_reader.limit_reads(backlog + others_backlog > self._max_backlog_bytes)
         used = sum(sum(hub.memory.values()) for hub in hubs)
         pinned = sum(hub.memory.get(part, 0) for hub in hubs for part in PINNED_PARTS)
         self.is_full = pinned > self.settings.memory // PINNED_MEMORY_DIVISOR

@@ -139,6 +139,8 @@ class SnapshotRead:
                 self._table_snapshots[tp] = table_snapshot
                 assert table_snapshot.end_position.offset is not None
                 reader.set_snapshot_end(tp, table_snapshot.end_position.offset)
+        if subscription.credit == 0:
+            return
         if table_snapshot is not None:
             pieces = self._select_entries(table_snapshot, position.offset)
         elif snapshot.is_fresh(tp):  # its table is spilled
