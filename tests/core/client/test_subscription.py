@@ -161,6 +161,23 @@ def test_what_no_log_holds_comes_from_kafka_and_a_late_answer_does_not():
     assert take_lines(sub) == []
 
 
+def test_without_credit_nothing_is_asked_of_kafka_and_what_was_read_may_be_dropped():
+    """What was read for clients without credit kept all others from reading."""
+    gateway = TailFixture(cache=1)
+    gateway.append_records(A, 0, 1, 2)
+    sub = gateway.subscribe((A, PartitionPosition(0)), credit=0)
+    assert get_reader(sub).list_backfills() == []
+    sub.limit_credit(2)
+    for _ in range(2):
+        assert get_reader(sub).list_backfills() == [(A, PartitionPosition(0))]
+        run = build_run([record(A, 0), record(A, 1)])
+        get_reader(sub).feed(A, PartitionPosition(0), run)
+        assert get_reader(sub).buffered_bytes
+        get_reader(sub).discard_buffer()
+        assert not get_reader(sub).buffered_bytes
+    assert take_lines(sub) == []
+
+
 def test_who_falls_out_of_the_ring_catches_up_or_skips_or_is_let_go():
     for slow, wanted in (
         (SlowClientPolicy.CATCH_UP, [f"record 0 {n} -> {n + 1} 0" for n in range(8)]),
