@@ -178,6 +178,9 @@ class IdempotencyStore:
     def _describe_delay(self, key: bytes, attempt: _Attempt) -> str:
         if attempt.is_interrupted:
             return "its own transaction has not finished"
+        if attempt.is_catching_up and not self._failures:
+            topic = self._section.topic
+            return f"{topic} is not read to its end, as if a transaction were open there"
         if (failure := next(iter(self._failures.values()), None)) is not None:
             return str(failure)
         first, own = self.claims.get_first_claim(key), attempt.transactions
@@ -249,7 +252,7 @@ class IdempotencyStore:
             return None
         except KafkaError as exc:
             raise _build_in_doubt_error(f"its owner may have done it: {exc}") from exc
-        await self._catch_up(key)
+        await self._catch_up(key, attempt)
         if (
             self.claims.get_result(key, time.time()) is not None
             or self.claims.get_first_claim(key) != first
@@ -315,7 +318,7 @@ class IdempotencyStore:
             await transactions.start()
         except Fenced:
             return None
-        await self._catch_up(key)
+        await self._catch_up(key, attempt)
         if self.claims.get_result(key, time.time()) is not None:
             return None
         if not await self._release_shielded(key, transactions):
@@ -344,7 +347,9 @@ class IdempotencyStore:
         except BrokerUnavailable as exc:
             problem = f"it is not written, as its key could not be claimed: {exc}"
             raise BrokerUnavailable(problem, retry_after=1.0) from exc
+        attempt.is_catching_up = True
         await self._wait_read({tp: offset + 1}, layout, unless_done=key)
+        attempt.is_catching_up = False
 
     async def _withdraw(self, key: bytes, attempt: _Attempt) -> None:
         if attempt.claim is not None and attempt.transactions is not None:
@@ -566,7 +571,7 @@ class IdempotencyStore:
         except TimeoutError:
             return
 
-    async def _catch_up(self, key: bytes) -> None:
+    async def _catch_up(self, key: bytes, attempt: _Attempt) -> None:
         """Wait until all present records of a key are read, also those of open transactions.
 
         Positions in a replaced topic mean nothing: they are beyond the new one's ends.
@@ -582,7 +587,9 @@ class IdempotencyStore:
             if not self.is_current():
                 await asyncio.sleep(RETRY_DELAY_S)  # `run` starts to read the new topic soon
                 continue
+            attempt.is_catching_up = True
             await self._wait_read(ends, layout)
+            attempt.is_catching_up = False
             if layout == self._layout:
                 return
 
@@ -663,6 +670,7 @@ class _Attempt:
         claim: The future offset of its latest claim.
         may_be_written: Whether this request may have written the records; only Kafka knows.
         is_interrupted: Whether the time was over while its transaction was written.
+        is_catching_up: Whether it waits for records that are in the log to be read.
     """
 
     def __init__(self) -> None:
@@ -670,6 +678,7 @@ class _Attempt:
         self.claim: asyncio.Future[int] | None = None
         self.may_be_written = False
         self.is_interrupted = False
+        self.is_catching_up = False
 
     def finish(self, transactions: TransactionalProducer) -> None:
         """Note that the outcome of the work under an id is known."""
