@@ -137,7 +137,7 @@ SIDECAR_CODES = {
     "REPLAY_ENDED": "The replay has ended, so that it cannot be changed.",
     "REPLAY_IN_DOUBT": "Kafka does not say whether the replay was created; look for it.",
     "REPLAY_NOT_FOUND": "No replay has this id.",
-    "RETRIED_ELSEWHERE": "Another request sends the same records again.",
+    "RETRIED_ELSEWHERE": "Another sidecar sends the same records again. Come back later.",
     "TOO_MANY_INSTANCES": "`sidecar.consumer.instances` are in use. Delete one, or wait.",
     "UNKNOWN_ASSAULT": "There is no assault of this name.",
     "UNKNOWN_GROUP": "The group does not exist, or is not configured.",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 _MAX_EXPONENT = 32  # 2.0 ** 1024 raises OverflowError
 
@@ -34,3 +37,38 @@ class BackoffPolicy:
         growth = self.factor ** min(failures - 1, _MAX_EXPONENT)
         longest = min(self.max_delay, self.first_delay * growth)
         return longest * (1.0 - self.jitter + self.jitter * random())
+
+
+class _Pause(NamedTuple):
+    failures: int
+    ends_at: float
+
+
+@dataclass(slots=True)
+class ContentionBackoff(Generic[K]):
+    """The pauses of this process for what other processes have taken from it.
+
+    For processes that can only fence each other: where each takes back at once what it has lost,
+    none finishes whose work takes longer than that. A pause that ended `max_delay` ago is
+    forgotten. Sans-I/O: callers pass the time, in seconds of any monotonic clock.
+    """
+
+    policy: BackoffPolicy
+    random: Callable[[], float]
+    _pauses: dict[K, _Pause] = field(default_factory=dict)
+
+    def note_loss(self, key: K, now: float) -> None:
+        for other, pause in list(self._pauses.items()):
+            if pause.ends_at + self.policy.max_delay < now:
+                del self._pauses[other]
+        failures = self._pauses.get(key, _Pause(0, now)).failures + 1
+        delay = self.policy.compute_delay(failures, self.random)
+        self._pauses[key] = _Pause(failures, now + delay)
+
+    def note_success(self, key: K) -> None:
+        self._pauses.pop(key, None)
+
+    def get_remaining(self, key: K, now: float) -> float:
+        """Return the seconds for which the key must be left to others; 0.0 if it need not."""
+        pause = self._pauses.get(key)
+        return max(0.0, pause.ends_at - now) if pause is not None else 0.0

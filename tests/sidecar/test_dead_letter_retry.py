@@ -151,6 +151,34 @@ async def test_nothing_changes_while_the_back_end_is_away(setting):
     assert (await setting.request_redelivery())["processed"] == 2
 
 
+async def test_two_sidecars_that_are_asked_at_once_leave_dead_letters_to_each_other(setting):
+    """Each fenced the other by its next request: hardly any was done, and the back end got each
+    dozens of times."""
+    setting.write_sealed(range(40))
+    setting.backend.set_orders(delay=0.3)
+
+    async def retry_all(http: httpx.AsyncClient) -> list[httpx.Response]:
+        answers: list[httpx.Response] = []
+        while not any(each.is_success and each.json()["left"] == 0 for each in answers):
+            answers.append(await http.get(REACTIVE_PATH))
+            await asyncio.sleep(0.05)
+        return answers
+
+    async with (
+        running_sidecar(setting.kafka.bootstrap, **setting.build_sections()) as other,
+        asyncio.timeout(60),
+    ):
+        await wait_until_ready(other)
+        each = await asyncio.gather(retry_all(setting.http), retry_all(other))
+
+    refused = [answer for answers in each for answer in answers if not answer.is_success]
+    assert {(answer.status_code, answer.json()["code"]) for answer in refused} == {
+        (409, "RETRIED_ELSEWHERE")
+    }
+    assert all(int(answer.headers["Retry-After"]) > 0 for answer in refused)
+    assert len(setting.list_delivered()) <= 3 * 40
+
+
 async def test_one_that_is_too_large_to_come_again_holds_up_no_other(kafka):
     """Its stack trace was longer than before, so that no retry of any dead letter succeeded."""
     topic = kafka.create_unique_topic(partitions=2)

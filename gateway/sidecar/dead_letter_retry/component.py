@@ -7,6 +7,8 @@ Kafka, so any sidecar answers, and a program gets dead letters again until it ha
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -20,6 +22,7 @@ from starlette.routing import Route
 
 from gateway.config.sections.sidecar import Consumer as ConsumerSettings
 from gateway.config.sections.sidecar import Group
+from gateway.core.backoff import BackoffPolicy, ContentionBackoff
 from gateway.core.delivery.batch import DeadLetterRecord
 from gateway.core.delivery.verdict import UNEXPLAINED_REASON
 from gateway.core.log.record import Record, TopicPartition
@@ -58,6 +61,8 @@ from .retry import (
 MAX_BODY_BYTES = 4 << 20
 MAX_LISTED_BYTES = 4 << 20  # of dead letters in one response, unless `requestMaxBytes` is more
 MAX_ACCEPTED_BYTES = 32 << 20  # of the records of one request, as Kafka has them
+RETRY_DELAY_S = 2.0  # before dead letters are retried that another sidecar retries; it grows
+MAX_RETRY_DELAY_S = 60.0
 OUTCOMES = (PROCESSED, RETURNED, PARKED, "written")
 
 Parameters: TypeAlias = Mapping[str, Any]
@@ -72,6 +77,9 @@ class DeadLetterComponent(Component):
         self._context = context
         self._outcomes: Counter[str] = Counter()
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}  # of retries, by group and topic
+        self._lost_retries: ContentionBackoff[tuple[str, str]] = ContentionBackoff(
+            BackoffPolicy(RETRY_DELAY_S, MAX_RETRY_DELAY_S), random.random
+        )
         self._client = create_http_client()
         self.routes = [
             # Without HEAD, which is to change nothing.
@@ -115,13 +123,9 @@ class DeadLetterComponent(Component):
     async def _retry_batch(
         self, queue: DeadLetterQueue, group: Group, parameters: Parameters
     ) -> RetryResult:
-        transactions = create_transactions(self._context, queue)
-        # Before anything is read: this completes or aborts what another retry has begun, and fences
-        # it, so that what is read now is what this retry may change.
-        await transactions.start()
-        dead_letters, offsets = await queue.fetch_dead_letters(
-            group.max_poll_records, group.request_max_bytes, parameters["timeout"] / 1000
-        )
+        key, now = (queue.group, queue.topic), time.monotonic()
+        if (delay_s := self._lost_retries.get_remaining(key, now)) > 0:
+            raise _create_retried_elsewhere(delay_s)
         settings = self._context.section
         retry = DeadLetterRetry(
             queue,
@@ -129,13 +133,24 @@ class DeadLetterComponent(Component):
             BatchEncoder(self._context.codecs, settings, group),
             self._context.auditor,
         )
+        transactions = create_transactions(self._context, queue)
         try:
-            return await retry.retry_batch(
+            # Before anything is read: this completes or aborts what another retry has begun, and
+            # fences it, so that what is read now is what this retry may change.
+            await transactions.start()
+            dead_letters, offsets = await queue.fetch_dead_letters(
+                group.max_poll_records, group.request_max_bytes, parameters["timeout"] / 1000
+            )
+            result = await retry.retry_batch(
                 transactions, dead_letters, offsets, last=parameters["lastretry"]
             )
         except Fenced:
-            problem = "another request retries the same dead letters now; try again"
-            raise StatusError(409, problem, code="RETRIED_ELSEWHERE") from None
+            # The back end has the batch, and gets it from the other sidecar, too.
+            now = time.monotonic()
+            self._lost_retries.note_loss(key, now)
+            raise _create_retried_elsewhere(self._lost_retries.get_remaining(key, now)) from None
+        self._lost_retries.note_success(key)
+        return result
 
     def _resolve_topic(self, parameters: Parameters, group: Group) -> str:
         if "topic" in parameters:
@@ -411,6 +426,11 @@ class _SubmittedDeadLetterWriter(DeadLetterWriter):
             correlation_id=correlation or message.correlation_id,
             traceability_id=traceability or message.traceability_id,
         )
+
+
+def _create_retried_elsewhere(delay_s: float) -> StatusError:
+    problem = "another sidecar retries the same dead letters now; leave it to that, or try later"
+    return StatusError(409, problem, code="RETRIED_ELSEWHERE", retry_after=delay_s)
 
 
 def create_too_large(refused: Sequence[DeadLetterRecord], written: int) -> StatusError:

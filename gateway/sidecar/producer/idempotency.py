@@ -24,12 +24,11 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
 from gateway.config.sections.sidecar import Producer as Settings
-from gateway.core.backoff import BackoffPolicy
+from gateway.core.backoff import BackoffPolicy, ContentionBackoff
 from gateway.core.delivery.claims import CLAIM_SLACK_S, Claim, ClaimResult, Claims
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
@@ -63,7 +62,8 @@ FETCH_MAX_WAIT_S = 1.0  # for Kafka to answer a fetch without new records
 RETRY_DELAY_S = 0.25  # before what failed is tried again
 DENIED_RETRY_DELAY_S = 5.0  # before what is not allowed is tried again
 SWEEP_INTERVAL_S = 60.0  # between two sweeps of expired claims and results
-TAKEOVER_RETRY_DELAY_S = 1.5  # at most, after the first takeover of a claim that failed
+TAKEOVER_POLL_S = 1.0  # between looks at a claim that this process takes over already
+TAKEOVER_RETRY_DELAY_S = 1.5  # at most, after the first time that others fenced us under a claim
 MAX_RECENT_RESPONSE_BYTES = 16 << 20  # of answers that are kept in memory; Kafka has all
 _RESPONSE_OVERHEAD_BYTES = 200  # of each, beside its body
 KEY_BYTES = 16  # of a hashed key, and of a digest; a claim's record has its owner after the key
@@ -116,9 +116,10 @@ class IdempotencyStore:
         self._claim_timeout_s = settings.timeout + 1.0
         self._transaction_pool = transaction_pool
         self._recent_responses: SizedCache[bytes, bytes] = SizedCache(MAX_RECENT_RESPONSE_BYTES)
-        self._takeovers: dict[Claim, _Takeover] = {}
-        self._takeover_backoff = BackoffPolicy(
-            TAKEOVER_RETRY_DELAY_S, self._claim_timeout_s, jitter=2 / 3
+        self._keys_in_takeover: set[bytes] = set()  # by requests of this process
+        self._lost_claims: ContentionBackoff[Claim] = ContentionBackoff(
+            BackoffPolicy(TAKEOVER_RETRY_DELAY_S, self._claim_timeout_s, jitter=2 / 3),
+            random.random,
         )
         self._next_offsets: dict[TopicPartition, int] = {}  # the next offset to read
         self._is_requested = asyncio.Event()  # set by the first request
@@ -177,6 +178,9 @@ class IdempotencyStore:
     def _describe_delay(self, key: bytes, attempt: _Attempt) -> str:
         if attempt.is_interrupted:
             return "its own transaction has not finished"
+        if attempt.is_catching_up and not self._failures:
+            topic = self._section.topic
+            return f"{topic} is not read to its end, as if a transaction were open there"
         if (failure := next(iter(self._failures.values()), None)) is not None:
             return str(failure)
         first, own = self.claims.get_first_claim(key), attempt.transactions
@@ -209,26 +213,25 @@ class IdempotencyStore:
             and attempt.transactions.is_started
         ):  # it is this request's
             response = await self._execute(key, digest, produce, attempt, attempt.transactions)
-            if response is not None or self.claims.get_first_claim(key) != first:
-                return response
-        elif (remaining_s := first.expires_at - time.time()) > 0:  # another request has the key
-            await self._wait_for_change(key, first, remaining_s)
+        elif (delay_s := self._compute_takeover_delay(key, first)) > 0:  # others have the key
+            await self._wait_for_change(key, first, delay_s)
             return None
         else:  # its owner has not finished in time
-            takeover = self._takeovers.setdefault(first, _Takeover())
-            if not takeover.is_running and takeover.due_at <= time.monotonic():
-                takeover.is_running = True
-                try:
-                    response = await self._take_over(key, digest, produce, attempt, first)
-                finally:
-                    takeover.finish(self._takeover_backoff)
-                if response is not None or self.claims.get_first_claim(key) != first:
-                    return response
-        delay_s = self._takeover_backoff.compute_delay(1, random.random)
-        if (failed := self._takeovers.get(first)) is not None:
-            delay_s = max(delay_s, failed.due_at - time.monotonic())
-        await self._wait_for_change(key, first, delay_s)
-        return None
+            self._keys_in_takeover.add(key)
+            try:
+                response = await self._take_over(key, digest, produce, attempt, first)
+            finally:
+                self._keys_in_takeover.discard(key)
+        if response is None and self.claims.get_first_claim(key) == first:
+            self._lost_claims.note_loss(first, time.monotonic())
+        return response
+
+    def _compute_takeover_delay(self, key: bytes, first: Claim) -> float:
+        """Return after how many seconds a request may take over, or look again; 0 or less: now."""
+        if key in self._keys_in_takeover:
+            return TAKEOVER_POLL_S
+        pause_s = self._lost_claims.get_remaining(first, time.monotonic())
+        return max(pause_s, first.expires_at - time.time())
 
     async def _take_over(
         self, key: bytes, digest: bytes, produce: ProduceCallback, attempt: _Attempt, first: Claim
@@ -245,9 +248,11 @@ class IdempotencyStore:
         )
         try:
             await transactions.start()
+        except Fenced:
+            return None
         except KafkaError as exc:
             raise _build_in_doubt_error(f"its owner may have done it: {exc}") from exc
-        await self._catch_up(key)
+        await self._catch_up(key, attempt)
         if (
             self.claims.get_result(key, time.time()) is not None
             or self.claims.get_first_claim(key) != first
@@ -309,8 +314,11 @@ class IdempotencyStore:
         Starting the id again aborts or completes its transaction, so the log is final then. None
         means: look again, for an answer or for another request's work.
         """
-        await transactions.start()
-        await self._catch_up(key)
+        try:
+            await transactions.start()
+        except Fenced:
+            return None
+        await self._catch_up(key, attempt)
         if self.claims.get_result(key, time.time()) is not None:
             return None
         if not await self._release_shielded(key, transactions):
@@ -339,7 +347,9 @@ class IdempotencyStore:
         except BrokerUnavailable as exc:
             problem = f"it is not written, as its key could not be claimed: {exc}"
             raise BrokerUnavailable(problem, retry_after=1.0) from exc
+        attempt.is_catching_up = True
         await self._wait_read({tp: offset + 1}, layout, unless_done=key)
+        attempt.is_catching_up = False
 
     async def _withdraw(self, key: bytes, attempt: _Attempt) -> None:
         if attempt.claim is not None and attempt.transactions is not None:
@@ -561,7 +571,7 @@ class IdempotencyStore:
         except TimeoutError:
             return
 
-    async def _catch_up(self, key: bytes) -> None:
+    async def _catch_up(self, key: bytes, attempt: _Attempt) -> None:
         """Wait until all present records of a key are read, also those of open transactions.
 
         Positions in a replaced topic mean nothing: they are beyond the new one's ends.
@@ -577,7 +587,9 @@ class IdempotencyStore:
             if not self.is_current():
                 await asyncio.sleep(RETRY_DELAY_S)  # `run` starts to read the new topic soon
                 continue
+            attempt.is_catching_up = True
             await self._wait_read(ends, layout)
+            attempt.is_catching_up = False
             if layout == self._layout:
                 return
 
@@ -647,28 +659,6 @@ class IdempotencyStore:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self.claims.expire(time.time())
-            oldest = time.monotonic() - SWEEP_INTERVAL_S
-            for claim, takeover in list(self._takeovers.items()):
-                if not takeover.is_running and takeover.due_at < oldest:
-                    del self._takeovers[claim]
-
-
-@dataclass(slots=True)
-class _Takeover:
-    """The takeovers of a claim by this process, one at a time for all requests with its key.
-
-    Each fences that of another process. Without pauses that grow, none would finish that takes
-    longer than until the next request with the key begins one.
-    """
-
-    is_running: bool = False
-    failures: int = 0
-    due_at: float = 0.0  # the next one; monotonic
-
-    def finish(self, backoff: BackoffPolicy) -> None:
-        self.is_running = False
-        self.failures += 1
-        self.due_at = time.monotonic() + backoff.compute_delay(self.failures, random.random)
 
 
 class _Attempt:
@@ -680,6 +670,7 @@ class _Attempt:
         claim: The future offset of its latest claim.
         may_be_written: Whether this request may have written the records; only Kafka knows.
         is_interrupted: Whether the time was over while its transaction was written.
+        is_catching_up: Whether it waits for records that are in the log to be read.
     """
 
     def __init__(self) -> None:
@@ -687,6 +678,7 @@ class _Attempt:
         self.claim: asyncio.Future[int] | None = None
         self.may_be_written = False
         self.is_interrupted = False
+        self.is_catching_up = False
 
     def finish(self, transactions: TransactionalProducer) -> None:
         """Note that the outcome of the work under an id is known."""

@@ -519,3 +519,13 @@ async def test_an_answer_is_found_while_claims_cannot_be_read(kafka: Any, topic:
         async with running_replica(kafka, name, log) as two:
             assert await two.write_once("k")
     assert read_values(kafka, name) == [b"k"]
+
+
+async def test_an_open_transaction_that_holds_up_keys_is_named(kafka: Any, topic: Any):
+    """It was told that Kafka did not answer, for as long as the transaction was open."""
+    name, log = topic(), topic(2)
+    async with running_replica(kafka, name, log, timeout="1s") as one:
+        assert not await one.write_once("k")
+        await asyncio.to_thread(leave_transaction_open, kafka.bootstrap_servers, log)
+        with pytest.raises(BrokerUnavailable, match=f"{log} is not read to its end"):
+            await one.write_once("another")
