@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         TokenError,
         TokenForeign,
         TokenTooOld,
+        TransactionOpen,
         UnknownGroup,
         UnknownTopic,
     )
@@ -88,7 +89,7 @@ _NAMES_BY_MODULE = {
     "PartitionUnreadable PipelineError "
     "PipelineUnavailable RecordRefused RecordTooLarge RegistryUnavailable RequestError "
     "SchemaNotFound StreamEnded TableTooLarge TokenCorrupt TokenError TokenForeign TokenTooOld "
-    "UnknownGroup UnknownTopic",
+    "TransactionOpen UnknownGroup UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app.app": "Application create_app",
@@ -151,6 +152,7 @@ __all__ = [
     "TokenError",
     "TokenForeign",
     "TokenTooOld",
+    "TransactionOpen",
     "UnknownGroup",
     "UnknownTopic",
     "__version__",
