@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         TokenTooOld,
         UnknownGroup,
         UnknownTopic,
+        WritesFull,
     )
     from .kafka.embedded import EmbeddedKafka
     from .web.access import Access, Grant, Granted
@@ -88,7 +89,7 @@ _NAMES_BY_MODULE = {
     "PartitionUnreadable PipelineError "
     "PipelineUnavailable RecordRefused RecordTooLarge RegistryUnavailable RequestError "
     "SchemaNotFound StreamEnded TableTooLarge TokenCorrupt TokenError TokenForeign TokenTooOld "
-    "UnknownGroup UnknownTopic",
+    "UnknownGroup UnknownTopic WritesFull",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app.app": "Application create_app",
@@ -153,6 +154,7 @@ __all__ = [
     "TokenTooOld",
     "UnknownGroup",
     "UnknownTopic",
+    "WritesFull",
     "__version__",
     "create_app",
     "load",
