@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         TransactionOpen,
         UnknownGroup,
         UnknownTopic,
+        WritesFull,
     )
     from .kafka.embedded import EmbeddedKafka
     from .web.access import Access, Grant, Granted
@@ -89,7 +90,7 @@ _NAMES_BY_MODULE = {
     "PartitionUnreadable PipelineError "
     "PipelineUnavailable RecordRefused RecordTooLarge RegistryUnavailable RequestError "
     "SchemaNotFound StreamEnded TableTooLarge TokenCorrupt TokenError TokenForeign TokenTooOld "
-    "TransactionOpen UnknownGroup UnknownTopic",
+    "TransactionOpen UnknownGroup UnknownTopic WritesFull",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app.app": "Application create_app",
@@ -155,6 +156,7 @@ __all__ = [
     "TransactionOpen",
     "UnknownGroup",
     "UnknownTopic",
+    "WritesFull",
     "__version__",
     "create_app",
     "load",

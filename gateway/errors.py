@@ -5,7 +5,9 @@
     +-- TokenError
     |   +-- TokenCorrupt, TokenForeign, TokenTooOld
     +-- KafkaError
-    |   +-- BrokerUnavailable, BrokerTooOld, AuthenticationFailed, AccessDenied, UnknownTopic
+    |   +-- BrokerUnavailable
+    |   |   +-- TransactionOpen, WritesFull
+    |   +-- BrokerTooOld, AuthenticationFailed, AccessDenied, UnknownTopic
     |   +-- Fenced, NotOwned
     |   +-- PartitionFailed
     |   |   +-- PartitionUnreadable
@@ -116,6 +118,10 @@ class BrokerUnavailable(KafkaError):
 
 class TransactionOpen(BrokerUnavailable):
     """A transaction did not end in time, and what lies behind its start is not known yet."""
+
+
+class WritesFull(BrokerUnavailable):
+    """Nothing was written: too much waits to be written already, or the gateway is closing."""
 
 
 class AuthenticationFailed(KafkaError):

@@ -145,6 +145,7 @@ SIDECAR_CODES = {
     "UNKNOWN_TOPIC": "No broker knows the topic.",
     "VALUE_SCHEMA_MISSING": "The values need `value_schema` or `value_schema_id`.",
     "REGISTRY_UNAVAILABLE": "The schema registry does not answer. Come back later.",
+    "WRITES_FULL": "Too much waits to be written. Try again, or send fewer records at once.",
     "WRONG_FORMAT": "A record does not match its format or schema. Correct it.",
 }
 """What each code of the sidecar's Status means, and what to do."""

@@ -36,6 +36,10 @@ UNFINISHED_BODY = build_request(
     "/orders", b"Content-Type: text/plain", b"Content-Length: 60000", method="POST"
 ) + bytes(50_000)
 
+UNFINISHED_RECORDS = build_request(
+    "/producers/orders", b"Content-Length: 600000", method="POST"
+) + bytes(500_000)
+
 
 def build_gateway_config(kafka: EmbeddedKafka, memory: str, **listen: Any) -> dict[str, Any]:
     routes = [
@@ -45,7 +49,14 @@ def build_gateway_config(kafka: EmbeddedKafka, memory: str, **listen: Any) -> di
             "with": {"capability": "produce", "topic": "orders"},
         },
     ]
-    return build_config(kafka.bootstrap, ["orders"], routes, memory=memory, listen=listen)
+    return build_config(
+        kafka.bootstrap,
+        ["orders"],
+        routes,
+        memory=memory,
+        listen=listen,
+        sidecar={"producer": {}},
+    )
 
 
 def write_values(kafka: EmbeddedKafka, count: int) -> None:
@@ -107,6 +118,12 @@ async def wait_for_bytes(memory: ClientMemory, part: HeldPart, size: int) -> Non
         ),
         pytest.param(
             UNFINISHED_BODY, HeldPart.RECEIVED, CONNECTIONS * 50_000, id="unfinished body"
+        ),
+        pytest.param(
+            UNFINISHED_RECORDS,
+            HeldPart.RECEIVED,
+            CONNECTIONS * 500_000,
+            id="unfinished records for the sidecar",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey, IdempotencyWindow
-from gateway.errors import BrokerUnavailable, InvalidRecord
+from gateway.errors import InvalidRecord, WritesFull
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.existing_topics import get_known_topic, require_reachable, watch_topic
 from gateway.kafka.produce.partitioner import compute_partition
@@ -101,12 +101,12 @@ class Publisher:
         `size` is how many bytes it holds meanwhile.
 
         Raises:
-            BrokerUnavailable: Too much waits already.
+            WritesFull: Too much waits already.
         """
         # As by the producer, one that is larger than the limit alone is accepted alone.
         if self.pending_bytes and self.pending_bytes + size > self._max_pending_bytes:
             work.close()  # or there would be a warning that it was never awaited
-            raise BrokerUnavailable("too much waits to be written; try again", retry_after=1.0)
+            raise WritesFull("too much waits to be written; try again", retry_after=1.0)
         self.pending_bytes += size
         task = asyncio.create_task(work)
         self._tasks.add(task)

@@ -46,16 +46,29 @@ class PendingBatch:
         records: The records by partition; empty once all results are known.
         timer: Ends the wait of records that were not sent in time; None before it is set.
         began_at: When the caller handed the records over, in seconds since 1970.
+        topic: The one that its bytes count for: that of its first record.
+        pending_bytes: The size of the records without a result.
     """
 
-    __slots__ = ("_on_done", "_records_left", "_results", "began_at", "records", "timer")
+    __slots__ = (
+        "_on_done",
+        "_records_left",
+        "_results",
+        "began_at",
+        "pending_bytes",
+        "records",
+        "timer",
+        "topic",
+    )
 
     def __init__(
-        self, count: int, began_at: float, on_done: Callable[[OffsetResults], None]
+        self, topic: str, count: int, began_at: float, on_done: Callable[[OffsetResults], None]
     ) -> None:
+        self.topic = topic
         self.records: dict[TopicPartition, list[PendingRecord]] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.began_at = began_at
+        self.pending_bytes = 0
         self._results: OffsetResults = [-1] * count
         self._records_left = count
         self._on_done = on_done

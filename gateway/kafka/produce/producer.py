@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, assert_never
 
 from gateway.background_tasks import BackgroundTasks, run_supervised
@@ -36,7 +37,7 @@ from gateway.core.log.recovery import (
     cause_from_code,
 )
 from gateway.core.produce.outbox import Outbox, WriteOutcome, WriteStatus
-from gateway.errors import BrokerUnavailable, KafkaError
+from gateway.errors import BrokerUnavailable, KafkaError, WritesFull
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
 from gateway.kafka.protocol.produce_messages import (
@@ -67,6 +68,8 @@ log = logging.getLogger(__name__)
 MAX_PENDING_BYTES = 32 << 20  # of all records that wait for Kafka's answer
 # Of that, by the records of one topic: the others are written while one cannot be.
 TOPIC_SHARE = 0.75
+# One call counts for no more than this part of it: others have room beside the largest one.
+MAX_CALL_DIVISOR = 3
 CLOSE_TIMEOUT_S = 5.0  # seconds for accepted records to be written when the gateway closes
 REPLICATION_TIMEOUT_SHARE = 0.8  # of the request timeout: the broker gives up first, and says so
 # Before these are retried metadata is refreshed, as another broker may lead the partition by now.
@@ -105,8 +108,8 @@ class Producer:
     record. It watches a topic (`Cluster.metadata`) for as long as a record of it has no result,
     since leaders are known of watched topics only. Callers watch it, too: then its leaders are
     known at once. Every record that was accepted gets exactly one result, and until then counts in
-    `pending_bytes`; above `max_pending_bytes`, or TOPIC_SHARE of it for one topic, records are not
-    accepted.
+    `pending_bytes`. A call gets at most half of the room that is left of `max_pending_bytes`, and
+    of TOPIC_SHARE of it for one topic: large ones are refused first, and leave room for small ones.
     """
 
     def __init__(
@@ -119,9 +122,12 @@ class Producer:
         self.writes = ProduceCounts()
         self._cluster = cluster
         self._max_pending_bytes = max_pending_bytes
+        self._max_call_bytes = max_pending_bytes // MAX_CALL_DIVISOR + 1
         self._codec = CODEC_IDS[compression]
         self._pending_bytes = 0
-        self._topic_bytes: Counter[str] = Counter()  # of `_pending_bytes`
+        # Of all calls and by topic, with at most `_max_call_bytes` of each call.
+        self._counted_bytes = 0
+        self._topic_bytes: Counter[str] = Counter()
         self._partitions: dict[TopicPartition, _PartitionQueue] = {}
         self._busy_nodes: set[int] = set()  # brokers with a request under way
         self._wake = asyncio.Event()  # something may have become due
@@ -151,7 +157,7 @@ class Producer:
             been; AccessDenied; or PartitionFailed with Kafka's code if the record is refused.
 
         Raises:
-            BrokerUnavailable: Too much waits already, or the producer is closing.
+            WritesFull: Too much waits already, or the producer is closing.
         """
         written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._enqueue(
@@ -190,14 +196,16 @@ class Producer:
     ) -> None:
         sizes = _estimate_sizes(records)
         total = sum(sizes)
-        # A call that is larger than the limit alone is accepted while nothing else waits, because
-        # it would never be otherwise.
-        if self._closed or (self._pending_bytes and not self._has_capacity(records, total)):
+        # One call of any size fits when nothing else waits; two that are larger than what counts
+        # of a call never wait together.
+        topic = records[0].tp.topic
+        counted = min(total, self._max_call_bytes)
+        if self._closed or 2 * counted > self._get_room(topic):
             for record in records:
                 self.writes.records[record.tp.topic, "unsent"] += 1
             reason = "the gateway is closing" if self._closed else "too much waits to be written"
-            raise BrokerUnavailable(f"{records[0].tp}: {reason}; try again", retry_after=1.0)
-        batch = PendingBatch(len(records), time.time(), on_done)
+            raise WritesFull(f"{records[0].tp}: {reason}; try again", retry_after=1.0)
+        batch = PendingBatch(topic, len(records), time.time(), on_done)
         now_ms = int(batch.began_at * 1000)
         for index, (record, size) in enumerate(zip(records, sizes, strict=True)):
             tp, key, value, headers, timestamp = record
@@ -209,19 +217,27 @@ class Producer:
             if not outbox:  # until `_finish_records` has emptied it
                 self._cluster.metadata.acquire_watch(tp.topic)
             outbox.put(pending, size)
-            self._topic_bytes[tp.topic] += size
         batch.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire_batch, batch)
-        self._pending_bytes += total
+        self._count_pending(batch, total)
         self._wake.set()
         if not self._tasks:
             self._start_task(run_supervised(self._run, "writing to Kafka"))
 
-    def _has_capacity(self, records: Sequence[ProducerRecord], size: int) -> bool:
+    def _get_room(self, topic: str) -> float:
         limit = self._max_pending_bytes
-        return self._pending_bytes + size <= limit and all(
-            self._topic_bytes[topic] + size <= limit * TOPIC_SHARE
-            for topic in {record.tp.topic for record in records}
+        return min(
+            limit - self._counted_bytes, limit * TOPIC_SHARE - self._topic_bytes.get(topic, 0)
         )
+
+    def _count_pending(self, batch: PendingBatch, size: int) -> None:
+        before = min(batch.pending_bytes, self._max_call_bytes)
+        batch.pending_bytes += size
+        self._pending_bytes += size
+        counted = min(batch.pending_bytes, self._max_call_bytes) - before
+        self._counted_bytes += counted
+        self._topic_bytes[batch.topic] += counted
+        if not self._topic_bytes[batch.topic]:
+            del self._topic_bytes[batch.topic]
 
     @property
     def pending_bytes(self) -> int:
@@ -490,15 +506,19 @@ class Producer:
 
         One exception for several records would gather tracebacks.
         """
-        topic = queue.tp.topic
-        for index, record in enumerate(records):
-            self._pending_bytes -= record.size
-            self._topic_bytes[topic] -= record.size
-            record.batch.set_result(record.index, build_result(index))
-        if not self._topic_bytes[topic]:
-            del self._topic_bytes[topic]
+        index = 0
+        for batch, group in groupby(records, _get_batch):
+            done = list(group)
+            self._count_pending(batch, -sum([record.size for record in done]))
+            for record in done:
+                batch.set_result(record.index, build_result(index))
+                index += 1
         if records and not queue.outbox:
-            self._cluster.metadata.release_watch(topic)
+            self._cluster.metadata.release_watch(queue.tp.topic)
+
+
+def _get_batch(record: PendingRecord) -> PendingBatch:
+    return record.batch
 
 
 def _estimate_sizes(records: Sequence[ProducerRecord]) -> list[int]:

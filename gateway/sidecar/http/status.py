@@ -29,6 +29,7 @@ from gateway.errors import (
     RegistryUnavailable,
     RequestError,
     UnknownTopic,
+    WritesFull,
 )
 from gateway.sidecar.component import NotReady
 
@@ -83,6 +84,8 @@ def describe_error(exc: Exception) -> tuple[int, str, str]:
             return 503, "REGISTRY_UNAVAILABLE", f"{exc}"
         case PartitionUnreadable():
             return 409, "RECORDS_UNREADABLE", str(exc)
+        case WritesFull():
+            return 503, "WRITES_FULL", str(exc)
         case KafkaError():
             # Kafka's own message may name brokers, so it goes to the log only.
             detail = "Kafka does not answer as it should; try again, the log says why"

@@ -38,6 +38,7 @@ from gateway.errors import (
     TransactionOpen,
     UnknownGroup,
     UnknownTopic,
+    WritesFull,
 )
 
 from .security_headers import PAGE_HEADERS
@@ -126,6 +127,8 @@ def _describe_error(exc: Exception) -> tuple[int, str, str]:
             return 403, "Access denied", str(exc)
         case TransactionOpen():
             return 503, "Transaction open", str(exc)
+        case WritesFull():
+            return 503, "Busy", str(exc)
         case KafkaError():
             return 503, "Kafka is unavailable", "Kafka does not answer as it should; try again"
         case HTTPException(status_code=404):

@@ -513,7 +513,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._body_size += len(body)
         if self._body_size > self._max_body_bytes:
             raise self._build_body_too_large()
-        if self._body_limits is None:
+        # A stream is not kept, nor what comes after the response.
+        if self._body_timeout_s != math.inf and not self.cycle.response_complete:
             self._request_bytes += len(body)
         super().on_body(body)
 

@@ -16,7 +16,7 @@ from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
+from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed, WritesFull
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.embedded import EmbeddedKafka
@@ -257,6 +257,28 @@ async def test_a_topic_that_cannot_be_written_leaves_memory_to_others(one):
         one.up(1)
         assert (await waiting, await other) == (0, 0)
         assert producer.pending_bytes == 0
+
+
+async def test_large_calls_leave_room_for_small_ones(one):
+    """A bulk load took all of the memory, and nobody else could write anything."""
+    async with running_producer(one.bootstrap, "t", max_batch_bytes=30_000) as (_, producer):
+        one.down(1)
+        larger = ProducerRecord(T, None, bytes(25_000))
+        calls = [producer.send_many([larger, larger], timeout_s=LONG)]
+        with pytest.raises(WritesFull, match="too much waits to be written"):
+            producer.send_many([larger, larger], timeout_s=LONG)
+        with pytest.raises(WritesFull):
+            for _ in range(20):
+                calls.append(
+                    producer.send_many([larger._replace(value=bytes(1500))], timeout_s=LONG)
+                )
+        assert len(calls) > 5
+        small = producer.send(T, None, b"v", timeout_s=LONG)
+        one.up(1)
+        assert await small == len(calls) + 1
+        assert not producer.pending_bytes
+        calls = [producer.send_many([larger, larger], timeout_s=LONG)]  # none counts any more
+        assert (await calls[0])[1] == await small + 2
 
 
 async def test_closing_writes_what_was_taken_on(one):
