@@ -30,7 +30,7 @@ from support.proxies import HaProxy, Nginx, Proxy, running_proxy
 from support.scrape import fetch_metrics
 from support.waiting import wait_until
 
-from gateway.hub.wires.end_retry import END_RETRY_RANGE_S
+from gateway.hub.wires.wire import END_RETRY_RANGE_S
 
 from .figure import Figure
 from .kafka import Kafka, real_kafka

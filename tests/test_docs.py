@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.config import build_json_schema, dumps, iter_warnings, loads
-from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.client.end_reason import UNSENT_END_REASONS, EndReason
+from gateway.core.channel.chunk_ring import RingBudget
+from gateway.core.client.terms import UNSENT_END_REASONS, EndReason
 from gateway.core.log.record import (
     Fault,
     Gap,

@@ -37,7 +37,7 @@ from gateway.config.types.formats import (
     SERIALIZATION_FORMATS,
     SerializationFormat,
 )
-from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.channel.chunk_ring import ChannelEvent
 from gateway.core.log.record import TopicPartition
 from gateway.errors import ConfigError, FormatError
 from gateway.formats import FORMATS, EventFormat, create_format
@@ -50,13 +50,11 @@ from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.access.grant import Grant
-from gateway.web.access.guard import AccessRequest, Guard, GuardContext
-from gateway.web.access.guard_errors import GuardErrors
-from gateway.web.access.kinds import GUARD_LOADERS
+from gateway.web.access.guard import GUARD_LOADERS, AccessRequest, Guard, GuardContext, GuardErrors
 from gateway.web.access.security_schemes import SecurityScheme, build_api_key
 from gateway.web.exchange.exchange import Exchange
 from gateway.web.exchange.kinds import EXCHANGES
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 

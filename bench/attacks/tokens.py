@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from gateway.core.log.position import NO_EPOCH
+from gateway.core.log.record import NO_EPOCH
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, digest_text, seal_token
 
 from .attack import Attack, AttackCounts, Target

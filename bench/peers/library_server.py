@@ -19,8 +19,7 @@ from support.waiting import wait_until
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
-from gateway.kafka.produce.partitioner import compute_partition
-from gateway.kafka.produce.pending_records import ProducerRecord
+from gateway.kafka.produce.pending_records import ProducerRecord, compute_partition
 from gateway.kafka.produce.producer import Producer
 from gateway.sidecar.http.ids import RequestIds
 

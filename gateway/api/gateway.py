@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from pydantic import ValidationError
 
 from gateway.config import Settings, load
-from gateway.config.source.expression import suggest
 from gateway.config.source.problems import format_loc
-from gateway.core.client.end_reason import EndReason
+from gateway.config.source.substitution import suggest
+from gateway.core.client.terms import EndReason
 from gateway.errors import ConfigError, GatewayError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import ClusterTopic, Hubs
-from gateway.hub.writes.pending_write import Produced
+from gateway.hub.writes.publisher import Produced
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.version import __version__
@@ -252,7 +252,7 @@ def _create_tracing(settings: Settings) -> Tracing | None:
     traces, headers = settings.telemetry.traces, settings.telemetry.headers
     if traces.otlp is None:
         return None
-    from gateway.telemetry.otlp import build_resource
+    from gateway.telemetry.exporters import build_resource
     from gateway.telemetry.traces import Tracing
 
     return Tracing(

@@ -17,9 +17,8 @@ from typing import Any
 
 import orjson
 
-from gateway.core.channel.byte_counts import ByteSum
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ByteSum, ChannelEvent
+from gateway.core.client.terms import EndReason
 from gateway.core.log.record import Record as Entered
 from gateway.core.log.record import StreamItem, TopicPartition
 from gateway.formats import Format

@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.core.token.token_parser import parse_token
 from gateway.errors import GatewayError, StreamEnded
 from gateway.hub.fanout.client import Client, ClientOptions

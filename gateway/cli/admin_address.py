@@ -46,7 +46,7 @@ def find_admin_address(settings: Settings) -> AdminAddress:
 
 def _trust_only(certificate: Path) -> ssl.SSLContext:
     """Return a context for the server that has this certificate, under any name."""
-    from gateway.config.types.authorities import describe_ssl_error
+    from gateway.config.types.address import describe_ssl_error
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -138,7 +138,7 @@ def _build_front_address(
     if parts.scheme not in ("http", "https") or not parts.hostname:
         example = "https://stream.example.com"
         raise typer.BadParameter(f"give a URL such as {example}", param_hint="--front")
-    from gateway.config.types.authorities import create_trusting_context
+    from gateway.config.types.address import create_trusting_context
 
     from .cluster_check import FrontAddress
 
@@ -168,7 +168,7 @@ def _check_cluster(
 
 def _format_finding(finding: Finding) -> str:
     """Return a finding as a line. Its text may come from a server, so it is escaped."""
-    from gateway.cli.tail.terminal import escape_controls, paint, select_colours
+    from gateway.cli.tail.output import escape_controls, paint, select_colours
 
     state = paint(f"{finding.state:<8}", _STATE_TONES[finding.state], select_colours(sys.stdout))
     return f"{state} {escape_controls(finding.subject)}: {escape_controls(finding.detail)}"

@@ -87,8 +87,7 @@ def produce(
     echo 'alice:hello' | gateway produce greetings --key-separator :
     echo 'alice:' | gateway produce greetings --key-separator : --null-empty   # delete alice
     """
-    from gateway.kafka.produce.line_format import LineFormat
-    from gateway.kafka.produce.line_producer import produce_lines
+    from gateway.kafka.produce.line_producer import LineFormat, produce_lines
 
     require_topic_name(topic)
     if key is not None and key_separator is not None:

@@ -56,7 +56,7 @@ class QuickStart:
 
     def to_yaml(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
         """Return a file with all options that are not defaults; `load` takes the same `environ`."""
-        from gateway.config.source.dump import dump_values, format_values
+        from gateway.config.source.yaml_document import dump_values, format_values
 
         values = _select_values(dump_values(settings), self._list_changes(environ))
         kafka = values["kafka"]

@@ -16,7 +16,6 @@ from gateway.telemetry.logs import announce
 
 from .completion import complete_topic
 from .files import remove_file, replace_file
-from .log_options import DebugOption, LogFormatOption, begin_log
 from .options import (
     CONFIG_HELP,
     DEFAULT_CONFIG_FILE,
@@ -24,10 +23,13 @@ from .options import (
     DEFAULT_SERVERS,
     MISSING_CONFIG_MESSAGE,
     SERVERS_VARIABLES,
+    DebugOption,
     HostOption,
+    LogFormatOption,
     OriginsOption,
     PortOption,
     ServersOption,
+    begin_log,
     build_config_option,
     find_config_file,
     is_given,

@@ -9,8 +9,14 @@ import typer
 
 from gateway.errors import ConfigError
 
-from .log_options import DebugOption, LogFormatOption, begin_log
-from .options import ConfigFileOption, HostOption, PortOption
+from .options import (
+    ConfigFileOption,
+    DebugOption,
+    HostOption,
+    LogFormatOption,
+    PortOption,
+    begin_log,
+)
 
 if TYPE_CHECKING:
     from gateway.config import Settings

@@ -33,8 +33,7 @@ from gateway.config.guards.credentials import Credentials
 from gateway.config.guards.guard_section import GuardSection
 from gateway.config.guards.http import Forward, Http
 from gateway.config.guards.inline import Inline, User
-from gateway.config.guards.jwk import Jwk
-from gateway.config.guards.jwt import Jwks, Jwt
+from gateway.config.guards.jwt import Jwk, Jwks, Jwt
 from gateway.config.guards.kinds import GUARD_KINDS, AnyGuardSection
 from gateway.config.guards.x509 import X509
 from gateway.config.sections.admin import Admin
@@ -44,10 +43,9 @@ from gateway.config.sections.listen import AccessControl, Allow, Expose, Limits,
 from gateway.config.sections.pipelines import Pipelines
 from gateway.config.sections.route import Route, When
 from gateway.config.sections.schema import build_json_schema
-from gateway.config.sections.security import Sasl, Security, Tls
+from gateway.config.sections.security import Sasl, Security, Tls, Tokens
 from gateway.config.sections.settings import Settings
 from gateway.config.sections.telemetry import Influx, Logs, Metrics, Telemetry, Traces
-from gateway.config.sections.tokens import Tokens
 from gateway.config.sections.variables import (
     Override,
     Variable,
@@ -56,10 +54,10 @@ from gateway.config.sections.variables import (
 )
 from gateway.config.source import problems
 from gateway.config.source import yaml_document as source
-from gateway.config.source.dump import dumps
 from gateway.config.source.template import Template
 from gateway.config.source.values_file import ValuesFile
 from gateway.config.source.values_file import read_values as read_values
+from gateway.config.source.yaml_document import dumps
 from gateway.config.types.condition import Condition, Filter
 from gateway.config.types.filters import parse_fields, parse_filter, parse_filters
 from gateway.config.types.path import PathPattern

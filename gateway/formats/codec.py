@@ -22,12 +22,12 @@ from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from gateway.config import SchemaRegistry
+from gateway.core.caches import SizedCache
 from gateway.core.log.record import Record
-from gateway.core.sized_cache import SizedCache
 from gateway.errors import ExtraMissing, FormatError
 from gateway.extras import require_extra
-from gateway.telemetry.log_context import create_detached_task
-from gateway.telemetry.threads import run_in_thread
+from gateway.telemetry.logs import create_detached_task
+from gateway.telemetry.process import run_in_thread
 
 from .plain import PLAIN_CODECS
 from .registry import CachedRegistryClient, Schema, SchemaId

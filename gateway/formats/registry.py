@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from gateway.config import SchemaRegistry
-from gateway.config.source.expression import find_closest
+from gateway.config.source.substitution import find_closest
 from gateway.config.types.formats import SERIALIZATION_FORMATS
-from gateway.core.sized_cache import SizedCache
+from gateway.core.caches import SizedCache
 from gateway.errors import FormatError, RegistryUnavailable, SchemaNotFound
-from gateway.telemetry.log_context import create_detached_task
+from gateway.telemetry.logs import create_detached_task
 
 from .registry_client import RegistryClient, RegistryNotFound, RegistryRejected
 from .serialization import SchemaReference, SerializationFormat

@@ -12,7 +12,7 @@ from itertools import islice
 
 from gateway.config import Kafka, Route
 from gateway.config.capabilities.stream import StreamWith
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.core.log.record import GapReason
 from gateway.core.log.recovery import Cause
 from gateway.hub.fanout.hub import MEMORY_PARTS

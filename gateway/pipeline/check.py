@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gateway.config import Settings, create_locator
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.job import Input, Job
-from gateway.config.source.expression import find_closest, suggest
+from gateway.config.source.substitution import find_closest, suggest
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
 from gateway.pipeline.inputs import fields, schemas, types
 from gateway.pipeline.run import stable_key

@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.config.source.dump import dumps
-from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import suggest
+from gateway.config.source.yaml_document import dumps
 from gateway.config.types.address import is_loopback
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog, logs

@@ -26,8 +26,7 @@ from starlette.routing import Route
 from gateway.core.log.record import TopicPartition
 from gateway.core.times import format_time
 from gateway.errors import BrokerUnavailable, KafkaError
-from gateway.kafka.produce.partitioner import compute_partition
-from gateway.kafka.produce.pending_records import ProducerRecord
+from gateway.kafka.produce.pending_records import ProducerRecord, compute_partition
 from gateway.sidecar.http.authorization import WRITE_SCOPE
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.http.spec import create_invalid_request

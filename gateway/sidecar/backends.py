@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.config.sections.sidecar import DeadLetter, Group, Sidecar
-from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import suggest
 from gateway.sidecar.http.status import StatusError
 
 

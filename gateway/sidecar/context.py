@@ -12,7 +12,7 @@ from uuid import UUID
 from gateway.config import Settings
 from gateway.config.sections.sidecar import Producer as ProducerSection
 from gateway.config.sections.sidecar import Sidecar as Section
-from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, UnknownTopic
 from gateway.formats.codec import Codecs

@@ -15,7 +15,7 @@ from gateway.errors import KafkaError, UnknownTopic
 from gateway.kafka.admin.topics import create_topic
 from gateway.kafka.client.existing_topics import get_known_topic
 from gateway.kafka.client.offsets import LATEST, READ_UNCOMMITTED, OffsetAndTimestamp
-from gateway.kafka.produce.partitioner import compute_partition
+from gateway.kafka.produce.pending_records import compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
 from gateway.sidecar.http.status import StatusError

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from .histogram import LATENCY_BUCKETS_S, SIZE_BUCKETS_BYTES
+from .counts import LATENCY_BUCKETS_S, SIZE_BUCKETS_BYTES
 
 CLUSTER = "cluster"
 """The last label of what is measured per cluster, where the configuration names its clusters."""

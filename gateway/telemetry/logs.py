@@ -4,24 +4,148 @@ A text line ends with its context (see `log_context`) in brackets; a JSON line h
 Anything that looks like a secret is hidden. Characters by which a client's text could imitate
 another log line, move a terminal's cursor or reorder the text are escaped. The formatters do both,
 so it holds for every logger, those of libraries included.
+
+Add context to log lines: the client's stream, its route, topic, partition, trace.
+
+    with log_context(route="/events/{customer}", stream="7"):
+        log.info("...")        # this line has both, as have those of tasks that are created here
+
+Tasks inherit the context. A task that serves all clients, but is created for the first client that
+needs it, must not: its lines would name that client for ever. `create_detached_task` creates it.
+
+Limit the rate of log lines that a library or a client causes.
+
+While a broker is away, aiokafka writes 10 to 20 error lines a second for each consumer, and about
+1,000 for a topic that it may not read (measured). Any client can be refused as often as it likes.
+The filter lets one line of a kind pass every few seconds, with the number of lines that it held
+back.
+
+Hide secrets in URLs and texts before they are logged.
+
+EventSource cannot set a header, so its clients put their tokens into the query. A log line, an
+error response or a span that shows such a URL must not give the token away.
 """
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import json
 import logging
 import re
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextvars import Context, ContextVar
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, TypeVar
+from urllib.parse import unquote_plus
 
-from .log_context import get_log_context
-from .redaction import redact_text
+T = TypeVar("T")
+
+_NONE: Mapping[str, Any] = {}
+_log_context: ContextVar[Mapping[str, Any]] = ContextVar("gateway_about", default=_NONE)
+
+
+class log_context:
+    """A context manager that adds ids to the log lines of its block; None removes an id."""
+
+    __slots__ = ("_ids", "_token")
+
+    def __init__(self, **ids: Any) -> None:
+        self._ids = ids
+
+    def __enter__(self) -> None:
+        self._token = _log_context.set({**_log_context.get(), **self._ids})
+
+    def __exit__(self, *_: object) -> None:
+        _log_context.reset(self._token)
+
+
+def bind_log_context(**ids: Any) -> None:
+    _log_context.set({**_log_context.get(), **ids})
+
+
+def get_log_context() -> Mapping[str, Any]:
+    return _log_context.get()
+
+
+def create_detached_task(coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Create a task whose log lines have no ids of the current context."""
+    return asyncio.get_running_loop().create_task(coro, context=Context())
+
+
+REDACTED = "***"
+_SECRET_NAMES = {
+    *("token", "access_token", "id_token", "refresh_token", "jwt", "bearer", "auth"),
+    *("authorization", "api_key", "apikey", "key", "password", "secret", "signature", "sig"),
+    *("code", "session", "ticket", "credentials"),
+}
+# A JWT has three parts (RFC 7519), and the first begins with "eyJ", which is `{"` in base64. One
+# pattern for it would take quadratic time on a text of many "eyJ", so runs of its characters are
+# searched for, and `_redact_jwts` splits them.
+_TOKEN_CHARS = re.compile(r"[A-Za-z0-9_.-]+")
+_JWT_PREFIX, _MIN_JWT_CHARS = "eyJ", 8
+_AUTH_SCHEME = re.compile(r"\b(bearer|basic)(\s+|\.)[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
+_USERINFO = re.compile(r"(?<=://)[^/?#@\s]*@")
+_QUERY_PAIR = re.compile(r"([?&;]|^)([^=&;?#\s]+)=([^&;#\s\"']*)")
+
+
+def add_secret_names(names: Iterable[str]) -> None:
+    """Add names of query parameters that hold secrets, besides the usual ones."""
+    _SECRET_NAMES.update(_normalize_name(name) for name in names)
+
+
+def redact_url(url: str) -> str:
+    """Hide credentials before the host of a URL, and the values of secret parameters."""
+    path, mark, query = url.partition("?")
+    path = _USERINFO.sub(f"{REDACTED}@", path)
+    return path + mark + _QUERY_PAIR.sub(_redact_pair, query) if mark else path
+
+
+def redact_text(text: str) -> str:
+    if "=" in text and ("?" in text or "&" in text):
+        text = _QUERY_PAIR.sub(_redact_pair, text)
+    if "eyJ" in text:
+        text = _TOKEN_CHARS.sub(_redact_jwts, text)
+    if "://" in text and "@" in text:
+        text = _USERINFO.sub(f"{REDACTED}@", text)
+    lowered = text.lower()
+    if "bearer" in lowered or "basic" in lowered:
+        text = _AUTH_SCHEME.sub(rf"\1\2{REDACTED}", text)
+    return text
+
+
+def _redact_jwts(run: re.Match[str]) -> str:
+    """Return a run of token characters in which JWTs are hidden.
+
+    A JWT may follow other characters in its first part, and may have been cut after its second.
+    """
+    parts, kept = run[0].split("."), []
+    while len(parts) > 1:
+        part = parts.pop(0)
+        at = part.find(_JWT_PREFIX)
+        if 0 <= at <= len(part) - _MIN_JWT_CHARS:
+            kept.append(part[:at] + REDACTED)
+            del parts[:2]
+        else:
+            kept.append(part)
+    return ".".join([*kept, *parts])
+
+
+def _redact_pair(pair: re.Match[str]) -> str:
+    before, name, value = pair.groups()
+    secret = _normalize_name(name) in _SECRET_NAMES
+    return f"{before}{name}={REDACTED if secret and value else value}"
+
+
+def _normalize_name(name: str) -> str:
+    """Return a name as the parser of the query sees it, so that %-encoding cannot hide it."""
+    return unquote_plus(name).lower().replace("-", "_")
+
 
 # Python loads a codec at its first use, when there may be no free descriptor for that.
 codecs.lookup("unicode_escape")
@@ -243,3 +367,51 @@ def _get_context_ids(record: logging.LogRecord) -> dict[str, Any]:
         for name, value in get_log_context().items()
         if value is not None
     }
+
+
+# A logger's filters are not applied to the lines of its children, so each logger is listed.
+LIMITED_LOGGERS = (
+    "aiokafka.client",
+    "aiokafka.cluster",
+    "aiokafka.conn",
+    "aiokafka.consumer.consumer",
+    "aiokafka.consumer.fetcher",
+    "aiokafka.consumer.group_coordinator",
+    "aiokafka.producer.producer",
+    "aiokafka.producer.sender",
+)
+
+
+class LogRateLimit(logging.Filter):
+    """A filter of one logger: one line per level and message template every few seconds."""
+
+    def __init__(self, interval: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.interval = interval
+        self._clock = clock
+        # By kind: when a line passed last, and how many were held back since then.
+        self._last_passed: dict[tuple[str, int, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.INFO:
+            return True  # whoever turned debug lines on wants all of them
+        kind = (record.name, record.levelno, str(record.msg)[:80])
+        now = self._clock()
+        last, held = self._last_passed.get(kind, (-self.interval, 0))
+        if now - last < self.interval:
+            self._last_passed[kind] = (last, held + 1)
+            return False
+        # Messages that are formatted before they are logged are a kind each: bound the memory.
+        if len(self._last_passed) > 1000:
+            self._last_passed.clear()
+        self._last_passed[kind] = (now, 0)
+        if held:
+            record.msg = f"{record.msg} ({held} more of these in {now - last:.0f}s)"
+        return True
+
+
+def limit_log_rate(interval: float = 5.0) -> None:
+    for name in LIMITED_LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(existing, LogRateLimit) for existing in logger.filters):
+            logger.addFilter(LogRateLimit(interval))

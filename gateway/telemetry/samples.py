@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 
 from . import catalog
 from .catalog import MergeMode, Metric, MetricKind
-from .histogram import Histogram
+from .counts import Histogram
 
 Labels: TypeAlias = tuple[str, ...]
 Value: TypeAlias = Any  # a number, or a histogram as a list: its counts, and last its sum

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from .histogram import LATENCY_BUCKETS_S, SIZE_BUCKETS_BYTES, Histogram
+from .counts import LATENCY_BUCKETS_S, SIZE_BUCKETS_BYTES, Histogram
 
 SentEvent: TypeAlias = tuple[Any, Any, Any, int | None]
 """An event of a channel. Only its last item is used here: the timestamp of a record in

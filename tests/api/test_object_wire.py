@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gateway.api.events import Begin, End, Fault, Gap, Position, Ready, Record
 from gateway.api.object_wire import ObjectEncoder, ObjectWire
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ChannelEvent
+from gateway.core.client.terms import EndReason
 from gateway.core.log import record as core
 from gateway.core.log.record import GapReason, TopicPartition
 from gateway.core.token.resume_token import seal_token

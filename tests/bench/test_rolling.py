@@ -11,7 +11,7 @@ from support.proxies import Proxy
 
 from bench.kafka import MockKafka
 from bench.rolling import PROXIES, Size, run_rolling_restart
-from gateway.hub.wires.end_retry import END_RETRY_RANGE_S
+from gateway.hub.wires.wire import END_RETRY_RANGE_S
 from gateway.kafka.embedded import EmbeddedKafka
 
 

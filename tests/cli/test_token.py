@@ -14,7 +14,7 @@ from support.records import RecordToSend, produce_records
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
-from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH
+from gateway.core.log.record import NO_EPOCH, RETIRED_EPOCH
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, digest_text, seal_token
 from gateway.core.token.signing import TokenSigner
 from gateway.kafka.embedded import EmbeddedKafka

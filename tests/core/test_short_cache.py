@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.core.short_cache import cache_short
+from gateway.core.caches import cache_short
 
 
 def test_short_texts_are_worked_out_once_and_long_ones_are_not_kept():

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.core.sized_cache import SizedCache
+from gateway.core.caches import SizedCache
 
 
 def test_the_oldest_values_go_when_the_bytes_are_too_many():

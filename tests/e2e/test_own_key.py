@@ -22,7 +22,7 @@ from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.produce.partitioner import compute_partition
+from gateway.kafka.produce.pending_records import compute_partition
 
 WHO = [f"customer-{n}" for n in range(10)]
 

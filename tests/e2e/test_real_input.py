@@ -21,7 +21,7 @@ from support.topic_gateway import TopicNames, build_topic_config, run_gateway_sy
 from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.produce.line_format import ValueDigest
+from gateway.kafka.produce.line_producer import ValueDigest
 
 LINES = 100_000
 

@@ -36,8 +36,7 @@ from gateway.web.http.head import parse_body_length, to_origin_form
 from gateway.web.http.prefer import parse_preferences
 from gateway.web.routing.views import parse_selection
 from gateway.web.websocket.handshake import HANDSHAKES, UpgradeRequest
-from gateway.web.websocket.messages import parse_message
-from gateway.web.websocket.request import parse_target
+from gateway.web.websocket.messages import parse_message, parse_target
 from gateway.wire.message_reader import MessageReader, ProtocolError
 
 BUDGET = Budget(memory_per_byte=200)

@@ -27,11 +27,10 @@ from support.raw_websocket import (
 )
 from support.record_sets import BatchRecord, build_batch, decode_record_set
 
-from gateway.config.source.expression import find_closest
-from gateway.config.types.condition_text import ShortCondition, merge_conditions
+from gateway.config.source.substitution import find_closest
+from gateway.config.types.condition import ShortCondition, merge_conditions
 from gateway.config.types.filters import parse_fields, parse_filter
-from gateway.core.channel.filters import parse_pointer
-from gateway.core.channel.glob import matches_glob
+from gateway.core.channel.filters import matches_glob, parse_pointer
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
 from gateway.formats.avro.codec import AvroCodec
@@ -46,7 +45,7 @@ from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.ksqldb.rows import ResponseParser
 from gateway.sidecar.v2.media import iter_accepted_types
 from gateway.telemetry import traceparent
-from gateway.telemetry.redaction import redact_text, redact_url
+from gateway.telemetry.logs import redact_text, redact_url
 from gateway.web.http.accept import iter_ranges
 from gateway.web.http.client_certificate import get_certificate
 from gateway.web.http.cors import CorsRequest
@@ -57,8 +56,7 @@ from gateway.web.http.proxy_headers import ForwardedMiddleware
 from gateway.web.routing.query import parse_start_request, wants_positions
 from gateway.web.routing.views import parse_selection
 from gateway.web.websocket.handshake import HANDSHAKES, UpgradeRequest
-from gateway.web.websocket.messages import parse_message
-from gateway.web.websocket.request import parse_target
+from gateway.web.websocket.messages import parse_message, parse_target
 from gateway.wire.message_reader import MessageReader, ProtocolError
 
 pytestmark = pytest.mark.night

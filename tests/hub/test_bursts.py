@@ -15,8 +15,7 @@ from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.config import Settings
-from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub

@@ -18,11 +18,9 @@ from support.single_client import (
 )
 from support.waiting import wait_until
 
-from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Gap, GapReason
+from gateway.core.client.terms import EndReason, SlowClientPolicy
+from gateway.core.log.record import Gap, GapReason, PartitionPosition
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.lag_scan import LagScan
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, StreamCounts

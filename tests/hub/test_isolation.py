@@ -33,7 +33,7 @@ from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.config import Rate, Settings
 from gateway.core.channel.filters import Filter, Filters
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.client.terms import SlowClientPolicy
 from gateway.core.log.record import TopicPartition
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View

@@ -8,8 +8,7 @@ from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.config import Topic
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Record, TopicPartition
+from gateway.core.log.record import Entry, PartitionPosition, Record, TopicPartition
 from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.shared_reads import SharedReads
 from gateway.kafka.embedded import EmbeddedKafka

@@ -8,8 +8,8 @@ from typing import Any
 
 from support.sse import SseEvent, SseParser
 
-from gateway.core.channel.byte_counts import CountedBytes
-from gateway.core.log.position import Position
+from gateway.core.channel.chunk_ring import CountedBytes
+from gateway.core.log.record import Position
 from gateway.wire.crc import Crc32Sum
 
 from .oracle import BrokenPromise

@@ -11,13 +11,11 @@ from typing import Any
 
 from support.per_event_encoder import PerEventEncoder
 
-from gateway.core.channel.byte_counts import CountedBytes
 from gateway.core.channel.channel import Channel
-from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.channel.chunk_ring import ChannelEvent, CountedBytes, RingBudget
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filter, Filters
-from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.client.read_answer import ReadAnswer
+from gateway.core.client.read_buffer import ReadAnswer
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
@@ -30,8 +28,19 @@ from gateway.core.log.partition_reader import (
     OutOfRangePolicy,
     PartitionReader,
 )
-from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, Record, TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    RETIRED_EPOCH,
+    UNVERIFIED_LINEAGE,
+    Entry,
+    Fault,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    Ready,
+    Record,
+    TopicPartition,
+)
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.core.token.resume_token import parse_token
 from gateway.wire.crc import Crc32Sum

@@ -10,8 +10,7 @@ from model.oracle import BrokenPromise
 from model.running import run_seed
 from support.per_event_encoder import PerEventEncoder
 
-from gateway.core.channel.byte_counts import ByteCounts
-from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.channel.chunk_ring import ByteCounts, ChannelEvent
 from gateway.core.client.catch_up import CatchUp
 from gateway.core.client.private_reader import PrivateReader
 from gateway.core.client.read_buffer import ReadBuffer
@@ -19,8 +18,7 @@ from gateway.core.client.subscription import Subscription
 from gateway.core.log import partition_reader as reading
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import FetchResult, PartitionReader
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Gap, GapReason, Record, TopicPartition
+from gateway.core.log.record import Entry, Gap, GapReason, PartitionPosition, Record, TopicPartition
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from model.machine import World
 
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.client.terms import SlowClientPolicy
 
 
 def play_steps(world: World, *steps: tuple[str, tuple[int, ...]]) -> None:

@@ -164,7 +164,7 @@ HUB = (
     ),
     PlantedFault(
         "key-read-in-old-partitions-only",
-        "gateway/hub/reads/key_partitions.py",
+        "gateway/hub/reads/key_indexes.py",
         """\
             is_changed = tp.topic in self._changed_topics
             return partitions is None or is_changed or tp.partition in partitions
@@ -259,7 +259,7 @@ key = record.key or b""
     ),
     PlantedFault(
         "token-lifetime-from-response",
-        "gateway/kafka/client/oauth_tokens.py",
+        "gateway/kafka/client/security.py",
         "self._expires_at = began + self._lifetime",
         "self._expires_at = self.clock() + self._lifetime",
         ("tests/kafka/client",),
@@ -283,7 +283,7 @@ WEB = (
     ),
     PlantedFault(
         "origin-compared-by-prefix",
-        "gateway/web/websocket/origin.py",
+        "gateway/web/websocket/handshake.py",
         'return not origins or "*" in origins or origin in origins',
         'return not origins or "*" in origins or any(origin.startswith(each) for each in origins)',
         ("tests/web/websocket", "tests/web/routing", "tests/web/http"),

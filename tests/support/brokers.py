@@ -27,8 +27,7 @@ from gateway.errors import LocalBrokerError
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.local import LocalKafka
 from gateway.kafka.local.java import find_java
-from gateway.kafka.local.node import KafkaNode
-from gateway.kafka.local.properties import FAST_RETENTION_PROPERTIES, SINGLE_NODE_PROPERTIES
+from gateway.kafka.local.node import FAST_RETENTION_PROPERTIES, SINGLE_NODE_PROPERTIES, KafkaNode
 
 # Asking for an unknown topic must not create it: that is what tests ask about.
 TEST_PROPERTIES = {

@@ -7,8 +7,7 @@ from decimal import Decimal
 import orjson
 from hypothesis import strategies as st
 
-from gateway.core.channel.conditions import Condition
-from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.core.log.record import Record, TopicPartition
 
 TP = TopicPartition("orders", 0)

@@ -16,8 +16,7 @@ from support.sse import SseEvent, SseParser
 from support.zstd import FrameDecoder
 
 from gateway.config import Rate
-from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client, ClientOptions, Handover

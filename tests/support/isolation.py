@@ -20,7 +20,7 @@ from support.filter_oracle import FilterRecord, matches_filters
 from gateway.config import Route
 from gateway.config.types.filters import parse_fields, parse_filter
 from gateway.core.channel.filters import Filters
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.client.terms import SlowClientPolicy
 from gateway.core.log.record import TopicPartition
 from gateway.hub.fanout.view import View
 from gateway.web.access import Grant, Granted

@@ -10,16 +10,16 @@ from support.per_event_encoder import PerEventEncoder
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
-from gateway.core.client.read_answer import ReadAnswer
+from gateway.core.client.read_buffer import ReadAnswer
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import DEFAULT_TERMS, SubscriptionTerms
 from gateway.core.log.key_index import MIN_SCANNED_ENTRIES, SCANS_PER_ENTRY
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import (
     Entry,
     Gap,
+    PartitionPosition,
     Ready,
     Record,
     SnapshotEnd,

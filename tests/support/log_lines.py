@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from gateway.telemetry.log_context import get_log_context
+from gateway.telemetry.logs import get_log_context
 
 
 class LogLine(NamedTuple):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.log.position import NO_EPOCH, PartitionPosition
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import NO_EPOCH, PartitionPosition, TopicPartition
 from gateway.core.token.digits import CRC_WIDTH
 from gateway.core.token.resume_token import overlay_positions, parse_token, seal_token
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.channel.chunk_ring import ChannelEvent
 from gateway.core.token.resume_token import seal_token
 
 

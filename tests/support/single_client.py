@@ -6,11 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.channel.channel import Channel
-from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.channel.chunk_ring import RingBudget
 from gateway.core.client.shared_cursor import UNREPORTED_TRAFFIC
-from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.terms import SubscriptionTerms
+from gateway.core.client.terms import SlowClientPolicy, SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail

@@ -13,21 +13,25 @@ from dataclasses import dataclass, field
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk_ring import RingBudget
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
-from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.client.read_answer import ReadAnswer
-from gateway.core.client.slow_client_policy import SlowClientPolicy
-from gateway.core.client.snapshot import Snapshot
-from gateway.core.client.snapshot_blocks import SnapshotBlock, SnapshotBlocks
+from gateway.core.client.read_buffer import ReadAnswer
+from gateway.core.client.snapshot import (
+    KeyTable,
+    Snapshot,
+    SnapshotBlock,
+    SnapshotBlocks,
+    TableSnapshot,
+)
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.table_snapshot import KeyTable, TableSnapshot
-from gateway.core.client.terms import SubscriptionTerms
+from gateway.core.client.terms import SlowClientPolicy, SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.position import PartitionPosition, Position
 from gateway.core.log.record import (
     Entry,
     Gap,
+    PartitionPosition,
+    Position,
     Ready,
     Record,
     SnapshotEnd,

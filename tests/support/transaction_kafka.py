@@ -16,16 +16,14 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.produce.outbox import ProducerIdAndEpoch
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.produce_messages import (
+    AddPartitionsToTxnRequest,
     AppendResult,
+    EndTxnRequest,
     InitProducerIdRequest,
     InitProducerIdResponse,
+    PartitionErrorsResponse,
     ProduceRequest,
     ProduceResponse,
-)
-from gateway.kafka.protocol.transaction_messages import (
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    PartitionErrorsResponse,
     TransactionResponse,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.histogram import LATENCY_BUCKETS_S, Histogram
+from gateway.telemetry.counts import LATENCY_BUCKETS_S, Histogram
 
 VALUES = st.lists(st.tuples(st.floats(0, 100), st.integers(1, 1000)), max_size=20)
 

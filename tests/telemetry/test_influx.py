@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.influx import parse_points, running_influx_receiver
 
-from gateway.telemetry import catalog, influx
-from gateway.telemetry.histogram import Histogram
-from gateway.telemetry.influx import InfluxExporter, build_write_url, iter_lines
+from gateway.telemetry import catalog, exporters
+from gateway.telemetry.counts import Histogram
+from gateway.telemetry.exporters import InfluxExporter, build_write_url, iter_lines
 from gateway.telemetry.samples import MetricSamples
 
 NOW = 1_700_000_000_000_000_000
@@ -71,7 +71,7 @@ def test_any_label_and_number_is_one_line(label: str, value: float):
 
 def test_many_series_go_in_several_requests():
     figures = MetricSamples()
-    for number in range(influx.MAX_LINES_PER_REQUEST + 1):
+    for number in range(exporters.MAX_LINES_PER_REQUEST + 1):
         figures.add(catalog.PARTITION_READY, 1, "orders", number)
     with running_influx_receiver() as back:
         push = InfluxExporter(
@@ -79,7 +79,10 @@ def test_many_series_go_in_several_requests():
         )
         assert push.send(figures)
         push.close()
-        assert [len(points) for _, _, points in back.requests] == [influx.MAX_LINES_PER_REQUEST, 1]
+        assert [len(points) for _, _, points in back.requests] == [
+            exporters.MAX_LINES_PER_REQUEST,
+            1,
+        ]
 
 
 def test_a_server_that_refuses_or_is_away_is_told(caplog: pytest.LogCaptureFixture):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.telemetry.log_context import (
+from gateway.telemetry.logs import (
     bind_log_context,
     create_detached_task,
     get_log_context,

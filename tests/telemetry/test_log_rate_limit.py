@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 
-from gateway.telemetry.log_rate_limit import LIMITED_LOGGERS, LogRateLimit, limit_log_rate
+from gateway.telemetry.logs import LIMITED_LOGGERS, LogRateLimit, limit_log_rate
 
 
 def build_log_record(text: str, *args: object, level: int = logging.ERROR) -> logging.LogRecord:

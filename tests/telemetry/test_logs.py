@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.telemetry import logs
-from gateway.telemetry.log_context import log_context
+from gateway.telemetry.logs import log_context
 
 log = logging.getLogger("gateway.kafka.fetch.broker_fetch_loop")
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.Sfl-KxwRJSMeKKF2QT4"

@@ -6,7 +6,7 @@ import json
 
 from gateway.telemetry import catalog
 from gateway.telemetry.catalog import MergeMode, MetricKind
-from gateway.telemetry.histogram import Histogram
+from gateway.telemetry.counts import Histogram
 from gateway.telemetry.samples import MetricSamples
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.histogram import LATENCY_BUCKETS_S, Histogram
+from gateway.telemetry.counts import LATENCY_BUCKETS_S, Histogram
 from gateway.telemetry.traffic import ClientsBehind, SentEvent, StreamCounts, StreamCountsByRoute
 
 NOW = 1_700_000_000.0

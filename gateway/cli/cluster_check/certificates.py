@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography import x509
 
 from gateway.config import Settings, Tls
-from gateway.config.types.authorities import describe_ssl_error
+from gateway.config.types.address import describe_ssl_error
 
 from .finding import Finding, failure, ok, warning
 

@@ -24,7 +24,7 @@ from websockets import ConnectionClosed, InvalidHandshake, InvalidStatus, Invali
 from websockets.asyncio.client import connect
 
 from gateway.config import Settings
-from gateway.config.types.authorities import create_trusting_context
+from gateway.config.types.address import create_trusting_context
 from gateway.web.http.proxy_headers import TrustedProxies
 
 from .finding import CheckProgress, Finding, failure, ok, warning

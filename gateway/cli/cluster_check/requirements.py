@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.config import Kafka, Route, Settings
-from gateway.config.source.expression import suggest
-from gateway.core.channel.glob import is_glob, matches_glob
+from gateway.config.source.substitution import suggest
+from gateway.core.channel.filters import is_glob, matches_glob
 from gateway.core.error_code import ErrorCode
 from gateway.kafka.protocol.requests import TopicMetadata, TopicOperation
 

@@ -7,8 +7,7 @@ from itertools import islice
 
 from gateway.telemetry import catalog
 
-from .observation import Observation
-from .rule import Rule, Thresholds, format_count, iter_health
+from .observation import Observation, Rule, Thresholds, format_count, iter_health
 
 _BUSY_STATUSES = {"429": "too many requests or streams", "503": "busy"}
 _ACCESS_STATUSES = {"401": "not authenticated", "403": "not allowed", "421": "unknown host"}

@@ -1,18 +1,21 @@
-"""Diagnose a running gateway: apply all rules to an observation, root causes first."""
+"""Diagnose a running gateway: apply all rules to an observation, root causes first.
+
+Format the diagnosis of a gateway as text and as JSON.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from gateway.telemetry import catalog
-from gateway.telemetry.diagnosed_cause import DiagnosedCause
+from gateway.telemetry.diagnosed_cause import DiagnosedCause, iter_cause_lines
 
 from .client_rules import CHOICE_RULES, CLIENT_RULES, GUARD_RULES
 from .kafka_rules import KAFKA_FAULT_RULES, KAFKA_LOAD_RULES, READ_RULES
-from .observation import Observation
+from .observation import Observation, Rule, Thresholds
 from .process_rules import CARE_RULES, LOAD_RULES, WORKER_RULES
-from .rule import Rule, Thresholds
 
 RULES: Sequence[Rule] = (
     *WORKER_RULES,
@@ -88,3 +91,37 @@ def _iter_past_losses(observation: Observation) -> Iterator[str]:
         for labels, total in observation.after.iter_series(metric):
             if total and total == observation.before.get(metric, labels):
                 yield f"{noun}: {total:,.0f} ({', '.join(labels.values())})"
+
+
+def to_json(diagnosis: GatewayDiagnosis) -> dict[str, Any]:
+    data = asdict(diagnosis)
+    rate = data.pop("deliveries_per_second")
+    return {
+        **data,
+        "seconds": round(diagnosis.seconds, 3),
+        "deliveriesPerSecond": round(rate, 3),
+    }
+
+
+def render_text(diagnosis: GatewayDiagnosis) -> str:
+    return "\n".join(_iter_lines(diagnosis))
+
+
+def _iter_lines(diagnosis: GatewayDiagnosis) -> Iterator[str]:
+    workers = f"{diagnosis.workers} worker{'' if diagnosis.workers == 1 else 's'}"
+    streams = f"{diagnosis.clients:,} stream{'' if diagnosis.clients == 1 else 's'}"
+    yield (
+        f"{diagnosis.url}: {workers}, {streams}, {diagnosis.deliveries_per_second:,.0f} deliveries "
+        f"per second, observed for {diagnosis.seconds:.0f} s"
+    )
+    if not diagnosis.causes:
+        yield "  no cause found: the gateway is healthy, as far as its metrics show"
+    for number, cause in enumerate(diagnosis.causes, 1):
+        yield ""
+        yield from iter_cause_lines(number, cause)
+    if diagnosis.past or diagnosis.unseen:
+        yield ""
+    for loss in diagnosis.past:
+        yield f"  earlier, since the start: {loss}"
+    for name, reason in diagnosis.unseen.items():
+        yield f"  not judged: {name}: {reason}"

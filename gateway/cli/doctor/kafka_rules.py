@@ -8,8 +8,8 @@ from gateway.core.log.recovery import Cause
 from gateway.telemetry import catalog
 from gateway.telemetry.counts import TOO_OLD_CAUSE
 
-from .observation import Observation
-from .rule import (
+from .observation import (
+    Observation,
     Rule,
     Thresholds,
     format_cluster,

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from gateway.hub.fanout.hub import PINNED_MEMORY_DIVISOR, PINNED_PARTS
 from gateway.telemetry import catalog
 
-from .observation import Observation
-from .rule import Rule, Thresholds, format_count, format_list
+from .observation import Observation, Rule, Thresholds, format_count, format_list
 
 _MIB = 1024 * 1024
 

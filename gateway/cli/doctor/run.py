@@ -63,8 +63,7 @@ def doctor(
     from gateway.config.types.units import parse_duration
 
     from .collection import observe_gateway
-    from .diagnosis import diagnose
-    from .report import render_text, to_json
+    from .diagnosis import diagnose, render_text, to_json
 
     try:
         seconds = parse_duration(interval)

@@ -57,7 +57,7 @@ def load_pipelines(file: Path) -> tuple[Settings, Pipelines]:
 
 
 def find_job(pipelines: Pipelines, name: str) -> Job:
-    from gateway.config.source.expression import suggest
+    from gateway.config.source.substitution import suggest
 
     job = pipelines.find_job(name)
     if job is None:

@@ -17,8 +17,8 @@ from http import HTTPStatus
 
 import httpx
 
-from .source import ConnectionLost, StreamRefused
-from .terminal import escape_controls
+from .in_process import ConnectionLost, StreamRefused
+from .output import escape_controls
 
 RETRYABLE_STATUSES = (408, 425, 429)  # the 4xx after which another attempt may succeed
 MAX_RETRY_AFTER_S = 3600.0  # seconds; a longer Retry-After is shortened to this

@@ -2,6 +2,11 @@
 
 The position advances only after everything before it was written to the output, so that it is right
 to start from, however this process ends.
+
+Compute the delay before the next connection.
+
+The first delay is the server's `retry:`. It doubles with each failed attempt, with jitter, so that
+many clients do not reconnect at the same time. A delay is never shorter than `Retry-After`.
 """
 
 from __future__ import annotations
@@ -9,16 +14,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
+from gateway.core.backoff import BackoffPolicy
 from gateway.errors import GatewayError
 
-from .output import OutputWriter
-from .printer import Printer
-from .reconnect import ReconnectBackoff
-from .source import RECORD_EVENTS, ConnectionLost, StreamEvent, StreamSource
+from .in_process import RECORD_EVENTS, ConnectionLost, StreamEvent, StreamSource
+from .output import OutputWriter, Printer
 from .status import StatusReporter, describe_gap
+
+INITIAL_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # seconds
+
+
+@dataclass
+class ReconnectBackoff:
+    """The delays of one stream. `failures` counts attempts since it was last open."""
+
+    random: Callable[[], float] = random.random
+    failures: int = 0
+
+    def reset(self) -> None:
+        self.failures = 0
+
+    def next_delay(self, retry: float | None, retry_after: float | None) -> float:
+        """Return the seconds until the next attempt, and count it; the arguments are in seconds."""
+        first = INITIAL_DELAY_S if retry is None else retry
+        if self.failures == 0:
+            delay = first
+        else:
+            policy = BackoffPolicy(2 * max(first, 0.1), MAX_DELAY_S)
+            delay = policy.compute_delay(self.failures, self.random)
+        self.failures += 1
+        return max(delay, retry_after or 0.0)
+
 
 # Reasons of `end` after which there is nothing to reconnect for, with the error if it is one.
 FINAL_REASONS = {"until": None, "offset-out-of-range": "Kafka no longer has the next record"}

@@ -16,19 +16,16 @@ from pathlib import Path
 
 from gateway.cli.kafka_connection import find_connection_error
 from gateway.cli.options import DEFAULT_SERVERS, KafkaSource
-from gateway.config.types.authorities import create_trusting_context
+from gateway.config.types.address import create_trusting_context
 from gateway.core.log.recovery import Cause
 from gateway.errors import GatewayError
 
 from .follower import StreamFollower
-from .output import OutputClosed, OutputWriter
-from .output_format import OutputFormat
+from .in_process import StreamSource
+from .output import OutputClosed, OutputFormat, OutputWriter, Printer, select_colours
 from .position_file import PositionFile
-from .printer import Printer
-from .source import StreamSource
 from .status import StatusReporter
 from .target import Target
-from .terminal import select_colours
 
 SAVE_INTERVAL_S = 1.0  # seconds between two writes of the position
 MAX_PRINTED_POSITION_CHARS = 4096  # a longer position is not printed for --from
@@ -151,14 +148,14 @@ class _TailSession:
             from .websocket import WebSocketSource
 
             return WebSocketSource(target, headers=headers, tls=tls)
-        from .sse import SseSource
+        from .event_reader import SseSource
 
         return SseSource(target, headers=headers, tls=tls or True)
 
     @asynccontextmanager
     async def _open_topics(self) -> AsyncIterator[StreamSource]:
+        from .event_reader import SseSource
         from .in_process import STREAM_PATH, build_settings, serve_in_process
-        from .sse import SseSource
 
         options, topics = self._options, self._target.topics
         settings = build_settings(topics, self._kafka)

@@ -7,8 +7,8 @@ import json
 import sys
 from typing import Any
 
-from .source import StreamEvent
-from .terminal import Colours, escape_controls, paint
+from .in_process import StreamEvent
+from .output import Colours, escape_controls, paint
 
 MAX_SHOWN_PARTITIONS = 8  # pending partitions that are named
 

@@ -54,7 +54,7 @@ class Verdict:
         }
 
     def to_text(self) -> str:
-        from gateway.cli.tail.terminal import escape_controls
+        from gateway.cli.tail.output import escape_controls
 
         return "\n".join(escape_controls(line) for line in self._iter_lines())
 
@@ -83,7 +83,7 @@ def _format_expiry(grant: Grant) -> str | None:
 def find_guard(file: Path, name: str | None) -> tuple[Settings, str, GuardSection]:
     """Return the settings of a configuration, and its guard with this name, or its only one."""
     from gateway.config import load
-    from gateway.config.source.expression import suggest
+    from gateway.config.source.substitution import suggest
 
     settings = load(file)
     if name is None:
@@ -118,8 +118,7 @@ async def _ask_guard(text: str, settings: Settings, name: str, section: GuardSec
 
     from gateway.config import Route
     from gateway.web.access.external_http import ExternalHttp
-    from gateway.web.access.guard import AccessRequest, GuardContext
-    from gateway.web.access.kinds import get_guard_class
+    from gateway.web.access.guard import AccessRequest, GuardContext, get_guard_class
 
     route = Route.model_validate({"path": "/", "topic": "none", "guarded": [name]})
     headers = [(b"authorization", b"Bearer " + text.encode("utf-8", "surrogateescape"))]

@@ -31,7 +31,7 @@ def decode_resume_token(
     try:
         parsed = parse_token(text)
     except TokenCorrupt:
-        from gateway.core.token.damage import describe_damage
+        from gateway.core.token.token_parser import describe_damage
 
         raise TokenCorrupt(
             f"the resume token is damaged: {describe_damage(text)}; copy it again"
@@ -89,7 +89,7 @@ class DecodedToken:
         return "\n".join(lines)
 
     def _iter_partitions(self) -> Iterator[dict[str, Any]]:
-        from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH
+        from gateway.core.log.record import NO_EPOCH, RETIRED_EPOCH
 
         for index, topic in enumerate(self.token.topics):
             for partition, (offset, epoch) in enumerate(

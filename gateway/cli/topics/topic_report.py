@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import suggest
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import KafkaError, UnknownTopic
 from gateway.kafka.client.cluster import Cluster

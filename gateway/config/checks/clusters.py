@@ -9,11 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.config.sections.kafka import is_cluster_mapping
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import UnresolvedText, safe_repr
+from gateway.config.source.substitution import UnresolvedText, safe_repr, suggest
 from gateway.config.source.template import Template
-from gateway.config.types.raw import as_mapping
-from gateway.config.types.section import Problem
+from gateway.config.types.section import Problem, as_mapping
 
 Loc = tuple[str | int, ...]
 

@@ -13,12 +13,10 @@ from typing import Any
 from gateway.config.capabilities.kinds import WITH_KINDS
 from gateway.config.capabilities.options import With
 from gateway.config.capabilities.produce import parse_location
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import UnresolvedText, safe_repr
+from gateway.config.source.substitution import UnresolvedText, safe_repr, suggest
 from gateway.config.source.template import Placeholder, Template
 from gateway.config.types.path import PathPattern
-from gateway.config.types.raw import as_list, as_mapping, is_refused_mapping
-from gateway.config.types.section import Problem
+from gateway.config.types.section import Problem, as_list, as_mapping, is_refused_mapping
 
 from . import clusters
 from . import sidecar as beside

@@ -12,8 +12,7 @@ from typing import Any
 
 from gateway.config.source.substitution import UnresolvedText
 from gateway.config.types.formats import SerializationFormat
-from gateway.config.types.raw import as_list, as_mapping
-from gateway.config.types.section import Problem
+from gateway.config.types.section import Problem, as_list, as_mapping
 from gateway.extras import describe_missing_extra
 
 from .clusters import iter_clusters

@@ -10,12 +10,10 @@ from typing import Any
 
 from gateway.config.guards.guard_section import GuardSection
 from gateway.config.guards.kinds import GUARD_KINDS
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import UnresolvedText
+from gateway.config.source.substitution import UnresolvedText, suggest
 from gateway.config.source.template import Placeholder
 from gateway.config.types.address import is_loopback
-from gateway.config.types.raw import as_list, as_mapping, is_refused_mapping, is_true
-from gateway.config.types.section import Problem
+from gateway.config.types.section import Problem, as_list, as_mapping, is_refused_mapping, is_true
 
 
 def check_guards(raw: Mapping[str, Any]) -> Iterator[Problem]:

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import safe_repr
-from gateway.config.types.raw import as_mapping
-from gateway.config.types.section import Problem
+from gateway.config.source.substitution import safe_repr, suggest
+from gateway.config.types.section import Problem, as_mapping
 
 Loc = tuple[str | int, ...]
 INPUT_OPTIONS = ("from", "left", "right")

@@ -17,8 +17,8 @@ from gateway.config.sections.admin import Admin
 from gateway.config.sections.kafka import Kafka
 from gateway.config.sections.security import Security
 from gateway.config.sections.settings import Settings
-from gateway.config.source.dump import dump_values
 from gateway.config.source.problems import format_loc
+from gateway.config.source.yaml_document import dump_values
 from gateway.config.types.section import Section
 from gateway.errors import ConfigError
 

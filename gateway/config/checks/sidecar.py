@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import UnresolvedText, safe_repr
+from gateway.config.source.substitution import UnresolvedText, safe_repr, suggest
 from gateway.config.types.address import is_loopback
 from gateway.config.types.formats import SerializationFormat
-from gateway.config.types.raw import as_mapping
-from gateway.config.types.section import Problem
+from gateway.config.types.section import Problem, as_mapping
 
 from .clusters import iter_clusters
 from .guards import check_guarded

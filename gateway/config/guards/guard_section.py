@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from gateway.config.types.address import is_loopback
 from gateway.config.types.fields import Duration, in_range
-from gateway.config.types.raw import as_list, as_mapping
-from gateway.config.types.section import Problem, Section
+from gateway.config.types.section import Problem, Section, as_list, as_mapping
 
 ChallengeDuration = Annotated[Duration, in_range(0, 86_400)]
 """How long before a token expires its client is asked for a new one, in seconds."""

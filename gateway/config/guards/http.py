@@ -9,8 +9,7 @@ from pydantic import Field
 
 from gateway.config.types.address import Url
 from gateway.config.types.fields import Duration, Text, in_range
-from gateway.config.types.raw import as_list, as_mapping
-from gateway.config.types.section import Problem, Section
+from gateway.config.types.section import Problem, Section, as_list, as_mapping
 
 from .credentials import HeaderName, QueryName
 from .guard_section import ChallengeDuration, GuardSection, check_issuer_url

@@ -9,8 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.config.source.substitution import safe_repr
 from gateway.config.types.fields import Flag, SecretText, Text, validate_text
-from gateway.config.types.raw import as_list, as_mapping
-from gateway.config.types.section import Problem, Section, create_value_error
+from gateway.config.types.section import Problem, Section, as_list, as_mapping, create_value_error
 
 from .credentials import BEARER_CREDENTIALS, Credentials
 from .guard_section import GuardSection

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from gateway.config.types.fields import Flag, Text
-from gateway.config.types.raw import as_mapping, is_true
-from gateway.config.types.section import Problem
+from gateway.config.types.section import Problem, as_mapping, is_true
 
 from .guard_section import GuardSection
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import safe_repr
+from gateway.config.source.substitution import safe_repr, suggest
 from gateway.config.types.address import Host
 from gateway.config.types.fields import (
     Choice,

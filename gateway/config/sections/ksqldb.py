@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from gateway.config.types.address import Url
-from gateway.config.types.authorities import AuthorityFile
+from gateway.config.types.address import AuthorityFile, Url
 from gateway.config.types.fields import (
     Duration,
     Flag,

@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gateway.config.types.address import Host, HostName, Origin, Proxies
-from gateway.config.types.authorities import AuthorityFile
+from gateway.config.types.address import AuthorityFile, Host, HostName, Origin, Proxies
 from gateway.config.types.fields import Duration, File, Flag, Number, Rate, Text, in_range
 from gateway.config.types.section import Problem, Section
 

@@ -12,8 +12,14 @@ from gateway.config.capabilities.stream import StreamWith
 from gateway.config.types.fields import validate_text
 from gateway.config.types.guarded import Guarded
 from gateway.config.types.path import PathPattern
-from gateway.config.types.raw import as_list, as_mapping
-from gateway.config.types.section import Problem, Section, WrittenForm, create_value_error
+from gateway.config.types.section import (
+    Problem,
+    Section,
+    WrittenForm,
+    as_list,
+    as_mapping,
+    create_value_error,
+)
 
 from .listen import AccessControl
 

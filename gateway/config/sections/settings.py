@@ -24,9 +24,9 @@ from .kafka import Clusters, Kafka
 from .listen import Listen
 from .pipelines import Pipelines
 from .route import Route
+from .security import Tokens
 from .sidecar import Sidecar
 from .telemetry import Telemetry
-from .tokens import Tokens
 
 
 class Settings(Section):

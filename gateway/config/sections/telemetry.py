@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from gateway.config.checks.crosscheck import is_reserved_path
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import safe_repr
+from gateway.config.source.substitution import safe_repr, suggest
 from gateway.config.types.address import Url
 from gateway.config.types.fields import Duration, SecretText, Text, in_range
 from gateway.config.types.path import PathPattern

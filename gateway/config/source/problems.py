@@ -18,9 +18,8 @@ from gateway.config.sections.kafka import is_cluster_mapping
 from gateway.config.types.kinds import Kinds
 from gateway.config.types.section import PROBLEM_ERROR_TYPE, Section
 
-from .expression import suggest
 from .nodes import START_MARK, SourceMark
-from .substitution import UnresolvedText, safe_repr
+from .substitution import UnresolvedText, safe_repr, suggest
 from .yaml_document import YamlDocument
 
 Loc = tuple[str | int, ...]

@@ -20,8 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 from gateway.config.types.section import create_value_error
 from gateway.errors import RequestError
 
-from .expression import Expression, format_parts, suggest
-from .substitution import describe_not_text, parse_parts
+from .substitution import Expression, describe_not_text, format_parts, parse_parts, suggest
 
 _NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*"
 _PLACEHOLDER_FORMS: tuple[tuple[str, re.Pattern[str], str], ...] = (

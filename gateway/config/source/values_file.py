@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from gateway.errors import ConfigError
 
 from . import yaml_document as source
-from .expression import suggest
+from .substitution import suggest
 
 _PRODUCER = ("sidecar", "producer")
 _CONSUMER = ("sidecar", "consumer")

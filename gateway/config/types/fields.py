@@ -26,8 +26,12 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import SubstitutedText, describe_not_text, safe_repr
+from gateway.config.source.substitution import (
+    SubstitutedText,
+    describe_not_text,
+    safe_repr,
+    suggest,
+)
 
 from . import units
 from .section import create_value_error

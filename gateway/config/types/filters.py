@@ -19,14 +19,11 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import describe_not_text, safe_repr
-from gateway.core.channel.conditions import BOUND_NAMES, Condition
+from gateway.config.source.substitution import describe_not_text, safe_repr, suggest
 from gateway.core.channel.exact_json import Number, parse_number
-from gateway.core.channel.filters import Filter, Filters, parse_pointer
+from gateway.core.channel.filters import BOUND_NAMES, Condition, Filter, Filters, parse_pointer
 
-from .condition import format_scalar
-from .condition_text import ShortCondition, merge_conditions
+from .condition import ShortCondition, format_scalar, merge_conditions
 
 MAX_FILTER_CHARS: Final = 16 * 1024  # of all filters of a client together
 MAX_LISTED_VALUES: Final = 100  # values of an `in`, and fields

@@ -20,8 +20,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import safe_repr
+from gateway.config.source.substitution import safe_repr, suggest
 
 from .fields import SUBSTITUTION_SCHEMA
 from .section import (

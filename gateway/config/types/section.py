@@ -4,6 +4,8 @@ A section is a frozen pydantic model that reads the YAML's words (camelCase, or 
 where zilla has the option) and refuses unknown keys. `Section.expand_written` writes shorthands and
 old spellings out. Then `Section.check_raw` checks the raw input before pydantic does, so that
 problems between options are reported together with every invalid value.
+
+Read values as written, before validation, when any of them may be invalid.
 """
 
 from __future__ import annotations
@@ -210,3 +212,23 @@ def _iter_error_details(error: ValidationError) -> Iterable[InitErrorDetails]:
         context = {**detail.get("ctx", {}), "message": detail["msg"]}
         kind = PydanticCustomError(detail["type"], "{message}", context)
         yield InitErrorDetails(type=kind, loc=detail["loc"], input=None)
+
+
+def as_mapping(value: object) -> Mapping[Any, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def is_refused_mapping(value: object) -> bool:
+    """Return whether another value is written where a mapping is expected.
+
+    That alone is reported, and not every name that would have to be in the mapping.
+    """
+    return value is not None and not isinstance(value, Mapping)
+
+
+def is_true(value: object) -> bool:
+    return value is True or value == "true"

@@ -6,7 +6,7 @@ import ssl
 
 from gateway.config.sections.security import Tls
 
-from .authorities import create_trusting_context, describe_ssl_error
+from .address import create_trusting_context, describe_ssl_error
 
 
 def create_client_context(tls: Tls) -> ssl.SSLContext:

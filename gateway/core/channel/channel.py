@@ -16,16 +16,21 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gateway.core.log.position import Position
-from gateway.core.log.record import Entry, Gap, GapReason, Ready, Record, StreamItem, TopicPartition
+from gateway.core.log.record import (
+    Entry,
+    Gap,
+    GapReason,
+    Position,
+    Ready,
+    Record,
+    StreamItem,
+    TopicPartition,
+)
 from gateway.core.log.tail import Tail, TailEntry, TailUpdate
 from gateway.core.token.resume_token import seal_token
 
-from .byte_counts import ByteSum, CountedBytes
-from .chunk import ChannelEvent, Chunk, CohortKey
-from .chunk_ring import ChunkRing
+from .chunk_ring import ByteSum, ChannelEvent, Chunk, ChunkRing, CohortKey, CountedBytes, RingBudget
 from .conflation import LatestOffsets, conflate
-from .ring_budget import RingBudget
 
 # Shared by all channels: even an empty set takes 216 bytes.
 _NO_TOPICS: frozenset[str] = frozenset()

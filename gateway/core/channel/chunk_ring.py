@@ -2,20 +2,190 @@
 
 A follower that is caught up is a number in this ring. Before a chunk is dropped, the followers that
 have not taken it leave the ring: they go on by reading the log or Kafka.
+
+Hold one update of a channel as it goes on the wire, and the events that it was encoded from.
+
+Count each client's bytes, for wires that end with a sum, at no cost per delivery.
+
+A channel knows the sum of its chunks. A client only notes the channel's total where it began and
+stopped to follow the channel, and adds up its own bytes in between.
+
+Bound the rings of all channels together, and choose which of them give way.
+
+Each channel bounds its own ring, but how many channels there are is the choice of clients: each
+filter is a view. The chunk that exceeds the common limit makes others be dropped at once. A
+follower whose chunks are dropped goes on from the log, or from Kafka: it loses nothing and is
+slower. Counting costs one addition per chunk. Dropping looks at all channels, once for every
+quarter of the limit that is published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self
 
-from gateway.core.log.position import PartitionPosition, Position
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import Gap, PartitionPosition, Position, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.core.small_set import SmallSet, add_member, discard_member
 
-from .chunk import Chunk
-from .ring_budget import RingBudget
+
+class ByteSum(Protocol):
+    """A sum over bytes that can be subtracted again: their number and a checksum, for example."""
+
+    def __add__(self, other: Any, /) -> Self: ...
+
+    def subtract(self, before: Any, /) -> Self:
+        """Return the sum over the bytes that were added to `before` to get this one."""
+
+
+class CountedBytes(bytes):
+    """Bytes on a wire, with the sum over their content, such as before compression."""
+
+    sum: Any
+
+    @classmethod
+    def create(cls, data: bytes, sum: ByteSum) -> CountedBytes:
+        result = cls(data)
+        result.sum = sum
+        return result
+
+
+class ByteCounts:
+    """The sum over one client's bytes, owned by its subscription.
+
+    Between `start_shared` and `stop_shared` the client gets all that its channel publishes. That
+    part is added only when it ends (10 us), as the difference of two totals of the channel. A sum
+    or total of None is that over nothing.
+    """
+
+    __slots__ = ("_shared_from", "is_shared", "sum")
+
+    def __init__(self, sum: ByteSum | None = None) -> None:
+        self.sum = sum
+        self._shared_from: ByteSum | None = None
+        self.is_shared = False
+
+    def start_shared(self, total: ByteSum | None) -> None:
+        self._shared_from, self.is_shared = total, True
+
+    def stop_shared(self, total: ByteSum | None) -> None:
+        if total is not None:
+            self._add_sum(total if self._shared_from is None else total.subtract(self._shared_from))
+        self.is_shared = False
+
+    def add(self, pieces: Iterable[bytes]) -> None:
+        """Add pieces that are not the channel's shared chunks. Those without a sum do not count."""
+        for piece in pieces:
+            if type(piece) is CountedBytes:
+                self._add_sum(piece.sum)
+
+    def _add_sum(self, sum: ByteSum) -> None:
+        self.sum = sum if self.sum is None else self.sum + sum
+
+
+CHUNK_OVERHEAD_BYTES = 256  # bytes that a chunk costs beside its data
+
+
+class ChannelEvent(NamedTuple):
+    """One event, not on a wire yet.
+
+    Attributes:
+        tp: The partition whose position it moves; None for an event that every client may get,
+            wherever it stands in the partition.
+        payload: The part that all clients of the view share: everything but the id.
+        timestamp: The timestamp of a record, in milliseconds since 1970.
+    """
+
+    tp: TopicPartition | None
+    payload: bytes
+    token_text: bytes | None
+    timestamp: int | None = None
+
+
+CohortKey = tuple[object, ...]  # equal for the clients that get the same bytes of every chunk
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One update as it goes on the wire.
+
+    Attributes:
+        ending_partitions: Partitions whose gap ends the clients that get the chunk.
+        is_only_ready: It says nothing but that partitions became ready.
+        total_before: The total of its channel before it; None on wires without sums.
+        cohort_data: The bytes by cohort, encoded when the first client of a cohort needs them.
+    """
+
+    update_seq: int
+    events: list[ChannelEvent]
+    data: bytes
+    ending_partitions: frozenset[TopicPartition] = frozenset()
+    is_only_ready: bool = False
+    total_before: ByteSum | None = None
+    cohort_data: dict[CohortKey, bytes] | None = None
+    gaps: Sequence[Gap] = ()
+    traced_records: Sequence[Any] = ()
+
+    @property
+    def size(self) -> int:
+        # Twice the data: the events hold their payloads once more.
+        size = CHUNK_OVERHEAD_BYTES + 2 * len(self.data)
+        return size if self.cohort_data is None else size + sum(map(len, self.cohort_data.values()))
+
+
+DEFAULT_MAX_RING_BYTES = 1 << 20  # bytes of one channel's chunks
+
+
+class RingBudget:
+    """The bytes that the rings of some channels hold, within a limit.
+
+    One instance per hub, shared by its channels. A channel calls `grow` for added bytes, which
+    drops chunks as soon as `bytes` exceeds `limit`, and subtracts its dropped bytes from `bytes`.
+    `LatestOffsets` of conflated keys count as well, until they are freed. `max_ring_bytes` bounds
+    one ring; its newest chunk stays even if it is larger.
+    """
+
+    __slots__ = ("_list_rings", "bytes", "limit", "max_ring_bytes")
+
+    def __init__(
+        self,
+        limit: int | None = None,
+        list_rings: Callable[[], Iterable[ChunkRing]] = lambda: (),
+        max_ring_bytes: int = DEFAULT_MAX_RING_BYTES,
+    ) -> None:
+        self.bytes = 0
+        self.max_ring_bytes = max_ring_bytes
+        self.limit = limit
+        self._list_rings = list_rings
+
+    def has_capacity(self, size: int) -> bool:
+        return self.limit is None or self.bytes + size <= self.limit
+
+    def grow(self, size: int) -> None:
+        self.bytes += size
+        if self.limit is not None and self.bytes > self.limit:
+            self._shrink_to(self.limit * 3 // 4)
+
+    def _shrink_to(self, max_bytes: int) -> None:
+        """Drop chunks until at most `max_bytes` bytes are held.
+
+        Chunks that all followers have taken go first. Then the largest rings go: they are large
+        because some follower lags, so channels whose followers keep up are spared as long as
+        possible.
+        """
+        rings = [ring for ring in self._list_rings() if ring.bytes]
+        for ring in rings:
+            ring.drop_consumed()
+        rings.sort(key=lambda ring: ring.bytes, reverse=True)
+        for ring in rings:
+            # If all rings are dropped and more is still held, that is `LatestOffsets`, which stop
+            # growing at the limit.
+            if self.bytes <= max_bytes:
+                return
+            ring.drop_all()
+            ring.notify_followers()
+
 
 # A channel with at most so many followers drops chunks as soon as all of them have taken them.
 MAX_FOLLOWERS_WITHOUT_RING = 4

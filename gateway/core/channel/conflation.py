@@ -20,8 +20,8 @@ from typing import TypeAlias
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import HEADER_OVERHEAD_BYTES, Entry, Record, Skip, TopicPartition
 
+from .chunk_ring import RingBudget
 from .filters import get_judging_cost, get_lookup_keys
-from .ring_budget import RingBudget
 
 RECORD_OVERHEAD_BYTES = 128  # bytes that a record of a window counts beside its payload
 KEY_OVERHEAD_BYTES = 96  # bytes of a key and its latest offset; the key itself is the log's

@@ -19,7 +19,7 @@ from gateway.core.log.record import Entry, Fault, Ready, Record, Skip
 from gateway.core.log.tail import Tail, TailUpdate
 
 from .channel import Channel, Encoder, build_event
-from .chunk import ChannelEvent
+from .chunk_ring import ChannelEvent
 from .conflation import conflate
 from .filter_index import FilterIndex
 from .filters import Filters

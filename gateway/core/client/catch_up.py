@@ -12,15 +12,19 @@ from collections.abc import Iterable, Iterator
 
 from gateway.core.channel.filters import get_judging_cost
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
+from gateway.core.log.record import (
+    UNVERIFIED_LINEAGE,
+    Entry,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    TopicPartition,
+)
 
-from .end_reason import EndReason
-from .private_positions import PrivatePositions
 from .read_buffer import ReadBuffer
-from .shared_cursor import SharedCursor
-from .snapshot import Snapshot
-from .snapshot_blocks import SnapshotBlock
+from .shared_cursor import PrivatePositions, SharedCursor
+from .snapshot import Snapshot, SnapshotBlock
+from .terms import EndReason
 from .write_batch import WriteBatch
 
 QUANTUM_BYTES = 16 * 1024  # bytes of one partition before the next partition has its turn

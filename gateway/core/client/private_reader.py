@@ -13,24 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from gateway.core.log.position import (
+from gateway.core.log.record import (
     NO_EPOCH,
     RETIRED_EPOCH,
     UNVERIFIED_LINEAGE,
+    Entry,
+    Gap,
+    GapReason,
     PartitionPosition,
     Position,
+    TopicPartition,
 )
-from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
 
 from .catch_up import CatchUp, build_truncation_gap
-from .end_reason import EndReason
-from .private_positions import FastForwardPartitions, PrivatePositions
-from .read_answer import EntryRun, ReadAnswer
-from .read_buffer import ReadBuffer
-from .shared_cursor import SharedCursor
-from .slow_client_policy import SlowClientPolicy
-from .snapshot_blocks import SnapshotBlock
-from .terms import SubscriptionTerms
+from .read_buffer import EntryRun, ReadAnswer, ReadBuffer
+from .shared_cursor import FastForwardPartitions, PrivatePositions, SharedCursor
+from .snapshot import SnapshotBlock
+from .terms import EndReason, SlowClientPolicy, SubscriptionTerms
 from .write_batch import WriteBatch
 
 

@@ -6,15 +6,54 @@ partition to which the client comes back, the latest missed record of each key i
 tombstones. A partition that is at its end waits for the others, so that nothing live is sent before
 `snapshot-end`. A partition that cannot be read now is not waited for: it is reported as pending,
 and its records follow when they can be read.
+
+Keep a partition as a table: the latest record of each key, in the order of offsets.
+
+A client that begins with a snapshot is sent a `TableSnapshot`: the table as it was at one moment.
+The table goes on, the snapshot does not, so every client has a fixed end and may take as long as it
+likes; clients that come while nothing changes share one. A key whose record is a tombstone is not
+in it. Records without a key are all in it, and so are those that could not be decoded: a client
+that is promised the whole table must be informed of missing records.
+
+The filter is applied first: a record that a view may not see replaces nothing in it. So a view that
+looks at more than keys has a table of its own records. It is made from a `RecordHistory` that all
+such views share, which keeps replaced records, as far as Kafka still has them. A tombstone removes
+its key for all of them.
+
+Encode a table snapshot as one view shows it, once for all clients that begin with it.
+
+A block is sent to a client as it is, except for the id of its last event, which is the client's
+own. All clients that get the snapshot get the same blocks. Measured for 100,000 records of 200
+bytes: 0.15 us a record and client, 6 us without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk_ring import ChannelEvent
+from gateway.core.channel.conflation import buffered_size
 from gateway.core.channel.filters import MATCH_ALL, Filters
-from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import SnapshotEnd, TopicPartition
+from gateway.core.log.record import (
+    REWIND_REASONS,
+    UNREADABLE_REASONS,
+    UNVERIFIED_LINEAGE,
+    Entry,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    Record,
+    Skip,
+    SnapshotEnd,
+    TopicPartition,
+)
 
 
 class Snapshot:
@@ -96,3 +135,256 @@ class Snapshot:
             return None
         self.is_closed = True
         return SnapshotEnd(self.topics, self.records, tuple(sorted(self.remaining)))
+
+
+TableKey: TypeAlias = bytes | int  # a key, or the offset of a record without a key or of a gap
+
+_get_offset = attrgetter("offset")
+
+
+class EncodedSnapshot(Protocol):
+    bytes: int
+
+
+class TableSnapshot:
+    """A table at one moment, which does not change.
+
+    The entries are records, and gaps for those that could not be decoded, in offset order.
+    """
+
+    __slots__ = ("__weakref__", "_by_key", "encoded_by_channel", "end_position", "entries", "tp")
+
+    def __init__(
+        self, tp: TopicPartition, entries: Sequence[Record | Gap], end: PartitionPosition
+    ) -> None:
+        self.tp = tp
+        self.entries = entries
+        self.end_position = end
+        self.encoded_by_channel: WeakKeyDictionary[object, EncodedSnapshot] = WeakKeyDictionary()
+        self._by_key: dict[bytes, Record] | None = None
+
+    def find_index(self, offset: int) -> int:
+        return bisect_left(self.entries, offset, key=_get_offset)
+
+    def select_keys(self, keys: Iterable[bytes]) -> TableSnapshot:
+        if self._by_key is None:
+            records = (entry for entry in self.entries if type(entry) is Record)
+            self._by_key = {record.key: record for record in records if record.key is not None}
+        selected: list[Record | Gap] = [entry for entry in self.entries if type(entry) is Gap]
+        selected += [self._by_key[key] for key in keys if key in self._by_key]
+        return TableSnapshot(self.tp, sorted(selected, key=_get_offset), self.end_position)
+
+    def read(self, offset: int, max_bytes: int) -> list[Entry]:
+        """Return entries from an offset on; the last leads to the next ones, or to the end."""
+        selected: list[Entry] = []
+        first = self.find_index(offset)
+        for entry in islice(self.entries, first, None):
+            selected.append(entry)
+            max_bytes -= buffered_size(entry)
+            if max_bytes <= 0:
+                break
+        assert self.end_position.offset is not None
+        next_offset = selected[-1].next_offset if selected else offset
+        # Behind the last entry there may be offsets whose records were replaced or deleted.
+        if first + len(selected) == len(self.entries) and next_offset < self.end_position.offset:
+            selected.append(
+                Skip(self.tp, next_offset, self.end_position.offset, self.end_position.epoch)
+            )
+        return selected
+
+
+class KeyTable:
+    """The table of one partition, from its first record up to `position`.
+
+    The hub creates one per partition and applies to it the entries that it reads. Invariants
+    between calls: `_entries` is in offset order (a dictionary keeps the order of insertion, and a
+    record that replaces another is inserted again), and `_snapshot` is None or equal to the present
+    table.
+    """
+
+    __slots__ = ("_entries", "_snapshot", "bytes", "position", "tp")
+
+    def __init__(self, tp: TopicPartition, position: PartitionPosition) -> None:
+        self.tp = tp
+        self.position = position
+        self.bytes = 0
+        self._entries: dict[TableKey, Record | Gap] = {}
+        self._snapshot: TableSnapshot | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def apply(self, entries: Iterable[Entry]) -> bool:
+        """Apply the entries that follow; return False if the log went back.
+
+        The table must then be built from the start, because it does not know which records the lost
+        ones had replaced. A gap of `skipped` records is not allowed: they would be missing for
+        good.
+        """
+        for entry in entries:
+            if type(entry) is Gap and entry.reason in REWIND_REASONS:
+                return False
+            assert type(entry) is not Gap or entry.reason is not GapReason.SKIPPED, entry
+            self.position = PartitionPosition(entry.next_offset, entry.epoch, self.position.lineage)
+            self._snapshot = None
+            if type(entry) is Record:
+                self._put(entry)
+            # Gaps of retention only move the position: what they took of the table goes by `prune`.
+            elif type(entry) is Gap and entry.reason in UNREADABLE_REASONS:
+                self._entries[entry.offset] = entry
+                self.bytes += buffered_size(entry)
+        return True
+
+    def get(self, key: TableKey) -> Record | None:
+        entry = self._entries.get(key)
+        return entry if type(entry) is Record else None
+
+    @property
+    def total_bytes(self) -> int:
+        encoded = self._snapshot.encoded_by_channel.values() if self._snapshot is not None else ()
+        return self.bytes + sum(part.bytes for part in encoded)
+
+    def take_snapshot(self) -> TableSnapshot:
+        if self._snapshot is None:
+            self._snapshot = TableSnapshot(self.tp, list(self._entries.values()), self.position)
+        return self._snapshot
+
+    def prune(self, start_offset: int) -> None:
+        expired_keys: list[TableKey] = []
+        for key, entry in self._entries.items():
+            if entry.offset >= start_offset:
+                break
+            expired_keys.append(key)
+        for key in expired_keys:
+            self._drop(key)
+            self._snapshot = None
+
+    def _put(self, record: Record) -> None:
+        key: TableKey = record.offset if record.key is None else record.key
+        if key in self._entries:
+            self._drop(key)  # not overwritten, so that the later record is inserted at the end
+        # Without a key, a null value deletes nothing: it is a record like any other.
+        if record.key is None or record.value is not None:
+            self._entries[key] = record
+            self.bytes += buffered_size(record)
+
+    def _drop(self, key: TableKey) -> None:
+        self.bytes -= buffered_size(self._entries.pop(key))
+
+
+class RecordHistory(KeyTable):
+    """All records of one partition that no tombstone has removed, by their offsets.
+
+    The tables of single views are made from it. Invariant between calls: `_offsets` has for each
+    key the offsets of its records in `_entries`, oldest first.
+    """
+
+    __slots__ = ("_offsets",)
+
+    def __init__(self, tp: TopicPartition, start: PartitionPosition) -> None:
+        super().__init__(tp, start)
+        self._offsets: dict[bytes, deque[int]] = {}
+
+    def get_latest(self, key: bytes, accepts: Callable[[Record], bool]) -> Record | None:
+        for offset in reversed(self._offsets.get(key, ())):
+            entry = self._entries[offset]
+            if type(entry) is Record and accepts(entry):
+                return entry
+        return None
+
+    def select_keys(self, keys: Iterable[bytes]) -> list[Record | Gap]:
+        gaps = [entry for entry in self._entries.values() if type(entry) is Gap]
+        offsets = [offset for key in keys for offset in self._offsets.get(key, ())]
+        return sorted([*gaps, *(self._entries[offset] for offset in offsets)], key=_get_offset)
+
+    def _put(self, record: Record) -> None:
+        if record.key is not None and record.value is None:
+            for offset in list(self._offsets.get(record.key, ())):
+                self._drop(offset)
+            return
+        self._entries[record.offset] = record
+        self.bytes += buffered_size(record)
+        if record.key is not None:
+            self._offsets.setdefault(record.key, deque()).append(record.offset)
+
+    def _drop(self, key: TableKey) -> None:
+        entry = self._entries[key]
+        super()._drop(key)
+        if type(entry) is Record and entry.key is not None:
+            offsets = self._offsets[entry.key]
+            # Records of a key are dropped oldest first: by `prune`, or all of them by a tombstone.
+            offsets.popleft()
+            if not offsets:
+                del self._offsets[entry.key]
+
+
+class SnapshotBlock(NamedTuple):
+    """A part of a table snapshot on the wire, with the leader epoch at its end.
+
+    `data` has all events but the last one, whose payload is None if the view shows nothing.
+    """
+
+    tp: TopicPartition
+    offset: int
+    next_offset: int
+    epoch: int
+    data: bytes
+    last_payload: bytes | None
+    records: int
+
+
+class SnapshotBlocks:
+    """The blocks of one channel and one table snapshot, which keeps them, encoded on demand."""
+
+    MAX_BLOCK_BYTES = 64 * 1024
+    MAX_BLOCK_ENTRIES = 4096  # entries that are looked at for a block
+
+    def __init__(self, channel: Channel) -> None:
+        # Not the channel itself: the snapshot refers to it weakly, as the key of these blocks.
+        self.bytes = 0
+        self._encoder, self._view_digest = channel.encoder, channel.view_digest
+        self._accepts = channel.accepts
+        self._blocks: dict[int, SnapshotBlock] = {}  # by the index of the first entry
+
+    @classmethod
+    def for_channel(cls, snapshot: TableSnapshot, channel: Channel) -> SnapshotBlocks:
+        blocks = snapshot.encoded_by_channel.get(channel)
+        if not isinstance(blocks, SnapshotBlocks):
+            blocks = snapshot.encoded_by_channel[channel] = cls(channel)
+        return blocks
+
+    def get_block(self, snapshot: TableSnapshot, offset: int) -> SnapshotBlock | None:
+        assert snapshot.end_position.offset is not None
+        if offset >= snapshot.end_position.offset:
+            return None
+        first = snapshot.find_index(offset)
+        block = self._blocks.get(first)
+        if block is None:
+            block = self._blocks[first] = self._encode_block(snapshot, first, offset)
+            self.bytes += len(block.data)
+        return block
+
+    def _encode_block(self, snapshot: TableSnapshot, first: int, offset: int) -> SnapshotBlock:
+        bytes_left = self.MAX_BLOCK_BYTES
+        events: list[ChannelEvent] = []
+        records, index = 0, first
+        next_offset, epoch = offset, snapshot.end_position.epoch
+        for entry in islice(snapshot.entries, first, first + self.MAX_BLOCK_ENTRIES):
+            index += 1
+            next_offset, epoch = entry.next_offset, entry.epoch
+            if type(entry) is not Record or self._accepts is None or self._accepts(entry):
+                payload = self._encoder.encode_entry(entry)
+                if payload is not None:
+                    events.append(ChannelEvent(snapshot.tp, payload, None))
+                    records += type(entry) is Record
+                    bytes_left -= len(payload)
+            if bytes_left <= 0:
+                break
+        if index == len(snapshot.entries):  # the last block leads to the end, past what was deleted
+            assert snapshot.end_position.offset is not None
+            next_offset, epoch = snapshot.end_position.offset, snapshot.end_position.epoch
+        data = (
+            self._encoder.encode_events(events[:-1], self._view_digest) if len(events) > 1 else b""
+        )
+        last_payload = events[-1].payload if events else None
+        return SnapshotBlock(snapshot.tp, offset, next_offset, epoch, data, last_payload, records)

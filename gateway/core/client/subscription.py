@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from gateway.core.channel.byte_counts import ByteCounts, ByteSum, CountedBytes
 from gateway.core.channel.channel import Channel
-from gateway.core.log.position import NO_EPOCH, PartitionPosition, Position
-from gateway.core.log.record import TopicPartition
+from gateway.core.channel.chunk_ring import ByteCounts, ByteSum, CountedBytes
+from gateway.core.log.record import NO_EPOCH, PartitionPosition, Position, TopicPartition
 from gateway.telemetry.traffic import StreamCounts
 
 from .private_reader import PrivateReader
-from .read_answer import ReadAnswer
+from .read_buffer import ReadAnswer
 from .shared_cursor import UNREPORTED_TRAFFIC, SharedCursor
 from .terms import DEFAULT_TERMS, SubscriptionTerms
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Gap, Record, SnapshotEnd, TopicPartition
+from gateway.core.channel.chunk_ring import ChannelEvent
+from gateway.core.log.record import (
+    Entry,
+    Gap,
+    PartitionPosition,
+    Record,
+    SnapshotEnd,
+    TopicPartition,
+)
 from gateway.core.token.resume_token import TokenWriter
 
-from .end_reason import EndReason
-from .private_positions import PrivatePositions
-from .shared_cursor import SharedCursor
-from .snapshot_blocks import SnapshotBlock
+from .shared_cursor import PrivatePositions, SharedCursor
+from .snapshot import SnapshotBlock
+from .terms import EndReason
 
 
 class WriteBatch:

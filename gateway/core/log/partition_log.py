@@ -21,13 +21,14 @@ from math import inf
 from typing import Any, TypeAlias
 
 from .key_index import CONTROL_KEY, IndexKey, KeyIndex, KeyScans
-from .position import NO_EPOCH, PartitionPosition
 from .record import (
     HEADER_OVERHEAD_BYTES,
+    NO_EPOCH,
     REWIND_REASONS,
     Entry,
     Gap,
     GapReason,
+    PartitionPosition,
     Record,
     Skip,
     TopicPartition,

@@ -28,10 +28,18 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import NamedTuple, TypeAlias, assert_never
 
-from .position import NO_EPOCH, PartitionPosition
-from .record import REWIND_REASONS, Entry, Fault, Gap, GapReason, Ready, TopicPartition
-from .recovery import RECOVERY_RULES, Backoff, Cause, RecoveryAction
-from .truncation import find_divergence
+from .record import (
+    NO_EPOCH,
+    REWIND_REASONS,
+    Entry,
+    Fault,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    Ready,
+    TopicPartition,
+)
+from .recovery import RECOVERY_RULES, Backoff, Cause, RecoveryAction, find_divergence
 
 EARLIEST, LATEST = -2, -1  # the special timestamps of Kafka's ListOffsets
 # An end that arrives longer after the connect than this does not count as the end at the connect.

@@ -8,11 +8,25 @@ batches leave are covered by a `Skip`, while records that Kafka no longer has ar
 
 Every entry has the fields `tp`, `offset` and `epoch` and a `next_offset`. They are named tuples
 because one is made per record; `type(entry) is Record` tells them apart on the hot paths.
+
+Define the position of a stream: the next offset to fetch, for every partition.
+
+An offset is meaningful only within a *lineage*. The log of a partition can go back (an unclean
+election truncates it; deleting and creating a topic starts it again at 0). Each time it does, this
+process counts the partition's lineage up by one. Offsets can therefore be compared within one
+lineage only. A position that came from a client and was not compared with the log yet has the
+lineage UNVERIFIED_LINEAGE.
+
+Decide when a merged stream may begin.
+
+A client is answered (BEGIN) as soon as one partition can be read, or after the readiness timeout,
+whichever comes first: the slowest partition must not delay all others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
@@ -132,3 +146,63 @@ class SnapshotEnd(NamedTuple):
 
 
 StreamItem: TypeAlias = Entry | SnapshotEnd
+
+
+UNVERIFIED_LINEAGE = -1  # the lineage of a client's position before it was checked
+NO_EPOCH = -1  # no leader epoch is known; also Kafka's own value for that
+RETIRED_EPOCH = -2  # in tokens only: the offset is of an earlier topic of the same name
+
+
+class PartitionPosition(NamedTuple):
+    """The place where one partition is read next.
+
+    Attributes:
+        offset: The next offset to fetch; None while nobody knows it (pending).
+        epoch: The leader epoch of the record before it; while pending, the epoch that was known
+            when the client connected; RETIRED_EPOCH, in tokens, if the offset is of an earlier
+            topic of this name.
+        lineage: How often this process saw the log go back, or UNVERIFIED_LINEAGE.
+    """
+
+    offset: int | None
+    epoch: int = NO_EPOCH
+    lineage: int = 0
+
+    @property
+    def is_pending(self) -> bool:
+        return self.offset is None
+
+    def is_behind(self, other: PartitionPosition) -> bool:
+        """Return whether both offsets are known, of the same lineage, and this one is lower."""
+        if self.lineage != other.lineage or self.offset is None or other.offset is None:
+            return False
+        return self.offset < other.offset
+
+
+Position: TypeAlias = dict[TopicPartition, PartitionPosition]
+
+
+@dataclass(slots=True)
+class Readiness:
+    """Track which partitions of a topic set can be read.
+
+    One instance per topic set, owned by its `Tail`. A ready partition is always one of
+    `partitions`, to which metadata may still add. Times are in seconds of any monotonic clock.
+    """
+
+    partitions: set[TopicPartition] = field(default_factory=set)
+    _ready: set[TopicPartition] = field(default_factory=set)
+
+    def mark_ready(self, partition: TopicPartition) -> None:
+        self.partitions.add(partition)
+        self._ready.add(partition)
+
+    def mark_pending(self, partition: TopicPartition) -> None:
+        """Record that a partition cannot be read now. Streams that have begun stay open."""
+        self._ready.discard(partition)
+
+    def should_begin(self, deadline: float, now: float) -> bool:
+        return bool(self._ready) or now >= deadline
+
+    def list_pending(self) -> Sequence[TopicPartition]:
+        return sorted(self.partitions - self._ready)

@@ -17,9 +17,21 @@ from typing import NamedTuple, Protocol
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, overlay_positions
 
 from .partition_log import PartitionLog, estimate_entry_size
-from .position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition, Position
-from .readiness import Readiness
-from .record import REWIND_REASONS, Entry, Fault, Gap, GapReason, Ready, TopicPartition
+from .record import (
+    NO_EPOCH,
+    RETIRED_EPOCH,
+    REWIND_REASONS,
+    UNVERIFIED_LINEAGE,
+    Entry,
+    Fault,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    Position,
+    Readiness,
+    Ready,
+    TopicPartition,
+)
 
 MAX_OVERLAID_TEXTS = 64  # token texts of other positions that are kept until the tail moves
 _tuple_new = tuple.__new__  # not through the named tuple: records are encoded 1.13 times as fast

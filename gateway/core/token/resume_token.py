@@ -37,8 +37,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from zlib import crc32
 
-from gateway.core.log.position import NO_EPOCH, PartitionPosition
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import NO_EPOCH, PartitionPosition, TopicPartition
 
 from .digits import (
     ALPHABET,

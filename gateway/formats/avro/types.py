@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.config.source.expression import find_closest
+from gateway.config.source.substitution import find_closest
 from gateway.formats.plain import describe_json_type
 from gateway.formats.schema_mismatch import SchemaMismatch
 

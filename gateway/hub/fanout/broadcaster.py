@@ -18,7 +18,7 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING, cast
 
 from gateway.core.channel.channel import Channel
-from gateway.core.channel.chunk import Chunk
+from gateway.core.channel.chunk_ring import Chunk
 from gateway.core.small_set import SmallSet, add_member, discard_member
 from gateway.telemetry.traffic import StreamCounts
 

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gateway.config import Rate
-from gateway.core.channel.byte_counts import ByteSum
-from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.channel.chunk_ring import ByteSum
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.throttle import Throttle
+from gateway.core.client.terms import EndReason, SlowClientPolicy, Throttle
 from gateway.core.log.record import TopicPartition
 
 from .client_registry import NOT_REGISTERED

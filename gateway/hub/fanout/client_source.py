@@ -13,16 +13,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.terms import SubscriptionTerms
-from gateway.core.log.position import Position
-from gateway.core.log.record import GapReason, TopicPartition
+from gateway.core.client.terms import EndReason, SubscriptionTerms
+from gateway.core.log.record import GapReason, Position, TopicPartition
 from gateway.hub.reads.backfill import Backfill
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import ReadServices
 from gateway.hub.wires.wire import Wire
-from gateway.telemetry.log_context import log_context
+from gateway.telemetry.logs import log_context
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
 
 from .rate_limiter import RateLimiter

@@ -21,14 +21,13 @@ from weakref import WeakValueDictionary
 
 from gateway.config import Kafka, Settings
 from gateway.core.channel.channel import Channel, Encoder
-from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import RingBudget
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.terms import SubscriptionTerms
+from gateway.core.client.terms import EndReason, SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
-from gateway.core.log.position import Position
+from gateway.core.log.record import Position
 from gateway.core.log.tail import Tail
 from gateway.errors import MemoryFull
 from gateway.formats import create_format
@@ -37,9 +36,8 @@ from gateway.hub.reads import position_resolver
 from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.dictionaries import Dictionaries
 from gateway.hub.reads.documents import DocumentReader
-from gateway.hub.reads.epoch_ends import EpochEnds
-from gateway.hub.reads.key_indexes import KeyIndexBuilder
-from gateway.hub.reads.key_partitions import KeyPartitions
+from gateway.hub.reads.key_indexes import KeyIndexBuilder, KeyPartitions
+from gateway.hub.reads.leader_queries import EpochEnds
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import LATER_EPOCH_TIMEOUT_S, ReadServices
 from gateway.hub.reads.shared_reads import SharedReads
@@ -47,10 +45,9 @@ from gateway.hub.reads.snapshots import Snapshots
 from gateway.hub.reads.start_lookup import fetch_ends, resolve_starts
 from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
-from gateway.hub.wires.end_retry import end_retries
 from gateway.hub.wires.models import Models
 from gateway.hub.wires.sse import SseWire
-from gateway.hub.wires.wire import Wire
+from gateway.hub.wires.wire import Wire, end_retries
 from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Publisher
 from gateway.hub.writes.writer import RecordWriter

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.config import Settings
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.kafka.client.cluster import Cluster
 
 from .client_memory import ClientMemory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gateway.core.channel.channel import Channel
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.position import Position
+from gateway.core.log.record import Position
 from gateway.telemetry.traffic import SLOW, ClientsBehind
 
 from .client import Client

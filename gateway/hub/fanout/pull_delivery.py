@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 
 from .state_log import log as state_logger
 

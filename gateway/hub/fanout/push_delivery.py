@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 
 from .broadcaster import Audience, Broadcaster
 from .client_source import ClientSource

@@ -15,7 +15,7 @@ from typing import Self
 
 from gateway.config import Rate
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.throttle import Throttle
+from gateway.core.client.terms import Throttle
 
 
 class RateLimiter:

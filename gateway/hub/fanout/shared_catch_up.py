@@ -18,8 +18,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.core.channel.byte_counts import ByteSum, CountedBytes
-from gateway.core.log.position import Position
+from gateway.core.channel.chunk_ring import ByteSum, CountedBytes
+from gateway.core.log.record import Position
 
 from .broadcaster import Broadcaster
 from .client_source import ClientPosition, ClientSource

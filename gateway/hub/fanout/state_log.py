@@ -21,9 +21,8 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition, Position
-from gateway.core.log.record import TopicPartition
-from gateway.telemetry.log_context import log_context
+from gateway.core.log.record import UNVERIFIED_LINEAGE, PartitionPosition, Position, TopicPartition
+from gateway.telemetry.logs import log_context
 from gateway.telemetry.traffic import NO_CREDIT, SLOW, THROTTLED
 
 log = logging.getLogger(__name__)

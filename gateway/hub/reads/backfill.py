@@ -11,11 +11,18 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import EndReason
 from gateway.core.log.partition_reader import EARLIEST, LATEST, LiveStart, Start, TimestampStart
-from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import Gap, GapReason, TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    RETIRED_EPOCH,
+    UNVERIFIED_LINEAGE,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    TopicPartition,
+)
 from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import KafkaError
 from gateway.kafka.client import offsets

@@ -21,22 +21,22 @@ from typing import NamedTuple
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.config import Topic
-from gateway.core.client.read_answer import EntryRun, ReadAnswer
+from gateway.core.client.read_buffer import EntryRun, ReadAnswer
 from gateway.core.log.partition_reader import OffsetStart, PartitionReader, Start
-from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import (
     REWIND_REASONS,
     Entry,
     Fault,
     Gap,
+    PartitionPosition,
     Ready,
     TopicPartition,
 )
 from gateway.hub.wires.transform import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
+from gateway.kafka.fetch.fetch import TopicModel, get_no_model
 from gateway.kafka.fetch.fetcher import Fetcher
-from gateway.kafka.fetch.topic_model import TopicModel, get_no_model
 
 from .shared_reads import create_reader
 

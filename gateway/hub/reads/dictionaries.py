@@ -26,8 +26,13 @@ from weakref import WeakValueDictionary
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.core.channel.channel import Encoder
-from gateway.core.log.position import NO_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import Record, TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    UNVERIFIED_LINEAGE,
+    PartitionPosition,
+    Record,
+    TopicPartition,
+)
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token, seal_token
 from gateway.errors import BrokerUnavailable, GatewayError, RecordTooLarge, TokenForeign

@@ -16,7 +16,7 @@ from gateway.errors import BrokerUnavailable, TableTooLarge
 from gateway.hub.fanout.shared_tail import SharedTail
 from gateway.hub.fanout.view import View
 
-from .key_partitions import KeyPartitions
+from .key_indexes import KeyPartitions
 from .services import ReadServices
 from .tables import TableSpilled
 

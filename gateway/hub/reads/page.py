@@ -12,8 +12,8 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import EndReason
 from gateway.errors import KafkaError, MemoryFull
 from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.fanout.client_memory import ClientMemory, HeldPart

@@ -13,14 +13,14 @@ from functools import lru_cache
 from typing import Literal
 
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
-from gateway.core.log.position import (
+from gateway.core.log.record import (
     NO_EPOCH,
     RETIRED_EPOCH,
     UNVERIFIED_LINEAGE,
     PartitionPosition,
     Position,
+    TopicPartition,
 )
-from gateway.core.log.record import TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import ResumeToken, digest_text
 from gateway.core.token.token_parser import TokenTopic

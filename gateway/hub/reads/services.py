@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gateway.kafka.client.cluster import Cluster
 
 from .backfill_reader import BackfillReader
-from .epoch_ends import EpochEnds
+from .leader_queries import EpochEnds
 from .shared_reads import SharedReads
 from .snapshots import Snapshots
 from .token_verifier import TokenVerifier

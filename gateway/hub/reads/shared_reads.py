@@ -32,8 +32,17 @@ from gateway.core.log.partition_reader import (
     Start,
     TimestampStart,
 )
-from gateway.core.log.position import NO_EPOCH, PartitionPosition
-from gateway.core.log.record import Entry, Fault, Gap, Ready, Record, Skip, TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    Entry,
+    Fault,
+    Gap,
+    PartitionPosition,
+    Ready,
+    Record,
+    Skip,
+    TopicPartition,
+)
 from gateway.core.log.recovery import Backoff
 from gateway.core.log.tail import Tail
 from gateway.hub.fanout.pacing import BatchPacing
@@ -41,8 +50,8 @@ from gateway.hub.fanout.shared_tail import SharedTail
 from gateway.hub.wires.transform import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
+from gateway.kafka.fetch.fetch import TopicModel, get_no_model
 from gateway.kafka.fetch.fetcher import Fetcher
-from gateway.kafka.fetch.topic_model import TopicModel, get_no_model
 from gateway.kafka.protocol.requests import TopicMetadata
 
 log = logging.getLogger(__name__)

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.config import Topic
-from gateway.core.client.snapshot_blocks import SnapshotBlock, SnapshotBlocks
+from gateway.core.client.snapshot import SnapshotBlock, SnapshotBlocks, TableSnapshot
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.table_snapshot import TableSnapshot
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, TopicPartition
+from gateway.core.log.record import Entry, PartitionPosition, TopicPartition
 from gateway.errors import KafkaError
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.existing_topics import get_known_topic
 
 from .backfill_reader import BackfillReader
+from .leader_queries import StableEnds
 from .shared_reads import SharedReads
-from .stable_ends import StableEnds
 from .tables import Tables
 
 if TYPE_CHECKING:

@@ -9,8 +9,13 @@ from typing import Any
 
 from gateway.core.client.terms import PartitionPredicate
 from gateway.core.log.partition_reader import LATEST, TimestampStart
-from gateway.core.log.position import NO_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition, Position
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    UNVERIFIED_LINEAGE,
+    PartitionPosition,
+    Position,
+    TopicPartition,
+)
 from gateway.core.log.tail import Tail
 from gateway.errors import KafkaError
 from gateway.kafka.client import offsets

@@ -35,14 +35,14 @@ from gateway.core.channel.filters import (
     get_judging_cost,
     parse_pointer,
 )
-from gateway.core.client.table_snapshot import KeyTable, RecordHistory, TableSnapshot
+from gateway.core.client.snapshot import KeyTable, RecordHistory, TableSnapshot
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
-from gateway.core.log.position import PartitionPosition
 from gateway.core.log.record import (
     UNREADABLE_REASONS,
     Entry,
     Gap,
     GapReason,
+    PartitionPosition,
     Record,
     Skip,
     TopicPartition,

@@ -26,8 +26,7 @@ from typing import TypeAlias
 
 from gateway.config import Tokens
 from gateway.core.log.partition_reader import LATEST
-from gateway.core.log.position import RETIRED_EPOCH, PartitionPosition
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import RETIRED_EPOCH, PartitionPosition, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import ResumeToken, TokenSeal
 from gateway.core.token.signing import TokenSigner
@@ -37,7 +36,7 @@ from gateway.hub.fanout.view import View
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.offsets import OffsetAndTimestamp
-from gateway.telemetry.log_context import create_detached_task
+from gateway.telemetry.logs import create_detached_task
 
 from .position_resolver import check_token
 from .topic_opener import TopicOpener

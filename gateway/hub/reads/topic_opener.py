@@ -14,7 +14,7 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.outages import format_topic_label
 from gateway.kafka.protocol.fetch_messages import FetchTarget
-from gateway.telemetry.log_context import create_detached_task
+from gateway.telemetry.logs import create_detached_task
 
 from .shared_reads import SharedReads
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.core.channel.byte_counts import ByteSum, CountedBytes
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ByteSum, CountedBytes
+from gateway.core.client.terms import EndReason
 
 from .wrapping import WrappingWire
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from gateway.core.client.end_reason import UNSENT_END_REASONS, EndReason
+from gateway.core.client.terms import UNSENT_END_REASONS, EndReason
 from gateway.core.log.record import (
     Fault,
     Gap,

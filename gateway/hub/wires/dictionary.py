@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.channel.byte_counts import ByteSum
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ByteSum
+from gateway.core.client.terms import EndReason
 from gateway.wire.zstd import CompressionDictionary
 
 from .wrapping import WrappingWire

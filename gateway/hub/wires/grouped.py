@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.channel.chunk_ring import ChannelEvent
 from gateway.core.log.record import Fault, Ready, StreamItem, TopicPartition
 
 from .control_events import (

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.core.channel.byte_counts import CountedBytes
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import CountedBytes
+from gateway.core.client.terms import EndReason
 from gateway.wire import gzip
 from gateway.wire.crc import Crc32Sum
 

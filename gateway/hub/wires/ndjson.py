@@ -15,9 +15,8 @@ from typing import Any
 
 import orjson
 
-from gateway.core.channel.byte_counts import ByteSum
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ByteSum, ChannelEvent
+from gateway.core.client.terms import EndReason
 from gateway.core.log.record import Ready, Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format, create_json_encoder

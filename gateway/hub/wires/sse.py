@@ -13,17 +13,16 @@ from typing import Any
 
 import orjson
 
-from gateway.core.channel.byte_counts import ByteSum
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ByteSum, ChannelEvent
+from gateway.core.client.terms import EndReason
 from gateway.core.log.record import Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format
 from gateway.wire import sse
 
 from .control_events import POSITION_REFUSED_GAP, describe_entry
-from .end_retry import end_retries
 from .grouped import create_status_head, iter_joined_statuses
+from .wire import end_retries
 
 # Seconds after which EventSource reconnects; drawn at random, so that not all do so at once.
 RETRY_RANGE_S = (1.0, 3.0)

@@ -12,9 +12,8 @@ from typing import Any
 
 import orjson
 
-from gateway.core.channel.byte_counts import ByteSum
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ByteSum, ChannelEvent
+from gateway.core.client.terms import EndReason
 from gateway.core.log.record import Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format, create_json_encoder
@@ -26,8 +25,8 @@ from gateway.wire.websocket import (
 )
 
 from .control_events import POSITION_REFUSED_GAP, describe_entry
-from .end_retry import end_retries
 from .grouped import create_status_head, iter_joined_statuses
+from .wire import end_retries
 
 MAX_BATCH_BYTES = 64 * 1024  # bytes of records after which the next message begins
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.channel.byte_counts import ByteSum
 from gateway.core.channel.channel import Encoder
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ByteSum, ChannelEvent
+from gateway.core.client.terms import EndReason
 from gateway.formats import Format
 
 from .wire import Wire

@@ -1,27 +1,69 @@
-"""Hold what all writers of a hub share: the producer, idempotency keys, and topics."""
+"""Hold what all writers of a hub share: the producer, idempotency keys, and topics.
+
+A record on its way to Kafka, and where it was written.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey, IdempotencyWindow
 from gateway.errors import InvalidRecord, WritesFull
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.existing_topics import get_known_topic, require_reachable, watch_topic
-from gateway.kafka.produce.partitioner import compute_partition
+from gateway.kafka.produce.pending_records import compute_partition, estimate_size
 from gateway.kafka.produce.producer import MAX_PENDING_BYTES, Producer
 from gateway.kafka.protocol.requests import TopicMetadata
 
-from .idempotency_log import IdempotencyLog
-from .pending_write import PendingWrite, Produced
+from .idempotency_log import Headers, IdempotencyLog
 
 if TYPE_CHECKING:
     from gateway.hub.wires.models import Models
     from gateway.telemetry.traces import Tracing
+
+
+class Produced(NamedTuple):
+    """The place of a record; what is not known is -1.
+
+    `repeated` says that the record was written before, by an earlier attempt.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    repeated: bool = False
+
+
+class PendingWrite(NamedTuple):
+    """A record as it was handed over.
+
+    Attributes:
+        value: The value; None for a tombstone.
+        deadline: When it is sent or given up at the latest, by the loop's clock.
+        check_allowed: Awaited just before it is written; raises if it may not be.
+        waits: Whether somebody waits for where it was written.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    partition: int | None
+    idempotency_key: IdempotencyKey | None
+    digest: bytes
+    deadline: float
+    check_allowed: Callable[[], Awaitable[None]] | None = None
+    waits: bool = True
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes it takes."""
+        return estimate_size(self.key, self.value, self.headers)
+
 
 # Seconds until a client gets a result for its record, or the error that nobody knows it.
 WRITE_TIMEOUT_S = 10.0

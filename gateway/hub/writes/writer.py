@@ -44,8 +44,7 @@ from .idempotency_log import (
     IdempotencyLog,
     digest_record,
 )
-from .pending_write import PendingWrite, Produced
-from .publisher import Publisher
+from .publisher import PendingWrite, Produced, Publisher
 
 # Seconds after the deadline, for the error that says that nothing was written.
 RESULT_GRACE_S = 0.25

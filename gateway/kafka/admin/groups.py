@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from gateway.core.error_code import AUTHORIZATION_ERRORS, COORDINATOR_ERRORS, ErrorCode
-from gateway.core.group.topic_mark import TopicMark
+from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import TopicPartition
 from gateway.errors import (
     AccessDenied,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import BrokerMetadata, MetadataRequest, MetadataResponse
-from gateway.telemetry.log_context import create_detached_task
+from gateway.telemetry.logs import create_detached_task
 
 from .connections import ConnectionRole, Connections
 

@@ -18,11 +18,11 @@ from gateway.core.log.recovery import Backoff
 from gateway.errors import KafkaError
 from gateway.kafka.fetch import fetch as fetching
 from gateway.kafka.fetch.decompression import DecompressionSlot
-from gateway.kafka.fetch.fetch_sessions import FetchSession
-from gateway.kafka.protocol.config_messages import DescribeConfigsRequest
+from gateway.kafka.fetch.fetch import FetchSession
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
 from gateway.kafka.protocol.requests import TopicMetadata
-from gateway.telemetry.log_rate_limit import limit_log_rate
+from gateway.kafka.protocol.topic_messages import DescribeConfigsRequest
+from gateway.telemetry.logs import limit_log_rate
 
 from . import offsets, security
 from .connections import ConnectionRole, Connections

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 from gateway.core.error_code import code_from_error
 from gateway.core.log import partition_reader as core
 from gateway.core.log.partition_reader import FetchCommand, PartitionReader
-from gateway.core.log.position import NO_EPOCH
-from gateway.core.log.record import Entry, Gap, GapReason, TopicPartition
+from gateway.core.log.record import NO_EPOCH, Entry, Gap, GapReason, TopicPartition
 from gateway.core.log.recovery import RECOVERY_RULES, Cause, RecoveryAction, cause_from_code
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.kafka.client.connections import ConnectionRole
@@ -35,9 +34,7 @@ from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
 
 from .batches import BULK_SLICE_RECORDS, gather_slices, iter_slices
 from .decoding import MAX_SLICE_RECORDS, DecodedSlice, RecordSetDecoder
-from .fetch import MAX_CORRUPT_ATTEMPTS, REPLICA_LEASE_S
-from .fetch_round import SWEEP_INTERVAL_S, FetchRound
-from .fetch_sessions import FetchSession
+from .fetch import MAX_CORRUPT_ATTEMPTS, REPLICA_LEASE_S, SWEEP_INTERVAL_S, FetchRound, FetchSession
 from .partition_fetch import PartitionFetch, PartitionWork
 
 if TYPE_CHECKING:

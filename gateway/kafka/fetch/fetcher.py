@@ -40,9 +40,8 @@ from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.telemetry.counts import FetchCounts
 
 from .broker_fetch_loop import NEWCOMER_S, BrokerFetchLoop
-from .fetch_round import FetchRound
+from .fetch import FetchRound, TopicModel, get_no_model
 from .partition_fetch import PartitionFetch, PartitionWork
-from .topic_model import TopicModel, get_no_model
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from gateway.core.log.partition_reader import PartitionReader
-from gateway.core.log.position import NO_EPOCH
+from gateway.core.log.record import NO_EPOCH
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.protocol.fetch_messages import MAX_PARTITION_BYTES, FetchTarget
 

@@ -29,8 +29,7 @@ from gateway.core.group.member import (
     PartitionsLost,
     PartitionsRevoked,
 )
-from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
-from gateway.core.group.topic_mark import TopicMark
+from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState, TopicMark
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import cause_from_code
 from gateway.errors import AccessDenied, BrokerUnavailable, GroupFailed, KafkaError

@@ -39,7 +39,7 @@ from gateway.errors import AccessDenied, AuthenticationFailed, GroupFailed, Kafk
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.outages import REPEAT_INTERVAL_S
-from gateway.telemetry.log_context import create_detached_task
+from gateway.telemetry.logs import create_detached_task
 
 from .consumer_options import ConsumerOptions, build_request
 

@@ -30,16 +30,17 @@ from typing import Any, assert_never
 from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
-from gateway.core.log.position import NO_EPOCH
-from gateway.core.log.record import Gap, TopicPartition
+from gateway.core.log.record import NO_EPOCH, Gap, TopicPartition
 from gateway.core.log.recovery import (
     RECOVERY_RULES,
     Backoff,
     Cause,
+    OffsetRange,
     RecoveryAction,
     cause_from_code,
+    find_divergence,
+    locate_offset,
 )
-from gateway.core.log.truncation import OffsetRange, find_divergence, locate_offset
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.offsets import READ_COMMITTED, OffsetAndTimestamp

@@ -10,8 +10,7 @@ broker`. The tests use this package too.
 from __future__ import annotations
 
 from .cluster import LocalKafka
-from .node import KafkaNode
-from .properties import BrokerSecurity
+from .node import BrokerSecurity, KafkaNode
 from .serve import prefetch, run_broker
 
 __all__ = [

@@ -22,15 +22,19 @@ from gateway.errors import LocalBrokerError
 
 from . import jars, java
 from .class_archive import ClassArchive
-from .format import build_classpath, format_directory, load_checkpoint, load_cluster_id
-from .node import KafkaNode, ReservedPort
-from .properties import (
+from .node import (
     FAST_FAILOVER_PROPERTIES,
     FAST_RETENTION_PROPERTIES,
     LEAN_PROPERTIES,
     SINGLE_NODE_PROPERTIES,
     BrokerSecurity,
+    KafkaNode,
+    ReservedPort,
+    build_classpath,
     build_listener_properties,
+    format_directory,
+    load_checkpoint,
+    load_cluster_id,
 )
 
 START_TIMEOUT_S = 90.0  # one node starts in about 1 s; on busy cores it took 17 s

@@ -37,19 +37,17 @@ from gateway.kafka.client.coordinators import find_coordinator
 from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
 from gateway.kafka.protocol.produce_messages import (
     MAX_REQUEST_BYTES,
-    AppendResult,
-    InitProducerIdRequest,
-    ProduceRequest,
-)
-from gateway.kafka.protocol.requests import KafkaRequest
-from gateway.kafka.protocol.transaction_messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
+    AppendResult,
     EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
     TransactionalIdentity,
     TransactionResponse,
     TxnOffsetCommitRequest,
 )
+from gateway.kafka.protocol.requests import KafkaRequest
 
 from .pending_records import CODEC_IDS, ProducerRecord, encode_batch, estimate_size
 

@@ -27,7 +27,7 @@ from gateway.core.group.classic_requests import (
 from gateway.core.group.member import GroupRequest
 
 from .codec import FieldReader, FieldWriter
-from .consumer_protocol import (
+from .group_messages import (
     decode_assignment,
     decode_subscription,
     encode_assignment,

@@ -11,7 +11,7 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 
 from .codec import FieldReader, FieldWriter, read_partition_errors, write_partitions
-from .consumer_protocol import decode_assignment
+from .group_messages import decode_assignment
 from .requests import KafkaRequest, VersionRange
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import suggest
 
 TYPE_NAMES = (
     "boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long", "float",

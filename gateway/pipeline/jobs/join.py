@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import suggest
 from gateway.pipeline.inputs.types import check_case
 
 if TYPE_CHECKING:

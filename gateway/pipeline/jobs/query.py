@@ -22,7 +22,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config.sections.pipelines import Query
-from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import suggest
 from gateway.pipeline.inputs.types import check_case
 
 from . import sql

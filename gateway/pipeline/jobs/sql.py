@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import suggest
 
 RECORD_COLUMNS = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 """The columns of every input besides its fields."""

@@ -24,7 +24,7 @@ from gateway.config.sections.pipelines import Pipelines
 from gateway.pipeline.doctor.query_run import BatchProgress
 from gateway.pipeline.jobs import get_inputs, get_output
 from gateway.pipeline.run.dead_letter_format import get_dead_letter_topic
-from gateway.telemetry.log_context import log_context
+from gateway.telemetry.logs import log_context
 from gateway.telemetry.samples import MetricSamples
 
 from . import alerts, counts, progress_file

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.pipeline.doctor.query_run import BatchProgress, parse_batch
 from gateway.telemetry import catalog
-from gateway.telemetry.histogram import Histogram
+from gateway.telemetry.counts import Histogram
 from gateway.telemetry.samples import MetricSamples
 
 # The phases of a batch that are reported, by Spark's names in `durationMs`.

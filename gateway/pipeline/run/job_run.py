@@ -11,7 +11,7 @@ from typing import Any
 from gateway.config.sections.job import Job
 from gateway.errors import CheckpointRefused, GatewayError, PipelineError, PipelineUnavailable
 from gateway.pipeline.state.repair import is_damage_error
-from gateway.telemetry.log_context import log_context
+from gateway.telemetry.logs import log_context
 
 from . import failures, query
 from .failures import ExceptionCause, QueryFailure

@@ -32,7 +32,7 @@ from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.context import Auditor, NullAuditor, audit_gap
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.membership_options import build_consumer_options
-from gateway.telemetry.log_context import create_detached_task
+from gateway.telemetry.logs import create_detached_task
 
 from .instance_options import InstanceOptions
 

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from gateway.config.sections.sidecar import Consumer as ConsumerSettings
 from gateway.config.sections.sidecar import Group
 from gateway.core.backoff import BackoffPolicy, ContentionBackoff
-from gateway.core.delivery.batch import DeadLetterRecord
+from gateway.core.delivery.delivery_queue import DeadLetterRecord
 from gateway.core.delivery.verdict import UNEXPLAINED_REASON
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, Fenced, UnknownTopic

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gateway.core.group.topic_mark import TopicMark
+from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed

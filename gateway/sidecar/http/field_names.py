@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from gateway.config.source.expression import find_closest
+from gateway.config.source.substitution import find_closest
 
 from .integers import resolve_reference
 

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.telemetry import traceparent
-from gateway.telemetry.log_context import log_context
+from gateway.telemetry.logs import log_context
 
 from .status import StatusError
 

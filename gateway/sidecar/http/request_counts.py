@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.telemetry import catalog
-from gateway.telemetry.histogram import Histogram
+from gateway.telemetry.counts import Histogram
 from gateway.telemetry.samples import MetricSamples
 
 COUNTED_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})

@@ -19,7 +19,7 @@ import orjson
 from ruamel.yaml import YAML
 from starlette.requests import Request
 
-from gateway.config.source.expression import find_closest
+from gateway.config.source.substitution import find_closest
 from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.core.times import parse_time
 from gateway.version import __version__

@@ -22,8 +22,7 @@ from gateway.formats.codec import (
 )
 from gateway.formats.event import json_to_bytes
 from gateway.formats.plain import PLAIN_CODECS
-from gateway.kafka.produce.partitioner import compute_partition
-from gateway.kafka.produce.pending_records import Headers, ProducerRecord
+from gateway.kafka.produce.pending_records import Headers, ProducerRecord, compute_partition
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.http.ids import (
     CORRELATION_HEADER,

@@ -29,10 +29,10 @@ from uuid import UUID
 
 from gateway.config.sections.sidecar import Producer as Settings
 from gateway.core.backoff import BackoffPolicy, ContentionBackoff
+from gateway.core.caches import SizedCache
 from gateway.core.delivery.claims import CLAIM_SLACK_S, Claim, ClaimResult, Claims
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
-from gateway.core.sized_cache import SizedCache
 from gateway.errors import (
     AccessDenied,
     BrokerUnavailable,

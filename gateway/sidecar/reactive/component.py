@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.background_tasks import run_supervised
-from gateway.config.source.expression import suggest
+from gateway.config.source.substitution import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned
 from gateway.sidecar.component import Component, NotReady

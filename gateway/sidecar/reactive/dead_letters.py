@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.config.sections.sidecar import Group
-from gateway.core.delivery.batch import DeadLetterRecord
+from gateway.core.delivery.delivery_queue import DeadLetterRecord
 from gateway.core.error_code import TOO_LARGE_ERRORS
 from gateway.errors import GatewayError, PartitionFailed
 from gateway.kafka.protocol.requests import TopicMetadata

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 import httpx
 
 from gateway.config.sections.sidecar import Group as Settings
-from gateway.core.delivery.batch import SettledRecords
+from gateway.core.delivery.delivery_queue import SettledRecords
 from gateway.core.group.partition_state import LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, KafkaError, NotOwned
@@ -26,7 +26,7 @@ from gateway.kafka.client.offsets import (
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.sidecar.context import Context, audit_gap
 from gateway.sidecar.membership_options import build_consumer_options
-from gateway.telemetry.histogram import Histogram
+from gateway.telemetry.counts import Histogram
 
 from .backend import BackendClient
 from .batch_encoder import BatchEncoder

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from gateway.config.sections.sidecar import Group
-from gateway.core.delivery.batch import (
+from gateway.core.delivery.delivery_queue import (
     DeadLetterRecord,
+    DeliveryQueue,
     DeliveryRules,
     ProbeBackend,
     SendRecords,
@@ -20,7 +21,6 @@ from gateway.core.delivery.batch import (
     SettledRecords,
     WaitUntil,
 )
-from gateway.core.delivery.delivery_queue import DeliveryQueue
 from gateway.core.delivery.verdict import (
     BackendUnavailable,
     BatchResults,
@@ -32,8 +32,8 @@ from gateway.errors import RegistryUnavailable
 from gateway.kafka.client.outages import Outages
 from gateway.sidecar.context import AuditEvent, Auditor, NullAuditor
 from gateway.sidecar.http.ids import RequestIds
-from gateway.telemetry.histogram import Histogram
-from gateway.telemetry.log_context import log_context
+from gateway.telemetry.counts import Histogram
+from gateway.telemetry.logs import log_context
 
 from .backend import BackendClient
 from .batch_encoder import BatchEncoder, get_ids

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 import httpx
 
 from gateway.config.sections.sidecar import Group
-from gateway.core.delivery.batch import SettledRecords
+from gateway.core.delivery.delivery_queue import SettledRecords
 from gateway.core.delivery.verdict import Verdict
 from gateway.core.log.record import Record, TopicPartition
 from gateway.sidecar.context import Context

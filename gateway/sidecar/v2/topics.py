@@ -11,8 +11,8 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.offsets import EARLIEST, LATEST, READ_COMMITTED, OffsetAndTimestamp
-from gateway.kafka.protocol.config_messages import DescribeConfigsRequest
 from gateway.kafka.protocol.requests import PartitionMetadata
+from gateway.kafka.protocol.topic_messages import DescribeConfigsRequest
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.context import Context

@@ -16,8 +16,7 @@ from starlette.requests import HTTPConnection
 
 from gateway.config import Route
 
-from .credentials import get_bearer_token
-from .grant import NO_GRANTS, Grant, Granted
+from .grant import NO_GRANTS, Grant, Granted, get_bearer_token
 from .guard import REQUESTED_ACTION_SCOPE_KEY, RequestedAction
 
 __all__ = [

@@ -13,15 +13,12 @@ from starlette.requests import HTTPConnection
 from gateway.config import GuardSection, Route, Settings
 from gateway.errors import NotGranted
 from gateway.telemetry import catalog
-from gateway.telemetry.log_rate_limit import LogRateLimit
-from gateway.telemetry.redaction import add_secret_names
+from gateway.telemetry.logs import LogRateLimit, add_secret_names
 from gateway.telemetry.samples import MetricSamples
 
-from .credentials import get_bearer_token
 from .external_http import ExternalHttp
-from .grant import NO_GRANTS, Grant, Granted
-from .guard import AccessRequest, Guard, GuardContext
-from .kinds import get_guard_class
+from .grant import NO_GRANTS, Grant, Granted, get_bearer_token
+from .guard import AccessRequest, Guard, GuardContext, get_guard_class
 
 if TYPE_CHECKING:
     from gateway.web.access import Access

@@ -34,8 +34,6 @@ from gateway.config.guards.credentials import CREDENTIALS_PLACEHOLDER
 from gateway.config.source.template import find_field
 from gateway.core.times import parse_time
 
-from .claims import format_claim, parse_roles
-from .credentials import get_subprotocol_token
 from .external_http import (
     ExternalHttp,
     ExternalHttpError,
@@ -43,9 +41,8 @@ from .external_http import (
     UnsendableRequest,
     parse_json,
 )
-from .grant import Grant
-from .guard import AccessRequest, Guard, GuardContext
-from .guard_errors import GuardErrors
+from .grant import Grant, format_claim, get_subprotocol_token, parse_roles
+from .guard import AccessRequest, Guard, GuardContext, GuardErrors
 from .security_schemes import BEARER_SCHEME, SecurityScheme, build_api_key, build_header_scheme
 
 _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]+")  # tokens that cannot add a header or another value

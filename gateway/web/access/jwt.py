@@ -33,11 +33,8 @@ from gateway.config import Jwt
 from gateway.config.source.template import find_field
 from gateway.errors import NotGranted
 
-from .claims import format_claim, parse_roles
-from .credentials import AmbiguousCredentials, CredentialsLocations
-from .grant import Grant
-from .guard import AccessRequest, Guard, GuardContext
-from .guard_errors import GuardErrors
+from .grant import AmbiguousCredentials, CredentialsLocations, Grant, format_claim, parse_roles
+from .guard import AccessRequest, Guard, GuardContext, GuardErrors
 from .jwks import KeySet, KeySource, KeysUnavailable, RemoteKeySource, StaticKeySource
 from .oidc import IssuerDiscovery
 from .security_schemes import SecurityScheme, iter_credentials_schemes

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.errors import RequestError
 from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.streams.open_streams import StreamRegistry
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
 from gateway.web.workers.relay import Relay
 
-from .stream_filter import StreamFilter
+from .listing import StreamFilter
 
 BUS_TOPIC = "orders"
 BUS_TIMEOUT_S = 5.0  # seconds for the supervisor, and the workers, to answer

@@ -3,6 +3,8 @@
 A worker looks at no more than MAX_SCANNED_STREAMS streams, and returns no more than
 MAX_LISTED_STREAMS of them, per request on the bus, so that the event loop serves clients in
 between: 10,000 streams are listed in 100 slices of 1 ms.
+
+Select streams for an operator.
 """
 
 from __future__ import annotations
@@ -14,23 +16,49 @@ from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.position import Position
-from gateway.core.log.record import TopicPartition
+from gateway.core.client.terms import EndReason
+from gateway.core.log.record import Position, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.errors import RequestError
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.lag_scan import LagScan
 from gateway.hub.reads.shared_reads import SharedRead
-from gateway.telemetry.redaction import redact_url
+from gateway.telemetry.logs import redact_url
+from gateway.web.access import Granted
 from gateway.web.http.tcp_info import get_acknowledged_bytes
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import OpenStream
 from gateway.web.workers.bus import Bus
 
 from .partitions import describe_partitions
-from .stream_filter import StreamFilter
+
+
+class StreamFilter(NamedTuple):
+    """Selects the streams that match all of its members that are not None."""
+
+    route: str | None = None
+    identity: str | None = None
+    guard: str | None = None
+    address: str | None = None
+
+    def matches(self, stream: OpenStream) -> bool:
+        return (
+            (self.route is None or any(m.route.name == self.route for m in stream.matches))
+            and (self.address is None or stream.address == self.address)
+            and any(has_grant(match.granted, self.guard, self.identity) for match in stream.matches)
+        )
+
+
+def has_grant(granted: Granted, guard: str | None, identity: str | None) -> bool:
+    """Return whether a guard knows the client as this identity; None stands for any."""
+    if guard is None and identity is None:
+        return True
+    return any(
+        guard in (None, name) and identity in (None, grant.identity)
+        for name, grant in granted.items()
+    )
+
 
 MAX_SCANNED_STREAMS, MAX_LISTED_STREAMS = 2000, 100  # streams per request on the bus
 BUS_TIMEOUT_S = 2.0  # seconds for a worker to answer

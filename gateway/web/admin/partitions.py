@@ -11,8 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from gateway.core.log.partition_reader import PartitionReader
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import PartitionPosition, TopicPartition
 from gateway.core.log.recovery import Cause
 from gateway.hub.reads.shared_reads import STALE_S, SharedRead
 

@@ -48,7 +48,7 @@ from gateway.web.workers.log_levels import LogLevels
 from gateway.web.workers.outage_log import forward_outages
 
 from . import assets, front_probe, health
-from .co_hosted_app import CoHostedApp, CoHostedAppFactory
+from .assets import CoHostedApp, CoHostedAppFactory
 from .metrics import Metrics
 from .reload import Reloader
 from .shutdown import drain_on_server_exit

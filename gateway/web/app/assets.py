@@ -5,6 +5,11 @@ every use is revalidated instead. A page that a server renders can name the URL 
 hash, to spare the revalidation; tabs of before and after an update then have a connection each. Any
 hash is answered, with the module of this version: replicas are not updated at the same moment, and
 the SharedWorker of an old page may be started again at any time.
+
+Define what the gateway needs of another application that is served on the same port.
+
+`cli` passes a factory, which creates the application from what it shares with the gateway: the
+connections to Kafka, and the guards. The sidecar is such an application.
 """
 
 from __future__ import annotations
@@ -12,13 +17,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from gateway.api.gateway import Gateway
 from gateway.config.checks.crosscheck import VERSIONED_MODULE_PATTERN
+from gateway.errors import RequestError
+from gateway.telemetry.samples import MetricSamples
+from gateway.web.access.guards import Guards
 from gateway.web.http.document import IMMUTABLE_HEADERS, StaticDocument
 
 JS_DIRECTORY = Path(__file__).parents[1] / "js"
@@ -74,3 +84,37 @@ def _build_version_endpoint() -> Callable[[Request], Coroutine[Any, Any, Respons
         return (current if is_current else substitute).respond(request)
 
     return serve_version
+
+
+class CoHostedApp(Protocol):
+    """An application that is served next to the gateway, which runs it."""
+
+    @property
+    def app(self) -> ASGIApp:
+        """The ASGI application, which serves HTTP requests only."""
+
+    def owns_path(self, path: str) -> bool:
+        """Return whether a decoded path belongs to this application."""
+
+    def get_body_limits(self, content_type: bytes) -> tuple[float, float]:
+        """Return the most bytes of a request body, and the seconds for them to arrive.
+
+        Infinity means that the application enforces the limit itself.
+        """
+
+    def format_error(self, error: RequestError) -> tuple[str, bytes]:
+        """Return the content type and the body of an error that the gateway detects first."""
+
+    def is_unlimited(self, path: str) -> bool:
+        """Return whether a path, of a page or a health check, is exempt from `listen.limits`."""
+
+    async def run(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def collect_metrics(self, samples: MetricSamples) -> None: ...
+
+
+CoHostedAppFactory: TypeAlias = Callable[[Gateway, Guards], CoHostedApp | None]
+"""Creates the application; returns None if the settings have none. It must be a function of a
+module, so that it can be pickled for workers."""

@@ -4,6 +4,8 @@ Streams whose route shows them the same records go on untouched. Streams whose r
 else go on in place, with that, from their position. Streams end with a reason if their route is
 gone or their client may not have them any more, and also if one of their guards changed: the new
 one has to admit the client first.
+
+Count the reloads of a configuration, and remember how the last one ended.
 """
 
 from __future__ import annotations
@@ -20,16 +22,39 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from gateway.config import Route, Settings
 from gateway.config.checks.reload import apply_reload
 from gateway.errors import GatewayError
-from gateway.telemetry import logs
+from gateway.telemetry import catalog, logs
+from gateway.telemetry.samples import MetricSamples
 from gateway.web.access.guards import find_changed_guards
-
-from .reload_counts import ReloadCounts
 
 if TYPE_CHECKING:
     from gateway.api.gateway import Gateway
     from gateway.web.access.guards import Guards
     from gateway.web.routing.routes import Routes
     from gateway.web.streams.open_streams import StreamOutcomes
+
+
+class ReloadCounts:
+    """The reloads of one process, or those of a supervisor for all of its workers."""
+
+    def __init__(self) -> None:
+        self.applied = 0
+        self.refused = 0
+        self.is_last_successful = True
+
+    def count_applied(self) -> None:
+        self.applied += 1
+        self.is_last_successful = True
+
+    def count_refused(self) -> None:
+        self.refused += 1
+        self.is_last_successful = False
+
+    def collect_metrics(self, samples: MetricSamples, *, is_one_of_several: bool = False) -> None:
+        """Add the metrics of reloads; a supervisor counts those applied in several workers."""
+        samples.add(catalog.RELOADS, 0 if is_one_of_several else self.applied, "applied")
+        samples.add(catalog.RELOADS, self.refused, "refused")
+        samples.add(catalog.LAST_RELOAD_SUCCESSFUL, self.is_last_successful)
+
 
 log = logging.getLogger(__name__)
 

@@ -36,12 +36,17 @@ from gateway.web.http.uvicorn_internals import describe_fallback
 from gateway.web.routing.limits import Limits
 from gateway.web.websocket.connection import WebSocketConnection
 from gateway.web.websocket.protocol import WebSocketProtocol
-from gateway.web.workers.inherited import InheritedSockets, take_inherited_sockets
-from gateway.web.workers.sockets import bind, format_url, refuse_exposed_sidecar
+from gateway.web.workers.sockets import (
+    InheritedSockets,
+    bind,
+    format_url,
+    refuse_exposed_sidecar,
+    take_inherited_sockets,
+)
 from gateway.web.workers.supervisor import supervise
 
 from .app import Application, Startup, create_app
-from .co_hosted_app import CoHostedAppFactory
+from .assets import CoHostedAppFactory
 from .garbage import collect_garbage_forever, tune_garbage_collector
 from .reload import SettingsLoader, reload_on_hangup
 

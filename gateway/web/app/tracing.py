@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.gateway import Gateway
-from gateway.telemetry.redaction import redact_url
+from gateway.telemetry.logs import redact_url
 
 RESPONSE_START_TYPES = ("http.response.start", "websocket.accept", "websocket.close")
 ROUTE_SCOPE_KEY = "gateway.route"

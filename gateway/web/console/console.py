@@ -3,6 +3,8 @@
 The files of the page are served to everyone who reaches the port, since a browser sends no token
 when it opens a page. They hold no data: whatever the page shows, it asks for with the operator's
 token, and the `OperatorAuthorizer` of the admin API decides.
+
+Open a stream for the page: the same application answers, with the same guards.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 from starlette.requests import Request
@@ -19,12 +22,12 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from gateway.config import Settings
+from gateway.errors import RequestError
 from gateway.hub.fanout.hubs import Hubs
-from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.process import LoopLag
 from gateway.version import __version__
 from gateway.web.access import Granted
-from gateway.web.admin.app import AdminApi
-from gateway.web.admin.authorization import Handler
+from gateway.web.admin.app import AdminApi, Handler
 from gateway.web.http.document import StaticDocument
 from gateway.web.http.security_headers import PAGE_HEADERS
 from gateway.web.routing.routes import Routes
@@ -32,13 +35,24 @@ from gateway.web.workers.bus import Bus
 
 from .configuration import build_report, fetch_file_settings
 from .feed import Feed
-from .groups import GroupEndpoints
-from .internal_request import PassedResponse
+from .groups import GroupEndpoints, KafkaLookup
 from .jobs import JobEndpoints
-from .kafka_lookup import KafkaLookup
-from .sidecar_calls import build_routes, describe_sidecar
-from .stream_trial import open_stream
+from .sidecar_calls import PassedResponse, build_routes, build_scope, describe_sidecar
 from .worker_report import WorkerReport
+
+PASSED_HEADERS = (b"accept", b"host", b"last-event-id", b"user-agent")
+
+
+def open_stream(app: ASGIApp, request: Request, routes: Routes) -> PassedResponse:
+    """Return the response of the stream of `url`, as a client would get it."""
+    url = request.query_params.get("url", "")
+    parts = urlsplit(url)
+    if not parts.path.startswith("/") or parts.scheme or parts.netloc or not url.isascii():
+        detail = "?url= is the path of a stream with its query, such as /events/orders?from=-5m"
+        raise RequestError(400, "Bad request", detail)
+    routes.match(parts.path)
+    return PassedResponse(app, build_scope(request, parts.path, parts.query, PASSED_HEADERS))
+
 
 PAGE_DIRECTORY = Path(__file__).parent / "page"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}

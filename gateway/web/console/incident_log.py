@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from gateway.telemetry.logs import escape_line
-from gateway.telemetry.redaction import redact_text
+from gateway.telemetry.logs import escape_line, redact_text
 
 from .partition_watch import TROUBLED_STATES, PartitionState, Transition, name_partition
 

@@ -19,13 +19,13 @@ import psutil
 from gateway.core.log.partition_reader import PartitionReader
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
-from gateway.telemetry.histogram import LATENCY_BUCKETS_S
-from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.counts import LATENCY_BUCKETS_S
+from gateway.telemetry.process import LoopLag
 from gateway.web.workers.bus import Bus
 
 from .incident_log import IncidentHandler, IncidentKind, IncidentLog
+from .overview import Counters
 from .partition_watch import PartitionWatch
-from .rates import Counters
 
 BUS_TOPIC = "console"
 KNOWN_NOTHING = ("", 0, "", 0)  # the arguments of `build_report` of whoever asks first

@@ -27,7 +27,7 @@ from .description import (
     Transport,
     list_streams,
 )
-from .schemas import build_schemas, get_delete_schema
+from .messages import build_schemas, get_delete_schema
 
 _ANSWER_MESSAGES = ("renewed", "pong")
 _COMMAND_MESSAGES = ("change", "credit", "token", "ping")

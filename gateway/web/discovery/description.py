@@ -22,7 +22,7 @@ from gateway.web.access.security_schemes import SecurityScheme
 from gateway.web.app.assets import VERSIONED_MODULE_PATH
 
 from .exchanges import list_exchanges
-from .security_schemes import build_security_schemes
+from .messages import build_security_schemes
 
 SSE_MEDIA_TYPE, NDJSON_MEDIA_TYPE = "text/event-stream", "application/x-ndjson"
 SUBPROTOCOL = "gateway.v1"

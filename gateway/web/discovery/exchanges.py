@@ -10,7 +10,7 @@ from gateway.config import Route, Settings
 from gateway.web.access.security_schemes import SecurityScheme
 from gateway.web.exchange.kinds import get_exchange
 
-from .security_schemes import build_security_schemes
+from .messages import build_security_schemes
 
 
 class ExchangeDescription(NamedTuple):

@@ -6,12 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import RequestError, StreamEnded
-from gateway.telemetry.log_context import bind_log_context
+from gateway.telemetry.logs import bind_log_context
 from gateway.web.app.tracing import ROUTE_SCOPE_KEY
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.disconnect import ClientDisconnected
-from gateway.web.websocket.origin import has_ambient_credentials, is_origin_allowed
+from gateway.web.streams.http_stream import ClientDisconnected
+from gateway.web.websocket.handshake import has_ambient_credentials, is_origin_allowed
 
 from .kinds import get_exchange
 

@@ -28,10 +28,10 @@ from gateway.web.http.document import matches_if_none_match
 from gateway.web.http.etag import build_etag
 from gateway.web.http.media_type import SAFE_HEADERS, get_media_type
 from gateway.web.http.prefer import parse_preferences
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.disconnect import run_while_connected
+from gateway.web.streams.http_stream import run_while_connected
 
 from .exchange import Exchange
 

@@ -20,12 +20,12 @@ from starlette.responses import JSONResponse, Response
 from gateway.config import ProduceWith
 from gateway.errors import RequestError
 from gateway.hub.fanout.view import View
-from gateway.hub.writes.pending_write import Produced
+from gateway.hub.writes.publisher import Produced
 from gateway.web.http import etag
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
-from gateway.web.websocket.request import QueryPairs
+from gateway.web.websocket.messages import QueryPairs
 
 from .write_request import (
     WriteRequest,

@@ -29,7 +29,7 @@ from gateway.errors import BrokerUnavailable, GatewayError
 from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
-from gateway.telemetry.log_context import create_detached_task
+from gateway.telemetry.logs import create_detached_task
 
 if TYPE_CHECKING:
     from gateway.hub.fanout.hub import Hub

@@ -23,12 +23,12 @@ from starlette.responses import JSONResponse, Response
 from gateway.config.capabilities.produce import RESERVED_RECORD_HEADERS, Correlation
 from gateway.errors import RequestError
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.writes.pending_write import Produced
+from gateway.hub.writes.publisher import Produced
 from gateway.web.http.media_type import SAFE_HEADERS, get_media_type
 from gateway.web.http.prefer import parse_preferences
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.disconnect import ClientDisconnected, run_while_connected
+from gateway.web.streams.http_stream import ClientDisconnected, run_while_connected
 
 from . import produce
 from .replies import REPLY_WINDOW_S, Reply, ReplyReader

@@ -17,11 +17,10 @@ from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RequestError
 from gateway.hub.fanout.view import View
 from gateway.hub.wires.transform import header_names
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.routing.views import TemplateValues
-from gateway.web.websocket.messages import ProduceMessage
-from gateway.web.websocket.request import QueryPairs, parse_target
+from gateway.web.websocket.messages import ProduceMessage, QueryPairs, parse_target
 
 Headers: TypeAlias = Sequence[tuple[str, bytes]]
 

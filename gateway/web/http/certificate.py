@@ -23,7 +23,7 @@ from typing import TypeAlias
 from cryptography import x509
 
 from gateway.config import ListenTls
-from gateway.config.types.authorities import describe_ssl_error
+from gateway.config.types.address import describe_ssl_error
 from gateway.errors import GatewayError
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples

@@ -3,7 +3,7 @@
 A route has its own `access-control`, or else that of `listen`, which is also for the gateway's
 pages. The JavaScript module and the renewal of tokens belong to no single route: every origin that
 may read some route may use them. CORS does not apply to WebSockets, for which
-`web/websocket/origin.py` checks the origin.
+`web/websocket/handshake.py` checks the origin.
 
 It takes 0.4 us of a connect that comes from no page, and 3 us of one that does. Where no page of
 another site may do anything, only refusals are logged (`web/routing/foreign_origins.py`).
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
 from gateway.config import AccessControl, Route, Settings
-from gateway.web.websocket.origin import is_listed_origin
+from gateway.web.websocket.handshake import is_listed_origin
 
 SIMPLE_METHODS = frozenset({"GET", "HEAD", "POST"})  # Fetch 2.2.1
 SIMPLE_HEADERS = frozenset({"accept", "accept-language", "content-language", "content-type"})

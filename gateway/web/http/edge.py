@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from gateway.config import Settings
 from gateway.hub.fanout.client_memory import ClientMemory
-from gateway.web.app.co_hosted_app import CoHostedApp
+from gateway.web.app.assets import CoHostedApp
 from gateway.web.routing.limits import Limits, PortLimits
 from gateway.web.workers.sockets import LISTEN_BACKLOG
 from gateway.wire.message_reader import MessageReader

@@ -16,7 +16,7 @@ from functools import lru_cache
 from starlette.requests import HTTPConnection
 
 from gateway.config import Route
-from gateway.core.short_cache import cache_short
+from gateway.core.caches import cache_short
 from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.wire import Wire
 from gateway.wire import gzip

@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.hub.fanout.client_memory import ClientMemory, HeldPart, Holder
 
 from .tls_transport import TlsTransport

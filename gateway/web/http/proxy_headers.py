@@ -18,7 +18,7 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.core.short_cache import cache_short
+from gateway.core.caches import cache_short
 
 from . import client_certificate
 

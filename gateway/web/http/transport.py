@@ -45,7 +45,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.errors import RequestError
 from gateway.hub.fanout.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
-from gateway.web.app.co_hosted_app import CoHostedApp
+from gateway.web.app.assets import CoHostedApp
 from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection, PortLimits
 from gateway.web.websocket.protocol import WebSocketProtocol
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.errors import NotGranted, RequestError
 
 RETRY_DELAY_S = (3.0, 10.0)  # seconds until a client of a paused route tries again

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
-from gateway.web.websocket.origin import is_same_origin
+from gateway.web.websocket.handshake import is_same_origin
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 from starlette.types import Scope
 
 from gateway.config import Limits as Settings
-from gateway.core.short_cache import cache_short
+from gateway.core.caches import cache_short
 from gateway.errors import Busy
 from gateway.web.access import NO_GRANTS, Granted
 from gateway.web.workers.bus import Bus, SupervisorUnavailable

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from gateway.config import AccessControl, GuardSection, Route, Settings
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.client.terms import SlowClientPolicy
 from gateway.errors import RequestError, TokenError, TokenTooOld
 from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
@@ -20,8 +20,7 @@ from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
-from gateway.telemetry.log_context import bind_log_context
-from gateway.telemetry.redaction import redact_url
+from gateway.telemetry.logs import bind_log_context, redact_url
 from gateway.web.access import (
     NO_GRANTS,
     REQUESTED_ACTION_SCOPE_KEY,
@@ -33,15 +32,13 @@ from gateway.web.app.tracing import ROUTE_SCOPE_KEY
 from gateway.web.exchange.replies import ReplyReaders
 from gateway.web.http.cors import CorsPolicies
 from gateway.web.streams.open_streams import StreamRegistry
-from gateway.web.websocket.origin import is_listed_origin, refuse_foreign_origin
-from gateway.web.websocket.request import QueryPairs, build_request, merge_query
+from gateway.web.websocket.handshake import is_listed_origin, refuse_foreign_origin
+from gateway.web.websocket.messages import QueryPairs, build_request, merge_query
 
 from . import query
 from .foreign_origins import LISTEN_OPTION, ForeignOriginLog, OriginRefusal
 from .limits import Limits
-from .match import Match
-from .parameters import Parameters
-from .paths import PathMatch, Paths
+from .paths import Match, Parameters, PathMatch, Paths
 from .views import Views
 
 NOT_STARTED_MESSAGE = (

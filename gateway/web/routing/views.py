@@ -17,12 +17,11 @@ from gateway.config import Route, Settings, StreamWith, parse_fields, parse_filt
 from gateway.config.capabilities.options import Shown
 from gateway.config.source.template import Template
 from gateway.config.types.filters import build_route_filters
-from gateway.core.channel.filters import Filters
-from gateway.core.channel.glob import is_glob, matches_glob
+from gateway.core.channel.filters import Filters, is_glob, matches_glob
 from gateway.errors import RequestError, UnknownTopic
 from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.fanout.view import View
-from gateway.telemetry.log_rate_limit import LogRateLimit
+from gateway.telemetry.logs import LogRateLimit
 from gateway.web.access import NO_GRANTS, Granted
 
 MAX_TOPICS = 100  # topics of one view

@@ -28,8 +28,7 @@ from gateway.hub.wires.dictionary import DictionaryWire
 from gateway.hub.wires.wire import Wire
 from gateway.web.http.encoding import get_accept_encoding, negotiate_wire, prefers_dcz
 from gateway.web.http.security_headers import NOSNIFF_HEADERS
-from gateway.web.routing.match import Match
-from gateway.web.routing.parameters import SELECTION_PARAMETERS
+from gateway.web.routing.paths import SELECTION_PARAMETERS, Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 

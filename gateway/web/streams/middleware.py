@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.config import Route as StreamRoute
 from gateway.errors import Busy, GatewayError
 from gateway.web.app import assets
-from gateway.web.app.co_hosted_app import CoHostedApp
+from gateway.web.app.assets import CoHostedApp
 from gateway.web.exchange import dispatch
 from gateway.web.http.cors import (
     CorsPolicies,
@@ -28,12 +28,12 @@ from gateway.web.http.problems import build_problem
 from gateway.web.http.security_headers import add_security_headers
 from gateway.web.routing import query
 from gateway.web.routing.foreign_origins import is_foreign_request
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import endpoint as websocket
 
 from . import dictionary, ndjson, sse
-from .direct_response import AsgiResponse
+from .http_stream import AsgiResponse
 from .renewal import TokenRenewer, parse_renewal_path
 
 

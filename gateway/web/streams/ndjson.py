@@ -12,20 +12,25 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.core.client.end_reason import EndReason
-from gateway.core.short_cache import cache_short
+from gateway.core.caches import cache_short
+from gateway.core.client.terms import EndReason
 from gateway.hub.reads import page
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.web.http.accept import NOT_ACCEPTABLE, MediaPreference, get_media_preference
 from gateway.web.http.encoding import negotiate_body
 from gateway.web.routing import query
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 
 from .dictionary import negotiate_stream
-from .direct_response import AsgiResponse, build_response, choose_wire
-from .disconnect import ClientDisconnected, run_while_connected
-from .http_stream import HttpStream
+from .http_stream import (
+    AsgiResponse,
+    ClientDisconnected,
+    HttpStream,
+    build_response,
+    choose_wire,
+    run_while_connected,
+)
 from .sse import STREAM_HEADERS
 
 ACCEPTED_MEDIA_TYPES = ("application/x-ndjson", "application/jsonl", "application/ndjson")

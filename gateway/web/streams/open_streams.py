@@ -20,8 +20,7 @@ from starlette.exceptions import HTTPException
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.config import Route
-from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.errors import GatewayError, KafkaError, RequestError, UnknownTopic
 from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.fanout.hubs import ClusterTopic
@@ -29,8 +28,8 @@ from gateway.hub.fanout.view import View
 from gateway.hub.fanout.wall_clock_timer import WallClockTimer
 from gateway.web.access import Granted
 from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
-from gateway.web.routing.match import Match
-from gateway.web.websocket.request import QueryPairs
+from gateway.web.routing.paths import Match
+from gateway.web.websocket.messages import QueryPairs
 
 STREAMS_PER_SLICE = 100  # streams that are visited before other tasks run
 UNTOUCHED, MOVED = "untouched", "moved"  # what becomes of a stream that a reload does not end

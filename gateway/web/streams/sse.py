@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.errors import (
     AccessDenied,
     Busy,
@@ -34,13 +34,12 @@ from gateway.web.http import problems
 from gateway.web.http.security_headers import NOSNIFF_HEADERS
 from gateway.web.routing import query
 from gateway.web.routing.block_errors import RoutePaused
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.wire import sse
 
 from .dictionary import negotiate_stream
-from .direct_response import AsgiResponse, build_response, choose_wire
-from .http_stream import HttpStream
+from .http_stream import AsgiResponse, HttpStream, build_response, choose_wire
 
 log = logging.getLogger(__name__)
 

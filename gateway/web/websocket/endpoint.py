@@ -20,17 +20,17 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors import Busy, GatewayError, GuardUnavailable, RequestError
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.web.access import NO_GRANTS, get_bearer_token
-from gateway.web.access.credentials import get_subprotocol_token
+from gateway.web.access.grant import get_subprotocol_token
 from gateway.web.http import problems
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.routing.block_errors import RoutePaused
 from gateway.web.routing.limits import ConnectionSlot
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.wire.websocket import iter_texts
 
-from .handshake_scope import HandshakeScope
+from .handshake import HandshakeScope
 from .message_processor import POLICY_VIOLATION, TRY_AGAIN_LATER
 from .session import Session
 from .socket import AsgiSocket, Socket

@@ -11,7 +11,7 @@ from gateway.web.exchange.write_request import check_current, parse_produce_mess
 from gateway.web.routing.attempts import Attempts
 from gateway.web.routing.routes import Routes
 
-from .handshake_scope import HandshakeScope
+from .handshake import HandshakeScope
 from .messages import BadMessageError, ProduceMessage
 
 MAX_IN_FLIGHT = 100  # records of one socket that are not acknowledged yet

@@ -35,9 +35,8 @@ from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection
 from gateway.wire import websocket
 from gateway.wire.message_reader import MessageReader
 
-from .connection import WebSocketConnection
+from .connection import PingScheduler, WebSocketConnection
 from .handshake import HANDSHAKES, UpgradeRequest
-from .pings import PingScheduler
 from .socket import ABNORMAL_CLOSURE, MessageListener, Socket
 
 if TYPE_CHECKING:

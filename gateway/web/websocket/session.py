@@ -19,11 +19,11 @@ from gateway.hub.fanout.client import Handover
 from gateway.web.http import problems
 from gateway.web.routing.attempts import Attempts
 from gateway.web.routing.limits import ConnectionSlot, normalize_address
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import StreamChange
 
-from .handshake_scope import HandshakeScope
+from .handshake import HandshakeScope
 from .message_processor import (
     INTERNAL_ERROR,
     NORMAL_CLOSURE,
@@ -40,12 +40,13 @@ from .messages import (
     CreditMessage,
     PingMessage,
     ProduceMessage,
+    QueryPairs,
     SubscribeMessage,
     TokenMessage,
     UnsubscribeMessage,
+    build_target,
 )
 from .producer import SocketProducer
-from .request import QueryPairs, build_target
 from .socket import Socket
 from .stream import WebSocketStream
 

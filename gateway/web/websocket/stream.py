@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.hub.fanout.client import Handover
 from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.web.access import Granted
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.routing.query import is_grouped
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import OpenStream, StreamChange
 from gateway.wire.websocket import insert_member
 
-from .messages import Selection
-from .request import QueryPairs, build_request, build_selection_query, merge_query, parse_target
+from .messages import (
+    QueryPairs,
+    Selection,
+    build_request,
+    build_selection_query,
+    merge_query,
+    parse_target,
+)
 
 if TYPE_CHECKING:
     from .session import Session

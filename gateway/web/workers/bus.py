@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gateway.errors import GatewayError
 
-from .link import Link
+from .relay import Link
 
 log = logging.getLogger(__name__)
 

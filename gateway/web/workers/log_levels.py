@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.config.source.expression import suggest
-from gateway.config.source.substitution import safe_repr
+from gateway.config.source.substitution import safe_repr, suggest
 from gateway.telemetry import logs
 
 from .bus import Bus

@@ -43,18 +43,24 @@ from gateway.web.admin.blocklist import BlocklistEntry, serve_blocklist
 from gateway.web.admin.listener import bind_admin_socket
 from gateway.web.admin.reload_coordinator import list_problems
 from gateway.web.app import metrics
-from gateway.web.app.co_hosted_app import CoHostedAppFactory
-from gateway.web.app.reload import SettingsLoader, log_reload_errors
-from gateway.web.app.reload_counts import ReloadCounts
+from gateway.web.app.assets import CoHostedAppFactory
+from gateway.web.app.reload import ReloadCounts, SettingsLoader, log_reload_errors
 from gateway.web.console import configuration
 from gateway.web.exchange.key_locks import serve_key_locks
 from gateway.web.routing.limits import serve_limits
 
 from .counter_history import CounterHistory
-from .inherited import NO_SOCKETS, InheritedSockets, copy_socket
 from .outage_log import serve_outages
 from .relay import Relay
-from .sockets import bind_additional, bind_shared, format_url, refuse_exposed_sidecar
+from .sockets import (
+    NO_SOCKETS,
+    InheritedSockets,
+    bind_additional,
+    bind_shared,
+    copy_socket,
+    format_url,
+    refuse_exposed_sidecar,
+)
 
 log = logging.getLogger(__name__)
 

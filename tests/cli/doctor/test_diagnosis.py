@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.doctor.diagnosis import CAUSE_NAMES, diagnose
+from gateway.cli.doctor.diagnosis import CAUSE_NAMES, diagnose, render_text, to_json
 from gateway.cli.doctor.observation import Observation
-from gateway.cli.doctor.report import render_text, to_json
 from gateway.cli.doctor.scrape import Scrape
 from gateway.telemetry import catalog
-from gateway.telemetry.histogram import Histogram
-from gateway.telemetry.prometheus import expose
+from gateway.telemetry.counts import Histogram
+from gateway.telemetry.exporters import expose
 from gateway.telemetry.samples import MetricSamples
 
 SECONDS, NOW = 5.0, 1_800_000_000.0

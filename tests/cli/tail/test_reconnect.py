@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.cli.tail.reconnect import MAX_DELAY_S, ReconnectBackoff
+from gateway.cli.tail.follower import MAX_DELAY_S, ReconnectBackoff
 
 
 def test_the_first_wait_is_what_the_server_asked_for():

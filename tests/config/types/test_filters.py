@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import parse_fields, parse_filter, parse_filters
-from gateway.config.types.condition_text import ShortCondition, merge_conditions
+from gateway.config.types.condition import ShortCondition, merge_conditions
 from gateway.config.types.filters import MAX_CONDITIONS, MAX_FILTER_CHARS, MAX_LISTED_VALUES
-from gateway.core.channel.conditions import Condition
-from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.core.log.record import Record, TopicPartition
 
 RECORD = Record(

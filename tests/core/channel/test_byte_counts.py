@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.single_client import TP, create_client, write_records
 
-from gateway.core.channel.byte_counts import ByteCounts, CountedBytes
-from gateway.core.log.position import PartitionPosition
+from gateway.core.channel.chunk_ring import ByteCounts, CountedBytes
+from gateway.core.log.record import PartitionPosition
 from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.sse import SseWire
 from gateway.wire.crc import Crc32Sum

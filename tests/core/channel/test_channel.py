@@ -5,11 +5,17 @@ from collections.abc import Sequence
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.channel import Channel
-from gateway.core.channel.chunk_ring import MAX_FOLLOWERS_WITHOUT_RING
-from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.channel.chunk_ring import MAX_FOLLOWERS_WITHOUT_RING, RingBudget
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.position import PartitionPosition, Position
-from gateway.core.log.record import Entry, Ready, Record, Skip, TopicPartition
+from gateway.core.log.record import (
+    Entry,
+    PartitionPosition,
+    Position,
+    Ready,
+    Record,
+    Skip,
+    TopicPartition,
+)
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.channel.conditions import Condition
 from gateway.core.channel.exact_json import parse_number
+from gateway.core.channel.filters import Condition
 
 
 def build_bounds(**bounds: str) -> Condition:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.snapshot_model import KEYS, PARTITIONS, KeyedTopic, SnapshotClient
 from support.snapshot_model import list_keyless as keyless_of
 
+from gateway.core.channel.chunk_ring import RingBudget
 from gateway.core.channel.conflation import (
     KEY_OVERHEAD_BYTES,
     MAX_SCAN_ENTRIES,
@@ -21,13 +22,19 @@ from gateway.core.channel.conflation import (
     buffered_size,
     conflate,
 )
-from gateway.core.channel.ring_budget import RingBudget
-from gateway.core.client.slow_client_policy import SlowClientPolicy
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.terms import SubscriptionTerms
+from gateway.core.client.terms import SlowClientPolicy, SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog, estimate_entry_size
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Gap, GapReason, Ready, Record, Skip, TopicPartition
+from gateway.core.log.record import (
+    Entry,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    Ready,
+    Record,
+    Skip,
+    TopicPartition,
+)
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 OTHER = TopicPartition("stock", 0)

@@ -9,6 +9,7 @@ from support.filter_strategies import filter_lists, records
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk_ring import RingBudget
 from gateway.core.channel.dispatcher import (
     MAX_NOTIFIED_AT_ONCE,
     MAX_UPDATES,
@@ -16,14 +17,14 @@ from gateway.core.channel.dispatcher import (
     ChannelDispatcher,
 )
 from gateway.core.channel.filters import Filter, Filters
-from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.position import PartitionPosition, Position
 from gateway.core.log.record import (
     Entry,
     Fault,
     Gap,
     GapReason,
+    PartitionPosition,
+    Position,
     Ready,
     Record,
     Skip,

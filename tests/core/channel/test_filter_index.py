@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.filter_strategies import filter_lists, records
 
-from gateway.core.channel.conditions import Condition
 from gateway.core.channel.filter_index import MAX_CHEAP_BUCKET_SIZE, FilterIndex
-from gateway.core.channel.filters import Filter, Filters, LazyValue
+from gateway.core.channel.filters import Condition, Filter, Filters, LazyValue
 from gateway.core.log.record import Record, TopicPartition
 
 RECORD = Record(

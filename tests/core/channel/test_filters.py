@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.filter_strategies import filter_lists, records
 
-from gateway.core.channel.conditions import Condition
-from gateway.core.channel.filters import Filter, Filters, LazyValue, get_lookup_keys
+from gateway.core.channel.filters import Condition, Filter, Filters, LazyValue, get_lookup_keys
 from gateway.core.log.record import Record, TopicPartition
 
 VALUE = {"customer": "ada", "items": [{"sku": "x"}, {"sku": "y"}], "total": 12.5, "paid": True}

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.channel.glob import matches_glob
+from gateway.core.channel.filters import matches_glob
 
 names = st.text("ab.", max_size=8)
 patterns = st.text("ab.*", max_size=8)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.core.channel.ring_budget import RingBudget
+from gateway.core.channel.chunk_ring import RingBudget
 
 
 @dataclass

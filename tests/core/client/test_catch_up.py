@@ -2,16 +2,13 @@ from __future__ import annotations
 
 from support.snapshot_model import PARTITIONS, KeyedTopic
 
-from gateway.core.channel.conditions import Condition
-from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.core.client.catch_up import QUANTUM_BYTES, CatchUp
-from gateway.core.client.private_positions import PrivatePositions
 from gateway.core.client.read_buffer import ReadBuffer
-from gateway.core.client.shared_cursor import SharedCursor
+from gateway.core.client.shared_cursor import PrivatePositions, SharedCursor
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.client.write_batch import WriteBatch
-from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import Gap, GapReason
+from gateway.core.log.record import UNVERIFIED_LINEAGE, Gap, GapReason, PartitionPosition
 
 A, B = PARTITIONS
 

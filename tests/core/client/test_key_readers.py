@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.key_readers import TP, KeyedPartition, build_index, scan_keys
 
-from gateway.core.channel.conditions import Condition
-from gateway.core.channel.filters import MAX_LOOKUP_KEYS, Filter, Filters
-from gateway.core.client.slow_client_policy import SlowClientPolicy
-from gateway.core.client.terms import SubscriptionTerms
+from gateway.core.channel.filters import MAX_LOOKUP_KEYS, Condition, Filter, Filters
+from gateway.core.client.terms import SlowClientPolicy, SubscriptionTerms
 from gateway.core.log.record import Gap, GapReason, Skip
 
 KEYS = (b"a", b"b", b"", None)

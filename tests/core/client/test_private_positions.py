@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from support.snapshot_model import PARTITIONS, KeyedTopic
 
-from gateway.core.client.private_positions import FastForwardPartitions, PrivatePositions
-from gateway.core.client.shared_cursor import SharedCursor
+from gateway.core.client.shared_cursor import FastForwardPartitions, PrivatePositions, SharedCursor
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.position import RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import (
+    RETIRED_EPOCH,
+    UNVERIFIED_LINEAGE,
+    PartitionPosition,
+    TopicPartition,
+)
 
 A, B = PARTITIONS
 

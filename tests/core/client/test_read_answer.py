@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.client.read_answer import ReadAnswer
+from gateway.core.client.read_buffer import ReadAnswer
 from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
 
 TP = TopicPartition("orders", 0)

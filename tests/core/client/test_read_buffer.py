@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from support.snapshot_model import PARTITIONS, KeyedTopic
 
 from gateway.core.channel.conflation import buffered_size
-from gateway.core.client.read_answer import EntryRun, ReadAnswer
-from gateway.core.client.read_buffer import MAX_BUFFER_BYTES, ReadBuffer
+from gateway.core.client.read_buffer import MAX_BUFFER_BYTES, EntryRun, ReadAnswer, ReadBuffer
 from gateway.core.client.shared_cursor import SharedCursor
 from gateway.core.client.terms import SubscriptionTerms
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Gap, GapReason
+from gateway.core.log.record import Entry, Gap, GapReason, PartitionPosition
 
 A, B = PARTITIONS
 

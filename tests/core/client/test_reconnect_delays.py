@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.client.reconnect_delays import ReconnectDelays
+from gateway.core.client.terms import ReconnectDelays
 
 
 @given(start=st.floats(0, 1), skipped=st.integers(0, 10_000))

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from support.snapshot_model import PARTITIONS, KeyedTopic
 
-from gateway.core.client.end_reason import EndReason
 from gateway.core.client.shared_cursor import SharedCursor
-from gateway.core.client.terms import SubscriptionTerms
-from gateway.core.log.position import PartitionPosition
+from gateway.core.client.terms import EndReason, SubscriptionTerms
+from gateway.core.log.record import PartitionPosition
 
 A, B = PARTITIONS
 

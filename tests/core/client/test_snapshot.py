@@ -8,8 +8,7 @@ from support.snapshot_model import KEYS, PARTITIONS, KeyedTopic, SnapshotClient
 from support.snapshot_model import list_keyless as keyless_of
 
 from gateway.core.client.snapshot import Snapshot
-from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import SnapshotEnd
+from gateway.core.log.record import UNVERIFIED_LINEAGE, PartitionPosition, SnapshotEnd
 
 A, B = PARTITIONS
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from support.snapshot_model import PARTITIONS, KeyedTopic, SnapshotClient
 
 from gateway.core.channel.channel import Channel
-from gateway.core.client.snapshot_blocks import SnapshotBlocks
+from gateway.core.client.snapshot import SnapshotBlocks
 from gateway.core.log.record import Record
 
 A = PARTITIONS[0]

@@ -7,21 +7,23 @@ import pytest
 from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.channel import Channel
+from gateway.core.channel.chunk_ring import RingBudget
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
-from gateway.core.channel.ring_budget import RingBudget
 from gateway.core.client.private_reader import PrivateReader
-from gateway.core.client.read_answer import EntryRun, ReadAnswer
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.client.read_buffer import EntryRun, ReadAnswer
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.terms import SubscriptionTerms
+from gateway.core.client.terms import SlowClientPolicy, SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.log.record import (
+    NO_EPOCH,
+    RETIRED_EPOCH,
+    UNVERIFIED_LINEAGE,
     Entry,
     Fault,
     Gap,
     GapReason,
+    PartitionPosition,
     Ready,
     Record,
     Skip,

@@ -5,9 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.channel.conflation import buffered_size
-from gateway.core.client.table_snapshot import KeyTable, RecordHistory
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
+from gateway.core.client.snapshot import KeyTable, RecordHistory
+from gateway.core.log.record import (
+    Entry,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    Record,
+    Skip,
+    TopicPartition,
+)
 
 A = TopicPartition("prices", 0)
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.budgets import measure_held_memory
 
-from gateway.core.client.throttle import WINDOW_PARTS, Throttle
+from gateway.core.client.terms import WINDOW_PARTS, Throttle
 
 
 def test_as_many_as_there_is_room_for_come_at_once_and_the_next_when_their_time_is_over():

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 from support.snapshot_model import PARTITIONS, KeyedTopic
 
-from gateway.core.client.private_positions import PrivatePositions
-from gateway.core.client.shared_cursor import SharedCursor
+from gateway.core.client.shared_cursor import PrivatePositions, SharedCursor
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.client.write_batch import WriteBatch
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Gap, GapReason, Skip
+from gateway.core.log.record import Gap, GapReason, PartitionPosition, Skip
 from gateway.core.log.tail import Tail
 
 A, B = PARTITIONS

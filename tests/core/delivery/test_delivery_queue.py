@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.delivery.batch import (
+from gateway.core.delivery.delivery_queue import (
     DeadLetterRecord,
+    DeliveryQueue,
     DeliveryRules,
     DeliveryStep,
     ProbeBackend,
@@ -17,7 +18,6 @@ from gateway.core.delivery.batch import (
     SettledRecords,
     WaitUntil,
 )
-from gateway.core.delivery.delivery_queue import DeliveryQueue
 from gateway.core.delivery.verdict import (
     BackendUnavailable,
     BatchResults,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.group.topic_mark import TopicMark
+from gateway.core.group.partition_state import TopicMark
 
 
 @given(

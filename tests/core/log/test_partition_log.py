@@ -12,8 +12,15 @@ from gateway.core.log.partition_log import (
     KEY_INDEX_LINGER_S,
     PartitionLog,
 )
-from gateway.core.log.position import NO_EPOCH, PartitionPosition
-from gateway.core.log.record import Gap, GapReason, Record, Skip, TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    Record,
+    Skip,
+    TopicPartition,
+)
 
 TP = TopicPartition("orders", 0)
 

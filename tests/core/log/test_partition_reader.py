@@ -19,8 +19,17 @@ from gateway.core.log.partition_reader import (
     Start,
     TimestampStart,
 )
-from gateway.core.log.position import NO_EPOCH, PartitionPosition
-from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, Record, TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    Entry,
+    Fault,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    Ready,
+    Record,
+    TopicPartition,
+)
 from gateway.core.log.recovery import Backoff, Cause
 
 TP = TopicPartition("orders", 0)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from gateway.core.log.readiness import Readiness
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import Readiness, TopicPartition
 
 PARTITIONS = [TopicPartition("orders", p) for p in range(12)]
 

@@ -1,8 +1,18 @@
 from __future__ import annotations
 
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, PartitionPosition
-from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, Record, TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    RETIRED_EPOCH,
+    Entry,
+    Fault,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    Ready,
+    Record,
+    TopicPartition,
+)
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import TokenTopic, digest_text, parse_token, seal_token
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.log.position import NO_EPOCH
-from gateway.core.log.truncation import OffsetRange, find_divergence, locate_offset
+from gateway.core.log.record import NO_EPOCH
+from gateway.core.log.recovery import OffsetRange, find_divergence, locate_offset
 
 EPOCHS = st.integers(NO_EPOCH, 5)
 

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    RETIRED_EPOCH,
+    UNVERIFIED_LINEAGE,
+    PartitionPosition,
+    TopicPartition,
+)
 from gateway.core.token.resume_token import (
     ALPHABET,
     TokenWriter,

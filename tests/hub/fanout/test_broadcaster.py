@@ -18,8 +18,7 @@ from support.single_client import (
 )
 from support.waiting import wait_until
 
-from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.core.log.record import Skip
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.pacing import MAX_REST_S, BatchPacing

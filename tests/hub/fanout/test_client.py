@@ -9,9 +9,8 @@ from support.outlet import FakeOutlet
 from support.single_client import create_client, get_hub, write_records
 
 from gateway.core.channel.channel import Channel
-from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.throttle import Throttle
+from gateway.core.client.terms import EndReason, Throttle
 from gateway.hub.fanout.broadcaster import Audience
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.client_source import ClientSource

@@ -10,9 +10,9 @@ import pytest
 from support.outlet import FakeOutlet
 from support.single_client import TP, create_client, get_hub, write_records
 
-from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.position import PartitionPosition
+from gateway.core.client.terms import EndReason
+from gateway.core.log.record import PartitionPosition
 from gateway.hub.fanout.client import Client
 
 CLIENT_COUNT = 20

@@ -21,7 +21,7 @@ from support.waiting import wait_until
 
 from gateway.config import Settings
 from gateway.core.channel.filters import Filter, Filters
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import (

@@ -9,8 +9,7 @@ from support.outlet import FakeOutlet
 from support.single_client import create_client, write_records
 from support.virtual_time import in_virtual_time
 
-from gateway.core.client.slow_client_policy import SlowClientPolicy
-from gateway.core.client.throttle import Throttle
+from gateway.core.client.terms import SlowClientPolicy, Throttle
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.rate_limiter import RateLimiter
 from gateway.telemetry.traffic import NO_CREDIT, THROTTLED

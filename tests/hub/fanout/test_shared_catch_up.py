@@ -11,9 +11,9 @@ from support.outlet import FakeOutlet
 from support.single_client import TP, FakeHub, create_client, drain_outlet, get_hub, write_records
 from support.waiting import wait_until
 
-from gateway.core.client.end_reason import EndReason
 from gateway.core.client.subscription import Subscription
-from gateway.core.log.position import PartitionPosition
+from gateway.core.client.terms import EndReason
+from gateway.core.log.record import PartitionPosition
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.shared_catch_up import JOIN_WINDOW_S, SharedCatchUp

@@ -7,8 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.core.channel.conditions import Condition
-from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.hub.fanout.view import View
 
 ADA = Filters((Filter(key=b"ada", headers=(("region", b"eu"),), fields=(("/status", "paid"),)),))
@@ -53,7 +52,7 @@ def test_another_process_gives_a_view_the_same_digest():
     """Or every client that reconnects to another replica would be told that its view changed."""
     code = (
         "from decimal import Decimal\n"
-        "from gateway.core.channel.conditions import Condition\n"
+        "from gateway.core.channel.filters import Condition\n"
         "from gateway.core.channel.filters import Filter, Filters\n"
         "from gateway.hub.fanout.view import View\n"
         f"for view in ({VIEW!r}, {CHOSEN!r}): print(view.digest.decode())"

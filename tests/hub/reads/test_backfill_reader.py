@@ -15,10 +15,9 @@ from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.config import Topic
-from gateway.core.client.read_answer import EntryRun
+from gateway.core.client.read_buffer import EntryRun
 from gateway.core.log.partition_reader import EARLIEST, FetchResult, PartitionReader, TimestampStart
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Gap, GapReason, Record, TopicPartition
+from gateway.core.log.record import Entry, Gap, GapReason, PartitionPosition, Record, TopicPartition
 from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.fetch.fetch import FetchedPartition

@@ -17,8 +17,7 @@ from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.config import Settings
 from gateway.core.channel.filters import Filter, Filters
-from gateway.core.log.position import NO_EPOCH, PartitionPosition
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import NO_EPOCH, PartitionPosition, TopicPartition
 from gateway.errors import GatewayError
 from gateway.formats import create_format
 from gateway.hub.fanout.hub import Hub

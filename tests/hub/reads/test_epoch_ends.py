@@ -10,7 +10,7 @@ from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError
-from gateway.hub.reads.epoch_ends import EpochEnds
+from gateway.hub.reads.leader_queries import EpochEnds
 from gateway.kafka.client.offsets import EpochEnd
 
 ONE, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)

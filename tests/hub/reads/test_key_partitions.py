@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.config import Topic
-from gateway.core.channel.conditions import Condition
-from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import (
     ResumeToken,
@@ -20,10 +19,10 @@ from gateway.core.token.resume_token import (
 )
 from gateway.errors import BrokerUnavailable
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.key_partitions import KeyPartitions
+from gateway.hub.reads.key_indexes import KeyPartitions
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
-from gateway.kafka.produce.partitioner import compute_partition
+from gateway.kafka.produce.pending_records import compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 
 KEYS = (b"ada", b"bob")

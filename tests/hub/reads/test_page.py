@@ -11,8 +11,8 @@ import pytest
 from support.single_client import TP, create_client, get_hub, write_records
 from support.waiting import WAIT_TIMEOUT_S
 
-from gateway.core.client.end_reason import EndReason
-from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
+from gateway.core.client.terms import EndReason
+from gateway.core.log.record import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.token.resume_token import parse_token
 from gateway.errors import KafkaError, MemoryFull
 from gateway.hub.fanout.client import Client

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.position import NO_EPOCH, RETIRED_EPOCH, UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    RETIRED_EPOCH,
+    UNVERIFIED_LINEAGE,
+    PartitionPosition,
+    TopicPartition,
+)
 from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import (
     ResumeToken,

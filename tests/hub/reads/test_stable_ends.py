@@ -11,7 +11,7 @@ from support.waiting import wait_until
 from gateway.core.log.partition_reader import LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, TransactionOpen
-from gateway.hub.reads.stable_ends import StableEnds
+from gateway.hub.reads.leader_queries import StableEnds
 from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, OffsetAndTimestamp
 
 ONE, TWO = TopicPartition("prices", 0), TopicPartition("prices", 1)

@@ -10,8 +10,7 @@ from support.virtual_time import run_in_virtual_time
 
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import Start, TimestampStart
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import PartitionPosition, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.hub.reads.start_lookup import resolve_starts
 

@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 
 from gateway.config import Topic
-from gateway.core.channel.conditions import Condition
-from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
-from gateway.core.log.position import PartitionPosition
-from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
+from gateway.core.log.record import (
+    Entry,
+    Gap,
+    GapReason,
+    PartitionPosition,
+    Record,
+    Skip,
+    TopicPartition,
+)
 from gateway.hub.reads.tables import Tables, TableSpilled
 
 A = TopicPartition("prices", 0)

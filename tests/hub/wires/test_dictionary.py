@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.zstd import FrameDecoder
 
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ChannelEvent
+from gateway.core.client.terms import EndReason
 from gateway.formats import create_format
 from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.dictionary import DictionaryWire

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.hub.wires.end_retry import EndRetries
+from gateway.hub.wires.wire import EndRetries
 
 
 @pytest.mark.parametrize(

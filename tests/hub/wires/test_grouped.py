@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sse import parse_stream
 
-from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.channel.chunk_ring import ChannelEvent
 from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, Record, TopicPartition
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format

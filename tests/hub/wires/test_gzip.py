@@ -13,11 +13,9 @@ from support.outlet import FakeOutlet
 from support.single_client import create_client, drain_outlet, write_records
 from support.waiting import wait_until
 
-from gateway.core.channel.byte_counts import CountedBytes
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.end_reason import EndReason
-from gateway.core.client.slow_client_policy import SlowClientPolicy
+from gateway.core.channel.chunk_ring import ChannelEvent, CountedBytes
 from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.formats import create_format
 from gateway.hub.fanout.client import Client
 from gateway.hub.wires.chunked import LAST_CHUNK, ChunkedWire

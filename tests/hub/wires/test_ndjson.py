@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.ndjson_parser import NdjsonParser
 
 from gateway.core.channel.channel import Channel
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ChannelEvent
+from gateway.core.client.terms import EndReason
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import (
     Entry,

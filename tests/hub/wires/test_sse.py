@@ -5,7 +5,7 @@ import json
 import pytest
 from support.sse import parse_stream
 
-from gateway.core.channel.chunk import ChannelEvent
+from gateway.core.channel.chunk_ring import ChannelEvent
 from gateway.core.log.record import (
     Entry,
     Fault,

@@ -13,14 +13,14 @@ from websockets.frames import Frame
 from websockets.protocol import OPEN
 from websockets.uri import parse_uri
 
-from gateway.core.channel.chunk import ChannelEvent
-from gateway.core.client.end_reason import EndReason
+from gateway.core.channel.chunk_ring import ChannelEvent
+from gateway.core.client.terms import EndReason
 from gateway.core.log.record import Gap, GapReason, Ready, Record, Skip, TopicPartition
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
 from gateway.hub.fanout.client import Client
-from gateway.hub.wires.end_retry import END_RETRY_RANGE_S
 from gateway.hub.wires.websocket import MAX_BATCH_BYTES, WebSocketWire, encode_label
+from gateway.hub.wires.wire import END_RETRY_RANGE_S
 from gateway.wire.websocket import encode_deflated_text, insert_member
 
 TP = TopicPartition("orders", 7)

@@ -25,8 +25,7 @@ from gateway.errors import (
     RequestError,
     UnknownTopic,
 )
-from gateway.hub.writes.pending_write import Produced
-from gateway.hub.writes.publisher import Publisher
+from gateway.hub.writes.publisher import Produced, Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp

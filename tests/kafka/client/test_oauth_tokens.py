@@ -15,7 +15,7 @@ import pytest
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
-from gateway.kafka.client.oauth_tokens import ClientCredentialsTokenProvider, FileTokenProvider
+from gateway.kafka.client.security import ClientCredentialsTokenProvider, FileTokenProvider
 
 COMPRESSED = {"access_token": "x", "expires_in": 9}
 

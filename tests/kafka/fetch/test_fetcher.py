@@ -19,15 +19,14 @@ from gateway.core.log.partition_reader import (
     OutOfRangePolicy,
     PartitionReader,
 )
-from gateway.core.log.position import NO_EPOCH
-from gateway.core.log.record import Entry, Gap, Ready, Record, TopicPartition
+from gateway.core.log.record import NO_EPOCH, Entry, Gap, Ready, Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed
 from gateway.kafka.client import offsets
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.metadata_changes import LeaderChange, TopicChange
 from gateway.kafka.client.outages import Outages
-from gateway.kafka.fetch.fetch_sessions import FetchSession
+from gateway.kafka.fetch.fetch import FetchSession
 from gateway.kafka.fetch.fetcher import Fetcher
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata

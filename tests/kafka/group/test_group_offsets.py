@@ -11,7 +11,7 @@ import pytest
 from support.virtual_time import run_in_virtual_time
 
 from gateway.core.error_code import ErrorCode
-from gateway.core.group.topic_mark import TopicMark
+from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import TopicPartition
 from gateway.errors import UnknownTopic
 from gateway.kafka.client.coordinators import Coordinators

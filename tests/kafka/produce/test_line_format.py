@@ -9,7 +9,7 @@ import pytest
 from support.pipe import open_pipe
 
 from gateway.errors import GatewayError
-from gateway.kafka.produce.line_format import LineFormat, ValueDigest, iter_line_chunks
+from gateway.kafka.produce.line_producer import LineFormat, ValueDigest, iter_line_chunks
 
 
 @pytest.mark.parametrize(

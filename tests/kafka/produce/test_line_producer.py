@@ -16,10 +16,11 @@ from support.waiting import WAIT_TIMEOUT_S
 from gateway.core.error_code import ErrorCode
 from gateway.errors import AccessDenied, BrokerUnavailable, GatewayError, KafkaError, UnknownTopic
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.produce.line_format import LineFormat, ValueDigest
 from gateway.kafka.produce.line_producer import (
     MAX_BATCH_BYTES,
+    LineFormat,
     ProduceProgress,
+    ValueDigest,
     produce,
     produce_lines,
 )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.kafka.produce.partitioner import compute_partition
+from gateway.kafka.produce.pending_records import compute_partition
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.ndjson_request import build_chunk, open_ndjson_request, read_json_l
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
 
-from gateway.kafka.produce.partitioner import compute_partition
+from gateway.kafka.produce.pending_records import compute_partition
 
 kafka = embedded_kafka()
 _number = itertools.count()

@@ -12,8 +12,12 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AuthenticationFailed
 from gateway.kafka.produce.pending_records import ProducerRecord
-from gateway.kafka.protocol.produce_messages import InitProducerIdRequest, ProduceRequest
-from gateway.kafka.protocol.transaction_messages import AddPartitionsToTxnRequest, EndTxnRequest
+from gateway.kafka.protocol.produce_messages import (
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+)
 from gateway.sidecar.producer.encoding import ACCESS_DENIED, DOUBTFUL, UNWRITTEN, EncodedRecords
 from gateway.sidecar.producer.outcome import describe_results
 from gateway.sidecar.producer.transactions import TransactionPool

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.core.delivery.batch import DeadLetterRecord
+from gateway.core.delivery.delivery_queue import DeadLetterRecord
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, PartitionFailed, UnknownTopic
-from gateway.kafka.produce.partitioner import compute_partition
+from gateway.kafka.produce.pending_records import compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 

@@ -11,7 +11,7 @@ from typing import Any
 from support.tasks import running_task
 from support.waiting import wait_until
 
-from gateway.core.delivery.batch import DeadLetterRecord, DeliveryRules, SettledRecords
+from gateway.core.delivery.delivery_queue import DeadLetterRecord, DeliveryRules, SettledRecords
 from gateway.core.delivery.verdict import (
     BackendUnavailable,
     BatchResults,

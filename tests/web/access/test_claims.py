@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.web.access.claims import format_claim, parse_roles
+from gateway.web.access.grant import format_claim, parse_roles
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from support.access_requests import build_connection
 
 from gateway.config import Credentials
-from gateway.web.access.credentials import (
+from gateway.web.access.grant import (
     AmbiguousCredentials,
     CredentialsLocations,
     get_bearer_token,

@@ -14,7 +14,7 @@ from gateway.errors import RequestError
 from gateway.web.access import Grant, Granted
 from gateway.web.admin.blocklist import Blocklist, BlocklistEntry, serve_blocklist
 from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.streams.open_streams import StreamRegistry
 from gateway.web.workers.bus import Bus
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.web.admin.bodies import RevocationBody
+from gateway.web.admin.app import RevocationBody
 from gateway.web.admin.listing import format_time
 
 

@@ -15,8 +15,7 @@ from gateway.core.log.partition_reader import (
     PartitionReader,
     TimestampStart,
 )
-from gateway.core.log.position import UNVERIFIED_LINEAGE, PartitionPosition
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import UNVERIFIED_LINEAGE, PartitionPosition, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.hub.reads.shared_reads import STALE_S, SharedRead
 from gateway.web.admin.partitions import describe_partitions

@@ -15,7 +15,7 @@ from support.gateways import build_config
 
 import gateway
 from gateway.config import Settings
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.web.app import assets
 from gateway.web.app.app import create_app
 

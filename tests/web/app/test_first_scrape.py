@@ -13,7 +13,7 @@ from support.in_process_gateway import running_in_process_gateway
 from support.scrape import OPENMETRICS_TYPE, MetricsScrape, fetch_metrics
 
 from gateway.cli.sidecar_factory import create_sidecar
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.core.log.record import GapReason
 from gateway.core.log.recovery import Cause
 from gateway.kafka.embedded import EmbeddedKafka

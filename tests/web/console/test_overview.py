@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.histogram import LATENCY_BUCKETS_S
+from gateway.telemetry.counts import LATENCY_BUCKETS_S
 from gateway.web.console.incident_log import Incident
 from gateway.web.console.overview import Overview, Report
 from gateway.web.console.partition_watch import SEVERITIES, PartitionKey, PartitionRow

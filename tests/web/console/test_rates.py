@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.histogram import LATENCY_BUCKETS_S, Histogram
-from gateway.web.console.rates import Counters, add_rates, compute_rates, find_quantile
+from gateway.telemetry.counts import LATENCY_BUCKETS_S, Histogram
+from gateway.web.console.overview import Counters, add_rates, compute_rates, find_quantile
 
 NONE = [0] * (len(LATENCY_BUCKETS_S) + 1)
 

@@ -14,7 +14,7 @@ from gateway.errors import RequestError
 from gateway.web.access import Grant, Granted
 from gateway.web.exchange.replies import Reply
 from gateway.web.exchange.reply import build_correlation_id, build_response
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 
 TOPIC = Topic.model_validate({"name": "replies", "value": {"model": "json"}})
 TOPICS = SimpleNamespace(get_settings=lambda name: TOPIC)

@@ -9,7 +9,7 @@ from support.gateways import build_config
 
 from gateway.config import Settings
 from gateway.errors import RequestError
-from gateway.web.routing.parameters import Parameters, list_parameters
+from gateway.web.routing.paths import Parameters, list_parameters
 
 GUARDS = {
     "jwt": {

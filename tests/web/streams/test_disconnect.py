@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from gateway.web.streams.disconnect import ClientDisconnected, run_while_connected
+from gateway.web.streams.http_stream import ClientDisconnected, run_while_connected
 
 
 def build_request(*messages: str) -> Request:

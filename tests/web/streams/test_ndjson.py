@@ -14,7 +14,7 @@ from support.gateways import build_config
 from support.waiting import wait_until
 
 from gateway.config import Settings
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.hub.reads.page import Page
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.app.app import create_app

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.web.websocket.handshake_scope import HandshakeScope
+from gateway.web.websocket.handshake import HandshakeScope
 
 SCOPE: dict[str, Any] = {
     "type": "websocket",

@@ -5,7 +5,7 @@ from collections import Counter
 
 from support.waiting import wait_until
 
-from gateway.web.websocket.pings import SLOT_COUNT, PingScheduler
+from gateway.web.websocket.connection import SLOT_COUNT, PingScheduler
 
 
 class FakePingTarget:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import json
 
-from gateway.web.websocket.messages import ChangeMessage, SubscribeMessage
-from gateway.web.websocket.request import (
+from gateway.web.websocket.messages import (
+    ChangeMessage,
+    SubscribeMessage,
     build_request,
     build_selection_query,
     build_target,

@@ -12,14 +12,14 @@ from support.single_client import create_client, get_hub, write_records
 from support.waiting import wait_until
 
 from gateway.config import Limits as Settings
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.errors import RequestError
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.client_memory import ClientMemory
 from gateway.web.access import NO_GRANTS, Granted
 from gateway.web.routing.limits import Limits
 from gateway.web.streams.open_streams import StreamRegistry
-from gateway.web.websocket.handshake_scope import HandshakeScope
+from gateway.web.websocket.handshake import HandshakeScope
 from gateway.web.websocket.session import MAX_STREAMS, Session
 from gateway.web.workers.bus import Bus
 from gateway.wire.websocket import iter_texts

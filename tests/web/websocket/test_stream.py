@@ -10,15 +10,14 @@ from support.single_client import TP, create_client, get_hub, write_records
 from support.waiting import wait_until
 
 from gateway.config import Route
-from gateway.core.client.end_reason import EndReason
+from gateway.core.client.terms import EndReason
 from gateway.core.log.record import Ready
 from gateway.hub.fanout.client import Client, Handover
 from gateway.web.access import NO_GRANTS
-from gateway.web.routing.match import Match
+from gateway.web.routing.paths import Match
 from gateway.web.streams.open_streams import StreamRegistry
-from gateway.web.websocket.handshake_scope import HandshakeScope
-from gateway.web.websocket.messages import ChangeMessage
-from gateway.web.websocket.request import QueryPairs
+from gateway.web.websocket.handshake import HandshakeScope
+from gateway.web.websocket.messages import ChangeMessage, QueryPairs
 from gateway.web.websocket.stream import WebSocketStream
 from gateway.wire.websocket import iter_texts
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import loads
-from gateway.web.workers.inherited import NO_SOCKETS, copy_socket, take_inherited_sockets
+from gateway.web.workers.sockets import NO_SOCKETS, copy_socket, take_inherited_sockets
 
 pytestmark = pytest.mark.needs("process")
 
@@ -23,7 +23,7 @@ import os, sys
 os.environ["LISTEN_PID"] = os.environ.get("LISTEN_PID") or str(os.getpid())
 from gateway.config import loads
 from gateway.errors import GatewayError
-from gateway.web.workers.inherited import take_inherited_sockets
+from gateway.web.workers.sockets import take_inherited_sockets
 settings = loads(sys.argv[1])
 try:
     taken = take_inherited_sockets(settings)

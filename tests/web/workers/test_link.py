@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.web.workers.link import MAX_UNREAD_BYTES, Link
+from gateway.web.workers.relay import MAX_UNREAD_BYTES, Link
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
