@@ -41,7 +41,7 @@ from gateway.core.channel.chunk_ring import ChannelEvent
 from gateway.core.log.record import TopicPartition
 from gateway.errors import ConfigError, FormatError
 from gateway.formats import FORMATS, EventFormat, create_format
-from gateway.formats.event_schema import TEXT_SCHEMA, Schema, build_object_schema, build_ref
+from gateway.formats.event import TEXT_SCHEMA, Schema, build_object_schema, build_ref
 from gateway.formats.plain import PLAIN_CODECS, PlainCodec
 from gateway.hub.wires.control_events import CONTROL_EVENTS, ENTRY_EVENTS, EntryEvent
 from gateway.hub.wires.ndjson import NdjsonWire

@@ -84,7 +84,7 @@ def _run_measurement(name: str, is_small: bool, timeout_s: int) -> list[Figure]:
 
 def _versions() -> dict[str, str]:
     from gateway.pipeline.spark import java
-    from gateway.pipeline.spark.versions import SPARK_VERSION
+    from gateway.pipeline.spark.spark_home import SPARK_VERSION
 
     return {"spark": SPARK_VERSION, "java": java.find_java().banner.splitlines()[0]}
 

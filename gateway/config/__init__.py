@@ -36,12 +36,11 @@ from gateway.config.guards.inline import Inline, User
 from gateway.config.guards.jwt import Jwk, Jwks, Jwt
 from gateway.config.guards.kinds import GUARD_KINDS, AnyGuardSection
 from gateway.config.guards.x509 import X509
-from gateway.config.sections.admin import Admin
 from gateway.config.sections.catalog import SchemaRegistry
 from gateway.config.sections.kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
 from gateway.config.sections.listen import AccessControl, Allow, Expose, Limits, Listen, ListenTls
 from gateway.config.sections.pipelines import Pipelines
-from gateway.config.sections.route import Route, When
+from gateway.config.sections.route import Admin, Route, When
 from gateway.config.sections.schema import build_json_schema
 from gateway.config.sections.security import Sasl, Security, Tls, Tokens
 from gateway.config.sections.settings import Settings

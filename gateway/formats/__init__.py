@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .cloudevents import CLOUDEVENTS
-from .envelope import ENVELOPE
-from .event import Binary, EventFormat, Format, create_json_encoder
+from .event import ENVELOPE, Binary, EventFormat, Format, create_json_encoder
+from .plain import VALUE
 from .projection import project_format
-from .value import VALUE
 
 FORMATS: dict[str, EventFormat] = {
     "value": VALUE,

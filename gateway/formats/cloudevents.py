@@ -23,8 +23,15 @@ import orjson
 from gateway.core.channel.exact_json import parse_json
 from gateway.core.log.record import Record
 
-from .event import EventFormat, Payload, decode_utf8, encode_delete
-from .event_schema import ANY_SCHEMA, TEXT_SCHEMA, build_object_schema
+from .event import (
+    ANY_SCHEMA,
+    TEXT_SCHEMA,
+    EventFormat,
+    Payload,
+    build_object_schema,
+    decode_utf8,
+    encode_delete,
+)
 
 EVENT_TYPE = "org.apache.kafka.record"
 

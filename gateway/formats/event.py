@@ -3,6 +3,16 @@
 Bytes become JSON by one rule that a client can undo without guessing. A string is the UTF-8 text of
 the bytes, `{"base64": "..."}` stands for bytes that are not UTF-8, and null is null. Bytes that are
 JSON text are not parsed, so an object always means base64.
+
+Describe the data of events as JSON Schema, for documents.
+
+Schemas are open: members that are not named here may be added, and clients must ignore them.
+
+Encode the whole record as one JSON object, exact to the byte: the format `envelope`.
+
+The timestamp is in milliseconds since 1970 (-1 for none), headers are a list of `[name, value]`.
+Keys and values, also those of headers, follow the rule of `formats.event`. A tombstone is the event
+`delete` with the same object, whose value is null.
 """
 
 from __future__ import annotations
@@ -11,14 +21,43 @@ from base64 import b64decode, b64encode
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import orjson
 
 from gateway.core.channel.exact_json import parse_json
 from gateway.core.log.record import Record, TopicPartition
 
-from .event_schema import Schema
+Schema: TypeAlias = dict[str, Any]
+
+TEXT_SCHEMA: Schema = {"type": "string"}
+INTEGER_SCHEMA: Schema = {"type": "integer"}
+COUNT_SCHEMA: Schema = {"type": "integer", "minimum": 0}
+ANY_SCHEMA: Schema = {}
+
+
+def build_object_schema(
+    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None
+) -> Schema:
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def build_ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def make_nullable(schema: Schema) -> Schema:
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+POSITION_SCHEMA: Schema = {
+    "type": "string",
+    "pattern": "^[A-Za-z0-9_-]+$",
+    "description": "A resume token: give it back as Last-Event-ID or lastEventId.",
+}
+PARTITION_MEMBERS = {"topic": TEXT_SCHEMA, "partition": COUNT_SCHEMA}
+
 
 Payload: TypeAlias = tuple[str | None, bytes]
 """The name of an event (None for a plain `message`) and its data."""
@@ -97,3 +136,44 @@ def _to_json(payload: bytes) -> bytes:
 def encode_delete(record: Record) -> Payload:
     """Encode a tombstone as the event `delete`, with its key by the rule of this module."""
     return DELETE_EVENT, orjson.dumps({"key": bytes_to_json(record.key)})
+
+
+def encode_envelope(record: Record) -> Payload:
+    (topic, partition), offset, _, timestamp, key, value, headers = record
+    data = orjson.dumps(
+        {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "timestamp": timestamp,
+            "key": bytes_to_json(key),
+            "value": bytes_to_json(value),
+            "headers": [(name, bytes_to_json(content)) for name, content in headers],
+        }
+    )
+    return (DELETE_EVENT if value is None else None), data
+
+
+_ENVELOPE_MEMBERS = {
+    **PARTITION_MEMBERS,
+    "offset": COUNT_SCHEMA,
+    "timestamp": {"type": "integer", "description": "Milliseconds since 1970, -1 for none."},
+    "key": build_ref("bytes"),
+    "value": build_ref("bytes"),
+    "headers": {
+        "type": "array",
+        "items": {"type": "array", "minItems": 2, "items": [TEXT_SCHEMA, build_ref("bytes")]},
+    },
+}
+_SCHEMA = {
+    **build_object_schema(_ENVELOPE_MEMBERS),
+    "description": "The whole record, exact to the byte.",
+}
+ENVELOPE = EventFormat(
+    lambda binary: encode_envelope,
+    _SCHEMA,
+    delete_schema={
+        "allOf": [build_ref("envelope"), {"properties": {"value": {"type": "null"}}}],
+        "description": "A tombstone: the record's key is gone.",
+    },
+)

@@ -13,13 +13,20 @@ comparing 0.13 ms, looking for such a number 0.19 to 1 ms, the second parsing 0.
 msgspec (0.22) splits a body into the texts of its values in 0.08 ms. But it does not check UTF-8 in
 strings, nor that a double can hold a number, and keeps whitespace. With these three added it takes
 0.38 ms where this takes 0.41 ms.
+
+Represent keys and values of topics that have a model, above all those that do not fit it.
+
+The record keeps its bytes. An `InvalidValue` is shown as an `error` event in place of the record,
+whatever the format. A `RawValue` is shown as bytes: by `envelope` and `cloudevents` like any other
+bytes, by `value` as `{"base64": "..."}`, because its other values are JSON.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -27,7 +34,10 @@ from typing import Any
 import orjson
 
 from gateway.core.channel.exact_json import parse_exact
+from gateway.core.log.record import Record
 
+from .cloudevents import drop_content_type
+from .event import Format, Payload
 from .serialization import SerializationFormat
 
 # Maps each byte to its class: digits and points to 0, e and E to e, all others to a blank.
@@ -167,3 +177,48 @@ def _wrap_exact(value: Any, exact_value: Any) -> Any:
         return ExactJson(value, orjson.dumps(exact_value))
     except orjson.JSONEncodeError:
         return value
+
+
+INVALID_CODE = "value-invalid"
+
+
+class RawValue(bytes):
+    """The bytes of a value that does not fit the model and is shown as bytes."""
+
+
+class InvalidValue(RawValue):
+    """The bytes of a value that does not fit the model and is shown as an error."""
+
+    reason: str
+
+    @classmethod
+    def create(cls, data: bytes | None, reason: str) -> InvalidValue:
+        invalid = cls(data or b"")
+        invalid.reason = reason
+        return invalid
+
+
+def wrap_format(format: Format, format_name: str, decoded_topics: Collection[str] = ()) -> Format:
+    """Wrap a format for topics with a model. Values of `decoded_topics` are decoded into JSON."""
+
+    def encode(record: Record) -> Payload:
+        value = record.value
+        if type(value) is InvalidValue:
+            return "error", orjson.dumps(describe_invalid(record, value))
+        if type(value) is RawValue and format_name == "value":
+            return None, orjson.dumps({"base64": b64encode(value).decode()})
+        if format_name == "cloudevents" and record.tp.topic in decoded_topics:
+            return format(record if type(value) is RawValue else drop_content_type(record))
+        return format(record)
+
+    return encode
+
+
+def describe_invalid(record: Record, value: InvalidValue) -> dict[str, object]:
+    message = (
+        f"the record at {record.tp} offset {record.offset} is not of its topic's model: "
+        f"{value.reason}; read it with onInvalid: raw, or correct who writes it"
+    )
+    topic, partition = record.tp
+    place = {"topic": topic, "partition": partition, "offset": record.offset}
+    return {"code": INVALID_CODE, "message": message, **place}

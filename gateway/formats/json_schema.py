@@ -22,7 +22,7 @@ from gateway.errors import FormatError
 
 from .exact_numbers import ExactJson
 from .json_schema_work import SchemaWork
-from .schema_mismatch import build_pointer
+from .serialization import build_pointer
 
 _BASE_URI = "json-schema:///"
 

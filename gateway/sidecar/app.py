@@ -29,11 +29,17 @@ from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.producer import Producer
 from gateway.sidecar.http import body, docs
-from gateway.sidecar.http.authorization import AUTHENTICATED, Authorizer, allow_anyone
-from gateway.sidecar.http.draining import DrainMiddleware
-from gateway.sidecar.http.encoded_slash import EncodedSlashMiddleware, NameConvertor
 from gateway.sidecar.http.ids import RequestIdMiddleware, check_ids
-from gateway.sidecar.http.request_counts import EndpointCounts, RequestCountMiddleware
+from gateway.sidecar.http.middleware import (
+    AUTHENTICATED,
+    Authorizer,
+    DrainMiddleware,
+    EncodedSlashMiddleware,
+    EndpointCounts,
+    NameConvertor,
+    RequestCountMiddleware,
+    allow_anyone,
+)
 from gateway.sidecar.http.spec import SPEC_DIRECTORY, UNLIMITED_PREFIX, Spec
 from gateway.sidecar.http.status import (
     EXCEPTION_HANDLERS,

@@ -27,8 +27,8 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.times import format_time
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.produce.pending_records import ProducerRecord, compute_partition
-from gateway.sidecar.http.authorization import WRITE_SCOPE
 from gateway.sidecar.http.ids import get_current_ids
+from gateway.sidecar.http.middleware import WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog

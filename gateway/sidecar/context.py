@@ -21,7 +21,7 @@ from gateway.kafka.client.existing_topics import get_existing_topic, require_rea
 from gateway.kafka.produce.producer import Producer
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
-from gateway.sidecar.http.authorization import Authorizer
+from gateway.sidecar.http.middleware import Authorizer
 from gateway.sidecar.http.spec import Spec
 
 from .component import NotReady

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.log.record import Record, TopicPartition
-from gateway.formats.envelope import encode_envelope
+from gateway.formats.event import encode_envelope
 
 content = st.none() | st.binary(max_size=20) | st.just(b"text\r\n\0")
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

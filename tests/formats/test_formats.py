@@ -5,7 +5,7 @@ import pytest
 
 from gateway.core.log.record import Record, TopicPartition
 from gateway.formats import FORMATS, EventFormat, create_format
-from gateway.formats import value as value_module
+from gateway.formats import plain as value_module
 
 RECORD = Record(TopicPartition("orders", 3), 42, 0, 1_700_000_000_000, b"ada", b"{}")
 

@@ -36,21 +36,21 @@ from gateway.errors import GatewayError
 from gateway.formats.avro.codec import AvroCodec
 from gateway.formats.cloudevents import encode_cloudevents
 from gateway.formats.exact_numbers import has_inexact_number
+from gateway.formats.plain import create_value_format
 from gateway.formats.projection import project_format
 from gateway.formats.protobuf import ProtobufCodec
-from gateway.formats.value import create_value_format
 from gateway.sidecar.consumer.base_uri import build_base_uri
 from gateway.sidecar.http.spec import Spec
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.ksqldb.rows import ResponseParser
 from gateway.sidecar.v2.media import iter_accepted_types
-from gateway.telemetry import traceparent
+from gateway.telemetry import traces
 from gateway.telemetry.logs import redact_text, redact_url
-from gateway.web.http.accept import iter_ranges
 from gateway.web.http.client_certificate import get_certificate
 from gateway.web.http.cors import CorsRequest
 from gateway.web.http.etag import lists_record
 from gateway.web.http.head import to_origin_form
+from gateway.web.http.negotiation import iter_ranges
 from gateway.web.http.prefer import parse_preferences
 from gateway.web.http.proxy_headers import ForwardedMiddleware
 from gateway.web.routing.query import parse_start_request, wants_positions
@@ -242,7 +242,7 @@ CASES: dict[str, Case] = {
         repeated("/a", after="?"),
         HEAD,
     ),
-    "traceparent": Case(traceparent.parse, lambda n: b"0" * n, HEAD),
+    "traceparent": Case(traces.parse, lambda n: b"0" * n, HEAD),
     "preflight": Case(
         lambda text: CorsRequest(
             "a", {"headers": [(b"access-control-request-headers", text)], "method": "OPTIONS"}

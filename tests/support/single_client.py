@@ -17,8 +17,7 @@ from gateway.formats import create_format
 from gateway.hub.fanout.broadcaster import Broadcaster
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.client_source import ClientSource
-from gateway.hub.fanout.pacing import BatchPacing
-from gateway.hub.fanout.rate_limiter import RateLimiter
+from gateway.hub.fanout.pacing import BatchPacing, RateLimiter
 from gateway.hub.fanout.shared_catch_up import SharedCatchUps
 from gateway.hub.fanout.shared_tail import SharedTail
 from gateway.hub.reads.position_resolver import StreamStart

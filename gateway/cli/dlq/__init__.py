@@ -83,7 +83,7 @@ def list_(config: ConfigFileOption, group: GroupOption = None, as_json: JsonOpti
 
 async def _print_counts(config: Path, group: str | None, as_json: bool) -> None:
     from gateway.sidecar.backends import get_dead_letter_ext
-    from gateway.sidecar.dead_letter_retry.counts import count_dead_letters
+    from gateway.sidecar.dead_letter_retry.queue import count_dead_letters
 
     from .context import open_context
     from .report import format_count_json, format_table

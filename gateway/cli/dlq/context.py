@@ -23,7 +23,7 @@ async def open_context(file: Path) -> AsyncIterator[Context]:
     from gateway.formats.codec import Codecs
     from gateway.sidecar.app import get_catalog
     from gateway.sidecar.context import Context
-    from gateway.sidecar.http.authorization import allow_anyone
+    from gateway.sidecar.http.middleware import allow_anyone
     from gateway.sidecar.http.spec import Spec
 
     settings = load(file)
@@ -50,8 +50,7 @@ async def find_queue(context: Context, topic: str, group: str | None) -> DeadLet
             only one that is configured for the topic.
     """
     from gateway.sidecar.backends import get_dead_letter_ext
-    from gateway.sidecar.dead_letter_retry.counts import count_dead_letters
-    from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue
+    from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue, count_dead_letters
 
     ext = get_dead_letter_ext(context.section, group)
     name = topic if topic.endswith(ext) else f"{topic}{ext}"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.core.times import format_time
 
 if TYPE_CHECKING:
-    from gateway.sidecar.dead_letter_retry.counts import DeadLetterCounts
-    from gateway.sidecar.dead_letter_retry.queue import QueuedDeadLetter
+    from gateway.sidecar.dead_letter_retry.queue import DeadLetterCounts, QueuedDeadLetter
 
 MAX_VALUE_CHARS = 2000  # characters of a key, value or header that are printed
 

@@ -90,8 +90,7 @@ def _print_diagnosis(diagnosis: Diagnosis, *, as_json: bool, first: bool) -> Non
 
 def _diagnose_file(path: Path, name: str | None, cores: int | None, above: str) -> list[Diagnosis]:
     from gateway.pipeline.doctor.diagnosis import diagnose
-    from gateway.pipeline.doctor.progress_records import group_by_query, load_records
-    from gateway.pipeline.doctor.query_run import build_run
+    from gateway.pipeline.doctor.query_run import build_run, group_by_query, load_records
 
     by_name = group_by_query(load_records(path))
     if name is not None and name not in by_name:

@@ -15,8 +15,7 @@ def prefetch() -> None:
     """
     from gateway.extras import require_extra
     from gateway.pipeline.spark import java
-    from gateway.pipeline.spark.jars import fetch_connector_jars
-    from gateway.pipeline.spark.versions import SPARK_VERSION
+    from gateway.pipeline.spark.spark_home import SPARK_VERSION, fetch_connector_jars
 
     require_extra("pipeline", "gateway pipeline prefetch")
     runtime = java.find_java()

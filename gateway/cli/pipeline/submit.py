@@ -43,8 +43,7 @@ def submit(
     gateway pipeline submit all -c gateway.yaml --print
     """
     from gateway.pipeline import check
-    from gateway.pipeline.spark.jars import fetch_connector_jars
-    from gateway.pipeline.spark.package import build_archive
+    from gateway.pipeline.spark.spark_home import build_archive, fetch_connector_jars
     from gateway.pipeline.spark.submit import build_command, run_command
 
     settings, pipelines = load_pipelines(config)

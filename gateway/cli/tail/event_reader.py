@@ -17,8 +17,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 import httpx
 
-from .errors import build_error, describe_cause, suggest_path
 from .in_process import ConnectionLost, StreamEvent, StreamRefused
+from .status import build_error, describe_cause, suggest_path
 from .target import Target
 
 _BOM = b"\xef\xbb\xbf"

@@ -23,9 +23,8 @@ from gateway.errors import GatewayError
 from .follower import StreamFollower
 from .in_process import StreamSource
 from .output import OutputClosed, OutputFormat, OutputWriter, Printer, select_colours
-from .position_file import PositionFile
 from .status import StatusReporter
-from .target import Target
+from .target import PositionFile, Target
 
 SAVE_INTERVAL_S = 1.0  # seconds between two writes of the position
 MAX_PRINTED_POSITION_CHARS = 4096  # a longer position is not printed for --from

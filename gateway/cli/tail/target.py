@@ -2,14 +2,20 @@
 
 The parameters `from`, `until` and `lastEventId` of a URL mean the same as the options: they are for
 the first connection, not for every reconnect.
+
+Keep a position in a file, for the next start.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from gateway.cli.files import replace_file, require_writable
+from gateway.errors import GatewayError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _TOPICS = re.compile(r"[A-Za-z0-9._-]{1,249}(,[A-Za-z0-9._-]{1,249})*")
@@ -133,3 +139,35 @@ class Target:
     def display_name(self) -> str:
         """The location without credentials, for messages."""
         return self.location.rpartition("@")[2]
+
+
+_TOKEN = re.compile(r"[!-~]+")
+
+
+class PositionFile:
+    """The file of a position. It is replaced as a whole, so it always has a complete position."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stored: str | None = None
+
+    def read(self) -> str | None:
+        require_writable(self.path)
+        try:
+            text = self.path.read_text().strip()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as exc:
+            raise GatewayError(f"cannot read the position in {self.path}: {exc}") from exc
+        if text and not _TOKEN.fullmatch(text):
+            raise GatewayError(
+                f"{self.path} does not hold a position; name another file, or delete it"
+            )
+        self._stored = text or None
+        return self._stored
+
+    def write(self, position: str | None) -> None:
+        if position is None or position == self._stored:
+            return
+        replace_file(self.path, f"{position}\n")
+        self._stored = position

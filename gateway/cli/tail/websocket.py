@@ -14,10 +14,10 @@ from websockets.typing import Subprotocol
 
 from gateway.core.channel.exact_json import parse_json
 
-from .errors import build_error, describe_cause, suggest_path
 from .event_reader import CONNECT_TIMEOUT_S, IDLE_TIMEOUT_S
 from .in_process import ConnectionLost, StreamEvent, StreamRefused
 from .output import escape_controls, split_elements, split_members
+from .status import build_error, describe_cause, suggest_path
 from .target import Target
 
 SUBSCRIPTION_ID = "tail"  # any text; there is one subscription on the socket

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from pydantic.alias_generators import to_camel
 
 from gateway.config.checks.crosscheck import check_settings
-from gateway.config.sections.admin import Admin
 from gateway.config.sections.kafka import Kafka
+from gateway.config.sections.route import Admin
 from gateway.config.sections.security import Security
 from gateway.config.sections.settings import Settings
 from gateway.config.source.problems import format_loc

@@ -1,4 +1,7 @@
-"""Define the section `routes`: paths, and the records that they stream, show or write."""
+"""Define the section `routes`: paths, and the records that they stream, show or write.
+
+Define the section `admin`: a separate port for operators.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from pydantic import BeforeValidator, Field
 
 from gateway.config.capabilities.kinds import WITH_KINDS, AnyWith
 from gateway.config.capabilities.stream import StreamWith
-from gateway.config.types.fields import validate_text
+from gateway.config.types.address import Host
+from gateway.config.types.fields import Number, in_range, validate_text
 from gateway.config.types.guarded import Guarded
 from gateway.config.types.path import PathPattern
 from gateway.config.types.section import (
@@ -152,3 +156,30 @@ class Route(Section):
                 refusal = kind.check_method(method, options)
                 if refusal is not None:
                     yield Problem(("when", index, "method"), refusal)
+
+
+class Admin(Section):
+    """A separate port with the admin API, where streams are listed and ended.
+
+    Without `guarded`, `host` must be an address of this machine only.
+    """
+
+    host: Host = Field(
+        default="127.0.0.1",
+        description="Address to bind. An address that other machines can reach needs `guarded`. "
+        "For operators.",
+    )
+    port: Annotated[Number, in_range(0, 65_535, str)] = Field(
+        default=9901, description="Port to bind; 0 binds a free port. For operators and tests."
+    )
+    guarded: Guarded = Field(
+        default={},
+        description="Guards, each with the roles that it must grant; all of them must admit the "
+        "request. For operators who connect from other machines.",
+    )
+
+    @property
+    def route(self) -> Route:
+        """The admin API as a route, because guards check requests to routes."""
+        raw = {"when": [{"path": "/admin"}], "guarded": self.guarded, "with": {"topic": "admin"}}
+        return Route.model_validate(raw)

@@ -18,12 +18,11 @@ from gateway.config.types.section import Problem, Section
 from gateway.config.types.shorthand import expand
 from gateway.config.types.units import format_size
 
-from .admin import Admin
 from .catalog import SchemaRegistry
 from .kafka import Clusters, Kafka
 from .listen import Listen
 from .pipelines import Pipelines
-from .route import Route
+from .route import Admin, Route
 from .security import Tokens
 from .sidecar import Sidecar
 from .telemetry import Telemetry

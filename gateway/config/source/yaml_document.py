@@ -247,15 +247,15 @@ def format_values(values: Mapping[str, Any]) -> str:
 def _dump_section(section: Section, loc: tuple[str, ...]) -> dict[str, Any]:
     dumped = section.model_dump(mode="json", by_alias=True)
     result: dict[str, Any] = {}
-    for name, field in type(section).model_fields.items():
-        alias = field.alias or name
+    for name, info in type(section).model_fields.items():
+        alias = info.alias or name
         value = getattr(section, name)
         # An empty list is left out only where it is the default: `forward.headers: []` is not.
-        if value == field.default and (value is None or value in ((), {})):
+        if value == info.default and (value is None or value in ((), {})):
             continue
         dumped_value = _dump_value(value, dumped[alias], (*loc, alias))
         # `tls: {}` turns TLS on, but `traces: {}` is the default.
-        if dumped_value != {} or value != field.default:
+        if dumped_value != {} or value != info.default:
             result[alias] = dumped_value
     return result
 

@@ -23,10 +23,10 @@ import orjson
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from gateway.errors import FormatError
-from gateway.formats.schema_mismatch import SchemaMismatch
+from gateway.formats.serialization import SchemaMismatch
 
-from .budget import ExpansionBudget
 from .json_size import JsonSizeLimit
+from .logical import ExpansionBudget
 from .record import RecordFields
 from .types import (
     PRIMITIVES,

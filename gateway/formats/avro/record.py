@@ -13,9 +13,9 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from gateway.formats.plain import describe_json_type
-from gateway.formats.schema_mismatch import SchemaMismatch
+from gateway.formats.serialization import SchemaMismatch
 
-from .budget import ExpansionBudget
+from .logical import ExpansionBudget
 from .types import AvroType, ConvertToJson, suggest_name
 
 

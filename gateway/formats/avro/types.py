@@ -17,10 +17,9 @@ from typing import Any
 
 from gateway.config.source.substitution import find_closest
 from gateway.formats.plain import describe_json_type
-from gateway.formats.schema_mismatch import SchemaMismatch
+from gateway.formats.serialization import SchemaMismatch
 
-from .budget import ExpansionBudget
-from .logical import LogicalType, create_logical_type
+from .logical import ExpansionBudget, LogicalType, create_logical_type
 
 ConvertToJson = Callable[[Any], Any]
 """Convert what fastavro read to JSON; containers may be changed in place."""

@@ -9,7 +9,7 @@ from fastavro.read import LOGICAL_READERS
 
 from gateway.errors import FormatError
 from gateway.formats.plain import describe_json_type
-from gateway.formats.schema_mismatch import SchemaMismatch
+from gateway.formats.serialization import SchemaMismatch
 
 from .types import AvroType
 

@@ -27,7 +27,7 @@ from .pacing import BatchPacing
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
 
-    from .push_delivery import PushDelivery
+    from .delivery import PushDelivery
 
 SLICE_S = 0.004  # seconds of a round before other tasks get a turn
 WRITES_PER_CLOCK_CHECK = 64  # writes from one look at the clock to the next

@@ -22,11 +22,9 @@ from gateway.core.log.record import TopicPartition
 
 from .client_registry import NOT_REGISTERED
 from .client_source import ClientSource
-from .outlet import Outlet
-from .pull_delivery import PullDelivery
-from .push_delivery import PushDelivery
+from .delivery import Outlet, PullDelivery, PushDelivery
+from .pacing import WallClockTimer
 from .view import View
-from .wall_clock_timer import WallClockTimer
 
 if TYPE_CHECKING:
     from .hub import Hub

@@ -23,7 +23,7 @@ from gateway.hub.wires.wire import Wire
 from gateway.telemetry.logs import log_context
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
 
-from .rate_limiter import RateLimiter
+from .pacing import RateLimiter
 from .shared_tail import SharedTail
 from .state_log import LIVE, StateLog
 from .state_log import log as state_logger

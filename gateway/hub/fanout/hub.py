@@ -31,7 +31,7 @@ from gateway.core.log.record import Position
 from gateway.core.log.tail import Tail
 from gateway.errors import MemoryFull
 from gateway.formats import create_format
-from gateway.formats.invalid_values import wrap_format
+from gateway.formats.exact_numbers import wrap_format
 from gateway.hub.reads import position_resolver
 from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.dictionaries import Dictionaries
@@ -67,12 +67,10 @@ from .client_memory import ClientMemory, HeldPart
 from .client_registry import ClientRegistry
 from .client_source import ClientSource
 from .lag_scan import LagScan
-from .pacing import BatchPacing
-from .rate_limiter import RateLimiter
+from .pacing import BatchPacing, RateLimiter
 from .shared_catch_up import SharedCatchUps
-from .shared_tail import SharedTail
+from .shared_tail import SharedTail, SteppedTail
 from .state_log import log as state_logger
-from .stepped_tail import SteppedTail
 from .view import View
 
 if TYPE_CHECKING:

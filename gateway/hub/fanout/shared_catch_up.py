@@ -23,8 +23,7 @@ from gateway.core.log.record import Position
 
 from .broadcaster import Broadcaster
 from .client_source import ClientPosition, ClientSource
-from .outlet import Outlet
-from .push_delivery import DeliveryOwner, PushDelivery
+from .delivery import DeliveryOwner, Outlet, PushDelivery
 
 MAX_PIECE_BYTES = 8 << 20
 JOIN_WINDOW_S = 1.0  # seconds after the last member joined for which others can still join

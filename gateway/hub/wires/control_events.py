@@ -21,7 +21,7 @@ from gateway.core.log.record import (
     StreamItem,
     TopicPartition,
 )
-from gateway.formats.event_schema import (
+from gateway.formats.event import (
     COUNT_SCHEMA,
     INTEGER_SCHEMA,
     PARTITION_MEMBERS,

@@ -30,10 +30,15 @@ from gateway.kafka.protocol.requests import BrokerMetadata, MetadataResponse, To
 
 from .brokers import Brokers
 from .connections import Connections
-from .metadata_changes import LeaderChange, TopicChange, compare_topics, is_any_epoch_lower
+from .metadata_changes import (
+    LeaderChange,
+    TopicChange,
+    TopicNames,
+    compare_topics,
+    is_any_epoch_lower,
+)
 from .outages import CLUSTER_LABEL, Outages, format_broker_label
 from .shared_tasks import start_shared_task, wait_for_shared
-from .topic_names import TopicNames
 
 # The interval between refreshes doubles from the first to the second while they follow each other.
 _MIN_REFRESH_INTERVAL_S = 0.02

@@ -21,7 +21,7 @@ from typing import Self
 from gateway.errors import LocalBrokerError
 
 from . import jars, java
-from .class_archive import ClassArchive
+from .java import ClassArchive
 from .node import (
     FAST_FAILOVER_PROPERTIES,
     FAST_RETENTION_PROPERTIES,

@@ -21,7 +21,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.inputs import types
 from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES
 from gateway.pipeline.tables import broadcast, lookup
-from gateway.pipeline.tables.columns import parse_json_column
+from gateway.pipeline.tables.lookup import parse_json_column
 from gateway.pipeline.tables.redis import is_url
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config.sections.job import Fields, Input
-from gateway.pipeline.tables.outage import OutageBackoff
+from gateway.pipeline.tables.cache import OutageBackoff
 from gateway.pipeline.tables.redis import (
     LOADED_KEY,
     RedisConfig,

@@ -26,13 +26,13 @@ from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint, update_def
 from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.source import find_sources, read_stream
 from gateway.pipeline.jobs import get_inputs, get_output
-from gateway.pipeline.spark.callbacks import close_idle_connections
 from gateway.pipeline.spark.client_config import (
     build_client_config,
     build_spark_options,
     find_cluster,
     format_bootstrap_servers,
 )
+from gateway.pipeline.spark.session import close_idle_connections
 from gateway.pipeline.state import damage
 from gateway.pipeline.state.files import open_files
 from gateway.pipeline.topics import fetch_max_message_bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.errors import PipelineError
 from gateway.kafka.local.java import JavaRuntime, inspect_java
 
-from .versions import MIN_JAVA_VERSION, SPARK_VERSION
+from .spark_home import MIN_JAVA_VERSION, SPARK_VERSION
 
 INSTALL_HINT = (
     f"install one (Debian: apt-get install openjdk-{MIN_JAVA_VERSION}-jre-headless; macOS: "

@@ -2,6 +2,20 @@
 
 Here are the settings that all jobs need. A job's own settings (shuffle partitions, its state store)
 belong to a session of that job, which shares the Spark context: see `create_job_session`.
+
+Close idle connections by which Spark's JVM calls functions and query listeners in Python.
+
+Keep a signal to a whole group of processes from ending Spark's JVM before its driver.
+
+systemd (`KillMode=control-group`, the default), `timeout` and Kubernetes' `preStop` scripts send
+SIGTERM to all processes of a service. If the JVM ended, each call of the driver would fail, and the
+present batch could not end. A process inherits that a signal is ignored, also through `exec`
+(POSIX), and Java then installs no handler for it. The JVM ends with the driver in any case, because
+it reads the pipe that the driver holds.
+
+The signal is ignored in the child, between `fork` and `exec`. To ignore it in the driver for a
+moment would lose a signal of this moment: blocking it does not help, because the kernel gives it to
+any thread that does not block it.
 """
 
 from __future__ import annotations
@@ -11,7 +25,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +37,42 @@ from gateway.extras import format_install_command
 from gateway.pipeline.checkpoint.versions import local_path
 
 from . import java
-from .child_signals import ignore_sigterm_in_children
-from .jars import fetch_connector_jars
-from .package import build_archive
-from .spark_home import spark_home_for_workers
+from .spark_home import build_archive, fetch_connector_jars, spark_home_for_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class _Children(threading.local):
+    """Whether the processes that this thread starts ignore SIGTERM."""
+
+    ignore_sigterm = False
+
+
+_children = _Children()
+
+
+def _ignore_sigterm_if_wanted() -> None:
+    if _children.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+os.register_at_fork(after_in_child=_ignore_sigterm_if_wanted)
+
+
+@contextmanager
+def ignore_sigterm_in_children() -> Iterator[None]:
+    """Let the processes that this thread starts in the context ignore SIGTERM.
+
+    This is so for `os.fork`, and for `subprocess` if `preexec_fn` is given, as PySpark does: Python
+    calls functions that are registered for a fork only in such children.
+    """
+    _children.ignore_sigterm = True
+    try:
+        yield
+    finally:
+        _children.ignore_sigterm = False
+
 
 # The class archive of the JDK makes each start of a driver 0.3 s faster.
 _JVM_OPTIONS = ("-Xshare:auto", "-XX:+UseG1GC")
@@ -171,3 +216,24 @@ def create_job_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSes
         if key.startswith("spark.sql."):
             session.conf.set(key, value)
     return session
+
+
+def close_idle_connections(spark: SparkSession) -> None:
+    """Close the connections over which no call is in progress.
+
+    py4j opens a connection for each thread of the JVM that calls Python, and each start of a query
+    creates such a thread. py4j closes none of them (0.10.9.9: `PythonClient.setupCleaner` is empty,
+    and its list of connections keeps those of ended threads alive). Each start of a query therefore
+    left a thread and a file descriptor in Python and a file descriptor in the JVM, even after a
+    collection in the JVM.
+
+    py4j itself calls `periodicCleanup` where threads share connections. It may close the connection
+    of another query between two batches; py4j opens a new one for the next batch.
+    """
+    from py4j.java_gateway import JavaObject
+
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    # py4j has no function for the Java object of its own server; this is the server's fixed id.
+    server = JavaObject("GATEWAY_SERVER", gateway._gateway_client)
+    server.getCallbackClient().periodicCleanup()

@@ -7,6 +7,25 @@ slow. Spark gives up on the worker that begins a query with `transformWithState`
 cannot be configured, and the job fails.
 
 Spark therefore gets a home with links to all parts of the wheel but this archive.
+
+Fetch the four jars that Spark's wheel lacks to read and write Kafka.
+
+Spark's own way, `spark.jars.packages`, cannot resolve the token provider, so Spark is given files.
+Only four are needed: Maven would also fetch ten dependencies (hadoop-client, scala-library, slf4j,
+lz4, snappy, ...) that the wheel has in newer versions.
+
+Build an archive of the package `gateway` for executors on other machines.
+
+With it, executors run the same code as the driver. The dependencies (`pip install
+kafka-gateway[pipeline]`) are not in the archive: the Python that PYSPARK_PYTHON names must have
+them.
+
+Name the versions of Spark, Scala and Java that go together. No other module names them.
+
+Spark's Kafka connector is published later than Spark itself, so the newest connector that Maven can
+resolve decides the version. Its token provider is of another release (4.0.0, the only one that can
+be resolved). That does no harm, because it is only used for delegation tokens, which the gateway
+does not support. `jars.sha256` lists the jars that the wheel of pyspark lacks.
 """
 
 from __future__ import annotations
@@ -15,12 +34,14 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gateway.config.sections.job import Spark
-from gateway.kafka.local.maven import cache_path
+from gateway.errors import PipelineError
+from gateway.kafka.local.maven import JarBundle, MavenCoordinate, cache_path, read_pins
 
 # What the scripts and the JVM look for in a home. The others in the wheel are Python packages,
 # licenses and examples.
@@ -63,3 +84,54 @@ def link_spark_home() -> Path:
             with suppress(FileExistsError):  # created before, or just now by another process
                 (home / name).symlink_to(wheel / name)
     return home
+
+
+SPARK_VERSION = "4.2.0"
+SCALA_VERSION = "2.13"
+MIN_JAVA_VERSION = 17
+"""The oldest Java that Spark runs on."""
+
+
+def read_pinned_jars() -> dict[MavenCoordinate, str]:
+    return read_pins(Path(__file__).with_name("jars.sha256"))
+
+
+def fetch_connector_jars() -> Sequence[Path]:
+    """Return the paths of the jars; download those that the user's cache does not have."""
+    description = f"Spark's Kafka connector {SPARK_VERSION}"
+    pins = read_pinned_jars()
+    directory = JarBundle(description, pins, PipelineError).ensure_fetched(
+        cache_path(f"spark-kafka-{SPARK_VERSION}")
+    )
+    return [directory / jar.file_name for jar in pins]
+
+
+PACKAGE_DIRECTORY = Path(__file__).parents[2]
+_ARCHIVE_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # fixed, so that equal files give equal archives
+
+
+def build_archive() -> Path:
+    """Return a zip archive of the package in the user's cache, built for these files once."""
+    files = sorted(_iter_files())
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(
+            path.relative_to(PACKAGE_DIRECTORY).as_posix().encode() + b"\0" + path.read_bytes()
+        )
+    archive = cache_path("submit") / f"gateway-{digest.hexdigest()[:16]}.zip"
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may build the same archive: it is renamed once it is complete.
+        temporary = archive.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as out:
+            for path in files:
+                name = f"{PACKAGE_DIRECTORY.name}/{path.relative_to(PACKAGE_DIRECTORY).as_posix()}"
+                out.writestr(zipfile.ZipInfo(name, _ARCHIVE_TIMESTAMP), path.read_bytes())
+        temporary.rename(archive)
+    return archive
+
+
+def _iter_files() -> Iterator[Path]:
+    for path in PACKAGE_DIRECTORY.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path

@@ -26,7 +26,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint import definition
 
 from .files import Files
-from .inspector import CheckpointInspector, find_newest_batch, select_files
+from .report import CheckpointInspector, find_newest_batch, select_files
 
 MANIFEST_FILE = "backup.json"
 MAX_ATTEMPTS = 3  # a running job may delete a file between its listing and its copy

@@ -20,8 +20,8 @@ from gateway.errors import PipelineError
 
 from . import layout
 from .files import Files
-from .inspector import CheckpointInspector, Damage, find_newest_batch, find_stores
 from .integrity import ContentCheck
+from .report import CheckpointInspector, Damage, find_newest_batch, find_stores
 
 # Texts by which Spark 4.2, RocksDB and Hadoop report damaged state in the error of a query.
 _DAMAGE_MESSAGES = (

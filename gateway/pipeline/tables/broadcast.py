@@ -21,7 +21,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.progress import alerts
 from gateway.pipeline.run import failures
 
-from .columns import parse_json_column
+from .lookup import parse_json_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

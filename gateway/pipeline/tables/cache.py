@@ -6,14 +6,21 @@ answered (`evict_excess` does it at the end). Otherwise, if a batch has more key
 rows would be lost.
 
 This module does no I/O: callers pass the time, in seconds of any monotonic clock.
+
+Retry requests to a server that does not answer, with delays that grow to 2 s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from itertools import islice, repeat
 from typing import TypeAlias
+
+from gateway.core.log.recovery import Backoff, Cause
 
 # A value (None if the key has none), and when it was requested.
 _TimedValue: TypeAlias = tuple[bytes | None, float]
@@ -163,3 +170,53 @@ class BatchRequest:
         self.keys_to_fetch = self.cache.find_keys_to_fetch(self.keys, now, requested_since=now)
         self._round_count = 0
         self.cache.stats.failures += 1
+
+
+log = logging.getLogger(__name__)
+
+MAX_RETRY_DELAY_S = 2.0
+
+
+class OutageBackoff:
+    """The delays between requests to one server, and the log lines about its outages.
+
+    Each `LookupTable` and each loader of a table has one. An outage is logged when the second
+    request in a row has failed, and when the server answers again.
+    """
+
+    def __init__(
+        self,
+        display_name: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._display_name, self._clock, self._sleep = display_name, clock, sleep
+        self._backoff = Backoff(max_delay=MAX_RETRY_DELAY_S, random=random.random)
+        self._started_at = 0.0
+
+    @property
+    def is_outage(self) -> bool:
+        """Return whether the server has failed more than once.
+
+        A single failure may just be an idle connection that the server has closed.
+        """
+        return self._backoff.attempts >= 2
+
+    def wait_for_retry(self, error: Exception, consequence: str) -> None:
+        """Wait before a request is repeated. The log gets the consequence of an outage."""
+        if self._backoff.attempts == 0:
+            self._started_at = self._clock()
+        delay = self._backoff.next_delay(Cause.CONNECTION)
+        if self._backoff.attempts == 2:
+            log.warning("%s is away (%s); %s", self._display_name, error, consequence)
+        self._sleep(delay)
+
+    def reset(self) -> None:
+        if self.is_outage:
+            log.warning(
+                "%s answers again, after %.1f s",
+                self._display_name,
+                self._clock() - self._started_at,
+            )
+        self._backoff.reset()

@@ -7,6 +7,8 @@ batch is looked up once.
 
 A Python worker keeps its connection and its cache across batches and jobs. The counters of a task
 are added to those of the driver when the task ends (`stats`).
+
+Parse the JSON that a table has for each key into columns.
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gateway.errors import PipelineError
+from gateway.pipeline.inputs import parsing
 
-from .cache import BatchRequest, LookupCache, LookupStats
-from .outage import OutageBackoff
+from .cache import BatchRequest, LookupCache, LookupStats, OutageBackoff
 from .redis import RedisConfig, RedisTable, RedisUnavailable, decode_texts, is_utf8
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from gateway.config.sections import pipelines as config
+
 
 Fallback: TypeAlias = Callable[[list[str]], Mapping[str, Any]]
 RedisFactory: TypeAlias = Callable[[RedisConfig], RedisTable]
@@ -221,3 +224,24 @@ def _encode_json(value: Any) -> bytes | None:
     import orjson
 
     return orjson.dumps(value)
+
+
+_PARSED_COLUMN = "_parsed"
+
+
+def parse_json_column(rows: DataFrame, column: str, fields: Mapping[str, str]) -> DataFrame:
+    """Replace a column of JSON objects by a column for each field.
+
+    All fields are null if the JSON is null or invalid. A field that is not of its type or is out of
+    its range is null on its own.
+    """
+    from pyspark.sql import functions as F
+
+    others = [F.col(f"`{name}`") for name in rows.columns if name != column]
+    text, parsed = F.col(column).cast("string"), F.col(_PARSED_COLUMN)
+    parsed_rows = rows.withColumn(_PARSED_COLUMN, parsing.parse_json(text, fields))
+    values = (
+        parsing.get_valid_column(parsed, text, name, type_text).alias(name)
+        for name, type_text in fields.items()
+    )
+    return parsed_rows.select(*others, *values)

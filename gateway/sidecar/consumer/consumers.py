@@ -22,9 +22,9 @@ from gateway.errors import GatewayError
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.component import Component
 from gateway.sidecar.context import AuditEvent, Context, NullAuditor
-from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
+from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.topics import check_offsets, check_partitions, describe_topics

@@ -19,12 +19,17 @@ from gateway.formats.codec import SerializationFormat
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.sidecar.component import Component
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.authorization import READ_SCOPE
+from gateway.sidecar.http.middleware import READ_SCOPE
 from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
 from gateway.sidecar.membership_options import build_consumer_options
 from gateway.sidecar.v2 import media
-from gateway.sidecar.v2.dialect import CONFLUENT, negotiate_content_type, set_content_type
-from gateway.sidecar.v2.endpoints import create_endpoint, parse_partition
+from gateway.sidecar.v2.dialect import (
+    CONFLUENT,
+    create_endpoint,
+    negotiate_content_type,
+    parse_partition,
+    set_content_type,
+)
 from gateway.sidecar.v2.errors import build_error_body, to_unprocessable
 from gateway.sidecar.v2.topics import fetch_bounds
 

@@ -37,7 +37,7 @@ from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.consumer.record_json import render_records, text_headers
 from gateway.sidecar.context import AuditEvent, Context
 from gateway.sidecar.http import body
-from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
+from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import BackendClient, create_http_client

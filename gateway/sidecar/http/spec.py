@@ -25,8 +25,13 @@ from gateway.core.times import parse_time
 from gateway.version import __version__
 
 from .body import read_body
-from .field_names import MIN_SIMILARITY, FieldNames, iter_unknown_names
-from .integers import build_normalizer, resolve_reference
+from .integers import (
+    MIN_SIMILARITY,
+    FieldNames,
+    build_normalizer,
+    iter_unknown_names,
+    resolve_reference,
+)
 from .status import StatusError
 
 SPEC_DIRECTORY = Path(__file__).parent / "spec"

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.config.types.address import create_trusting_context
 from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.authorization import READ_SCOPE
+from gateway.sidecar.http.middleware import READ_SCOPE
 from gateway.sidecar.http.status import (
     NO_STORE_HEADERS,
     StatusError,

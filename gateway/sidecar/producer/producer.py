@@ -27,8 +27,8 @@ from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.component import Component
 from gateway.sidecar.context import AuditEvent, Context, NullAuditor
 from gateway.sidecar.http import body
-from gateway.sidecar.http.authorization import WRITE_SCOPE
 from gateway.sidecar.http.ids import RequestIds, get_current_ids
+from gateway.sidecar.http.middleware import WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
 
 from . import ndjson, outcome

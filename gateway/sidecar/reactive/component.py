@@ -21,7 +21,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned
 from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.authorization import READ_SCOPE
+from gateway.sidecar.http.middleware import READ_SCOPE
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples

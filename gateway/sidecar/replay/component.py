@@ -30,7 +30,7 @@ from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.backends import get_group
 from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.authorization import READ_SCOPE, WRITE_SCOPE
+from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import create_http_client
@@ -39,8 +39,7 @@ from gateway.telemetry.samples import MetricSamples
 
 from .delivery import BackendReplayDelivery
 from .job import ReplayJob, end_replay
-from .rendering import render_replay
-from .store import ReplayStore
+from .store import ReplayStore, render_replay
 
 log = logging.getLogger(__name__)
 

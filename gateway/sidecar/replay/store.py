@@ -3,6 +3,8 @@
 The topic is compacted and has one partition: the latest record of an id is the state of that
 replay. Each is written in a transaction whose id is the replay's own, so that only its current
 owner can write, and together with the copies whose progress it states.
+
+Render a replay as JSON.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from uuid import UUID
 
 import orjson
 
-from gateway.core.delivery.replay import Replay, Replays
+from gateway.core.delivery.replay import Destination, Replay, Replays
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
+from gateway.core.times import format_time
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.produce.pending_records import ProducerRecord
@@ -138,3 +141,50 @@ class ReplayStore:
     def create_transactions(self, id: str) -> TransactionalProducer:
         """Return the producer of one replay; starting it fences other producers of that replay."""
         return self._context.create_transactions(f"{self.tp.topic}-{id}")
+
+
+DELIVERY_GUARANTEES = {
+    Destination.TOPIC: "exactly-once",
+    Destination.BACKEND: "at-least-once",
+}
+
+
+def render_replay(replay: Replay, rate: float) -> dict[str, Any]:
+    """Render a replay; `rate` is in records per second."""
+    return {
+        "id": replay.id,
+        "state": replay.state,
+        "topic": replay.topic,
+        "destination": replay.destination,
+        "destinationTopic": replay.target or None,
+        "consumerGroup": replay.group or None,
+        "delivery": DELIVERY_GUARANTEES[replay.destination],
+        "progress": round(replay.progress, 4),
+        "records": replay.records,
+        "bytes": replay.bytes,
+        "deadLetters": replay.dead,
+        "recordsPerSecond": round(rate, 1),
+        "partitions": [
+            {
+                "partition": partition,
+                "startOffset": span.start,
+                "endOffset": span.end,
+                "nextOffset": span.next_offset,
+            }
+            for partition, span in sorted(replay.spans.items())
+        ],
+        "gaps": [
+            {
+                "partition": missing.partition,
+                "startOffset": missing.offset,
+                "endOffset": missing.next_offset,
+                "reason": missing.reason,
+            }
+            for missing in replay.lacks
+        ],
+        "owner": replay.owner or None,
+        "error": replay.error or None,
+        "createdBy": replay.by or None,
+        "createdAt": format_time(replay.created),
+        "updatedAt": format_time(replay.updated),
+    }

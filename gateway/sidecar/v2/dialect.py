@@ -1,9 +1,12 @@
-"""Translate consumer requests and responses to Confluent's API."""
+"""Translate consumer requests and responses to Confluent's API.
+
+Share what the endpoints of the dialect have in common that need no consumer instance.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -19,6 +22,7 @@ from gateway.sidecar.consumer.record_json import Headers, paired_headers, text_h
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.spec import ApiOperation
 from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
+from gateway.sidecar.topics import describe_partition
 
 from . import media
 from .errors import InvalidJson, build_error_body, to_unprocessable
@@ -136,3 +140,29 @@ def set_content_type(response: Response, content_type: str) -> Response:
 
 
 CONFLUENT = ConfluentDialect()
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def create_endpoint(handler: Handler) -> Handler:
+    """Wrap an endpoint so that all its errors are answered in the dialect."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            negotiate_content_type(request)
+            return await handler(request)
+        except Exception as exc:
+            return CONFLUENT.build_error_response(request, exc)
+
+    return endpoint
+
+
+async def parse_partition(context: Context, request: Request) -> TopicPartition:
+    """Return the partition of a path; raises StatusError 404, or as `describe_partition`."""
+    topic, text = request.path_params["topic"], request.path_params["partition"]
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise StatusError(404, f"{text[:40]!r} is no partition; use a number")
+    tp = TopicPartition(topic, int(text))
+    await describe_partition(context, tp)
+    return tp

@@ -21,9 +21,9 @@ from gateway.formats.plain import PLAIN_CODECS
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.authorization import WRITE_SCOPE
 from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.ids import get_current_ids
+from gateway.sidecar.http.middleware import WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.producer import outcome
@@ -37,8 +37,7 @@ from gateway.sidecar.producer.encoding import (
 from gateway.sidecar.producer.producer import ProducerComponent
 from gateway.sidecar.topics import describe_topic
 
-from .dialect import CONFLUENT, parse_content_type, parse_json
-from .endpoints import create_endpoint, parse_partition
+from .dialect import CONFLUENT, create_endpoint, parse_content_type, parse_json, parse_partition
 from .errors import RETRIABLE, to_unprocessable
 
 NON_RETRIABLE_CODE, RETRIABLE_CODE = 1, 2

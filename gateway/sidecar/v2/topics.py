@@ -16,11 +16,10 @@ from gateway.kafka.protocol.topic_messages import DescribeConfigsRequest
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.authorization import READ_SCOPE
+from gateway.sidecar.http.middleware import READ_SCOPE
 from gateway.sidecar.topics import describe_topic
 
-from .dialect import CONFLUENT
-from .endpoints import create_endpoint, parse_partition
+from .dialect import CONFLUENT, create_endpoint, parse_partition
 
 
 class Topics(Component):

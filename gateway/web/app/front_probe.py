@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import Busy, RequestError
-from gateway.web.http.encoding import GZIP_HEADERS, get_accept_encoding, prefers_gzip
+from gateway.web.http.negotiation import GZIP_HEADERS, get_accept_encoding, prefers_gzip
 from gateway.web.http.problems import build_problem
 from gateway.web.streams.sse import STREAM_HEADERS, SseResponse
 from gateway.wire import sse

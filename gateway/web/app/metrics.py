@@ -15,7 +15,7 @@ from starlette.responses import Response
 from gateway.config import Influx, Settings
 from gateway.hub import metrics as hub_metrics
 from gateway.hub.fanout.hubs import Hubs
-from gateway.hub.zero_series import add_zero_series
+from gateway.hub.metrics import add_zero_series
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.exporters import expose
 from gateway.telemetry.process import LoopLag, collect_process_metrics, run_in_thread

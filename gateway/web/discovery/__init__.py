@@ -22,8 +22,8 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.config import Settings
 from gateway.errors import RequestError
-from gateway.web.http.accept import get_media_preference
 from gateway.web.http.document import StaticDocument
+from gateway.web.http.negotiation import get_media_preference
 from gateway.web.http.security_headers import PAGE_HEADERS
 
 from .asyncapi import build_document

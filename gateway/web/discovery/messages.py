@@ -17,7 +17,7 @@ from typing import Any
 
 from gateway.config import Settings
 from gateway.formats import FORMATS
-from gateway.formats.event_schema import (
+from gateway.formats.event import (
     ANY_SCHEMA,
     INTEGER_SCHEMA,
     PARTITION_MEMBERS,

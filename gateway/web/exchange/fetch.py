@@ -20,13 +20,13 @@ from gateway.config import With
 from gateway.core.log.record import Record
 from gateway.errors import RequestError, StreamEnded
 from gateway.formats import FORMATS, create_format
-from gateway.formats.invalid_values import InvalidValue, RawValue, wrap_format
+from gateway.formats.exact_numbers import InvalidValue, RawValue, wrap_format
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.web.http.document import matches_if_none_match
 from gateway.web.http.etag import build_etag
-from gateway.web.http.media_type import SAFE_HEADERS, get_media_type
+from gateway.web.http.negotiation import SAFE_HEADERS, get_media_type
 from gateway.web.http.prefer import parse_preferences
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs

@@ -6,7 +6,7 @@ from gateway.config import FetchWith, ProduceWith, With
 
 from .exchange import Exchange
 from .fetch import FetchExchange
-from .write import ProduceExchange
+from .reply import ProduceExchange
 
 EXCHANGES: dict[type[With], Exchange] = {
     FetchWith: FetchExchange(),

@@ -4,6 +4,8 @@ The record of the request says where the reply goes (`zilla:reply-to`) and how i
 (`zilla:correlation-id`). The service sends the correlation id back as a header, with `content-type`
 and, if it is not 200, `:status`. With `Prefer: respond-async` the response is 202, and says where
 to ask for the reply, which any worker can answer.
+
+Respond to requests that write a record: with where it is, or with the reply to it.
 """
 
 from __future__ import annotations
@@ -20,17 +22,19 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.config import With
 from gateway.config.capabilities.produce import RESERVED_RECORD_HEADERS, Correlation
 from gateway.errors import RequestError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.writes.publisher import Produced
-from gateway.web.http.media_type import SAFE_HEADERS, get_media_type
+from gateway.web.http.negotiation import SAFE_HEADERS, get_media_type
 from gateway.web.http.prefer import parse_preferences
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import ClientDisconnected, run_while_connected
 
 from . import produce
+from .exchange import Exchange
 from .replies import REPLY_WINDOW_S, Reply, ReplyReader
 from .write_request import hash_requester
 
@@ -208,3 +212,15 @@ def _build_accepted_response(request: Request, location: str, result: Produced |
         return Response(status_code=202, headers=headers)
     headers["Preference-Applied"] = "respond-async"
     return JSONResponse(produce.describe_result(result), 202, headers)
+
+
+class ProduceExchange(Exchange):
+    def describe(self, with_: With) -> str:
+        return "writes a record" + (", and answers with its reply" if with_.reply_topic else "")
+
+    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
+        if match.is_reply:
+            return await poll_reply(routes, match, request)
+        if match.route.with_.reply_topic is not None:
+            return await request_reply(routes, match, request)
+        return await produce.respond(routes, match, request)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from gateway.wire.gzip import MIN_COMPRESS_BYTES
 
-from .encoding import GZIP_HEADERS, get_accept_encoding, prefers_gzip
+from .negotiation import GZIP_HEADERS, get_accept_encoding, prefers_gzip
 
 IMMUTABLE_HEADERS = {"Cache-Control": "public, max-age=31536000, immutable"}
 """For a URL whose content never changes (RFC 8246)."""

@@ -21,10 +21,7 @@ from gateway.web import demo
 from gateway.web.app.app import Startup
 from gateway.web.demo import build_page_url, find_free_port, open_page
 
-from .component_states import ComponentStates
-from .jobs import run_jobs
-from .redis import run_redis
-from .sender import create_topics, send_events
+from .processes import ComponentStates, create_topics, run_jobs, run_redis, send_events
 
 SHOP_DIRECTORY = Path(__file__).parent
 CONFIG = (SHOP_DIRECTORY / "shop.yaml").read_text("utf-8")

@@ -24,9 +24,9 @@ from gateway.config import Route
 from gateway.errors import KafkaError, RequestError
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.dictionaries import Dictionaries, ViewDictionary
-from gateway.hub.wires.dictionary import DictionaryWire
 from gateway.hub.wires.wire import Wire
-from gateway.web.http.encoding import get_accept_encoding, negotiate_wire, prefers_dcz
+from gateway.hub.wires.wrapping import DictionaryWire
+from gateway.web.http.negotiation import get_accept_encoding, negotiate_wire, prefers_dcz
 from gateway.web.http.security_headers import NOSNIFF_HEADERS
 from gateway.web.routing.paths import SELECTION_PARAMETERS, Match
 from gateway.web.routing.query import get_query_pairs

@@ -22,8 +22,8 @@ from gateway.errors import GatewayError, MemoryFull
 from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.fanout.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
 from gateway.hub.wires.chunked import ChunkedWire
-from gateway.hub.wires.dictionary import DictionaryWire
 from gateway.hub.wires.wire import Wire
+from gateway.hub.wires.wrapping import DictionaryWire
 from gateway.web.http.outlet import TAKEOVER, HttpOutlet, abort_response, buffer_head, take_over
 from gateway.web.routing.limits import ReleaseSlot
 from gateway.web.routing.paths import Match

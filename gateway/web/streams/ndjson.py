@@ -16,8 +16,12 @@ from gateway.core.caches import cache_short
 from gateway.core.client.terms import EndReason
 from gateway.hub.reads import page
 from gateway.hub.wires.ndjson import NdjsonWire
-from gateway.web.http.accept import NOT_ACCEPTABLE, MediaPreference, get_media_preference
-from gateway.web.http.encoding import negotiate_body
+from gateway.web.http.negotiation import (
+    NOT_ACCEPTABLE,
+    MediaPreference,
+    get_media_preference,
+    negotiate_body,
+)
 from gateway.web.routing import query
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes

@@ -24,8 +24,8 @@ from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.errors import GatewayError, KafkaError, RequestError, UnknownTopic
 from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.fanout.hubs import ClusterTopic
+from gateway.hub.fanout.pacing import WallClockTimer
 from gateway.hub.fanout.view import View
-from gateway.hub.fanout.wall_clock_timer import WallClockTimer
 from gateway.web.access import Granted
 from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
 from gateway.web.routing.paths import Match

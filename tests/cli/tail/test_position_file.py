@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.tail.position_file import PositionFile
+from gateway.cli.tail.target import PositionFile
 from gateway.errors import GatewayError
 
 

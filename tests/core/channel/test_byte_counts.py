@@ -6,8 +6,8 @@ from support.single_client import TP, create_client, write_records
 
 from gateway.core.channel.chunk_ring import ByteCounts, CountedBytes
 from gateway.core.log.record import PartitionPosition
-from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.sse import SseWire
+from gateway.hub.wires.wrapping import GzipWire
 from gateway.wire.crc import Crc32Sum
 
 

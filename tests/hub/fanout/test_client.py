@@ -14,9 +14,8 @@ from gateway.core.client.terms import EndReason, Throttle
 from gateway.hub.fanout.broadcaster import Audience
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.client_source import ClientSource
-from gateway.hub.fanout.pull_delivery import PullDelivery
-from gateway.hub.fanout.push_delivery import PushDelivery
-from gateway.hub.fanout.rate_limiter import RateLimiter
+from gateway.hub.fanout.delivery import PullDelivery, PushDelivery
+from gateway.hub.fanout.pacing import RateLimiter
 
 
 async def test_an_idle_client_gets_a_comment_every_heartbeat():

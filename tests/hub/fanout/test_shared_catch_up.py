@@ -17,9 +17,9 @@ from gateway.core.log.record import PartitionPosition
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.shared_catch_up import JOIN_WINDOW_S, SharedCatchUp
-from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
+from gateway.hub.wires.wrapping import GzipWire
 
 MISSED = 300
 

@@ -11,7 +11,7 @@ from support.virtual_time import in_virtual_time
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Entry, Ready, Record, TopicPartition
 from gateway.core.log.tail import Tail, TailUpdate
-from gateway.hub.fanout.stepped_tail import SteppedTail
+from gateway.hub.fanout.shared_tail import SteppedTail
 
 A = TopicPartition("prices", 0)
 

@@ -4,7 +4,7 @@ import asyncio
 
 from support.virtual_time import run_in_virtual_time
 
-from gateway.hub.fanout.wall_clock_timer import WallClockTimer
+from gateway.hub.fanout.pacing import WallClockTimer
 
 
 class WallClock:

@@ -8,9 +8,8 @@ from gateway.core.channel.chunk_ring import ChannelEvent
 from gateway.core.client.terms import EndReason
 from gateway.formats import create_format
 from gateway.hub.wires.chunked import ChunkedWire
-from gateway.hub.wires.dictionary import DictionaryWire
-from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.sse import SseWire
+from gateway.hub.wires.wrapping import DictionaryWire, GzipWire
 from gateway.wire.zstd import CompressionDictionary
 
 DICTIONARY = CompressionDictionary(b'data: {"order":1,"status":"paid"}\nid: 1abc\n\n' * 3)

@@ -19,10 +19,10 @@ from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.formats import create_format
 from gateway.hub.fanout.client import Client
 from gateway.hub.wires.chunked import LAST_CHUNK, ChunkedWire
-from gateway.hub.wires.gzip import GzipWire
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
+from gateway.hub.wires.wrapping import GzipWire
 from gateway.wire.crc import Crc32Sum
 from gateway.wire.gzip import HEADER
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.kafka.local.class_archive import ClassArchive
-from gateway.kafka.local.java import JavaRuntime
+from gateway.kafka.local.java import ClassArchive, JavaRuntime
 
 
 def create_archive(directory: Path, banner: str = "17.0.9", content: str = "") -> ClassArchive:

@@ -10,7 +10,7 @@ import pytest
 from support.query_progress import build_progress
 
 from gateway.errors import PipelineError
-from gateway.pipeline.doctor.progress_records import group_by_query, load_records
+from gateway.pipeline.doctor.query_run import group_by_query, load_records
 
 RECORDS = [build_progress(each) for each in range(4)]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.pipeline.doctor.diagnosis import CAUSE_NAMES, diagnose
-from gateway.pipeline.doctor.progress_records import load_records
-from gateway.pipeline.doctor.query_run import build_run
+from gateway.pipeline.doctor.query_run import build_run, load_records
 
 OTHER = ".other"
 RUNS = Path(__file__).parent / "runs"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gateway.pipeline.spark.child_signals import ignore_sigterm_in_children
+from gateway.pipeline.spark.session import ignore_sigterm_in_children
 
 CHILD = "import signal; print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)"
 

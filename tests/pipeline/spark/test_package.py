@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from gateway.pipeline.spark.package import build_archive
+from gateway.pipeline.spark.spark_home import build_archive
 
 
 def test_the_package_is_an_archive_that_depends_on_its_contents_only(monkeypatch, tmp_path):

@@ -11,14 +11,18 @@ from gateway.config.sections.pipelines import Pipelines
 from gateway.errors import PipelineError
 from gateway.pipeline.run.runner import create_configured_session
 from gateway.pipeline.spark import java
-from gateway.pipeline.spark.jars import fetch_connector_jars, read_pinned_jars
 from gateway.pipeline.spark.session import (
     build_checkpoint_conf,
     build_session_conf,
     create_job_session,
     format_jvm_end,
 )
-from gateway.pipeline.spark.versions import SCALA_VERSION, SPARK_VERSION
+from gateway.pipeline.spark.spark_home import (
+    SCALA_VERSION,
+    SPARK_VERSION,
+    fetch_connector_jars,
+    read_pinned_jars,
+)
 
 
 def executable(path, banner):

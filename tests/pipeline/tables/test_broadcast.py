@@ -11,7 +11,7 @@ from support.waiting import WAIT_TIMEOUT_S
 from gateway.errors import PipelineError
 from gateway.pipeline.progress import alerts
 from gateway.pipeline.tables.broadcast import REFRESH_ALERT, RefreshedValue
-from gateway.pipeline.tables.columns import parse_json_column
+from gateway.pipeline.tables.lookup import parse_json_column
 
 
 class Source:

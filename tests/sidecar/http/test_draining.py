@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.sidecar.http.draining import DrainMiddleware
+from gateway.sidecar.http.middleware import DrainMiddleware
 
 
 async def cancel_request(method: str, *, is_draining: bool, starts: bool = False) -> list[Any]:

@@ -1,0 +1,181 @@
+"""Parse `Accept` and the headers that share its syntax (RFC 9110 12.4.2, 12.5.1).
+
+The media type of a record's value, and headers that make it safe to show.
+
+Whoever wrote the value chose its type, which may be HTML or SVG. A browser must neither guess
+another type nor run what the value contains, since it would run on the gateway's origin, with the
+cookies of other clients.
+
+Negotiate whether a response is compressed (RFC 9110 12.5.3).
+
+A response is compressed if the client names gzip and wants it at least as much as the plain bytes.
+All clients of a view that accept gzip share the deflated bytes. Browsers all accept it, so they get
+it by default, unless they have a dictionary (`gateway.web.streams.dictionary`). A route with
+`compression: none` opts out, for content whose length must not reveal it (BREACH), or for proxies
+that hold compressed responses back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import NamedTuple
+
+from starlette.requests import HTTPConnection
+
+from gateway.config import Route, Topic
+from gateway.core.caches import cache_short
+from gateway.hub.wires.wire import Wire
+from gateway.hub.wires.wrapping import GzipWire
+from gateway.wire import gzip
+
+# One list member. A comma inside a quoted string does not end it; the quote that closes may be
+# missing, so that a malformed header is still split and not dropped.
+_RANGE_PATTERN = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
+_WEIGHT_PATTERN = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")  # RFC 9110 12.4.2
+
+
+class MediaPreference(NamedTuple):
+    """How much a client wants a media type. The larger of two preferences wins.
+
+    `specificity` is 2 for a type in full, 1 for `type/*`, 0 for `*/*`. It breaks the tie between
+    equal weights, since tuples compare from the left.
+    """
+
+    quality: float
+    specificity: int
+
+
+NOT_ACCEPTABLE = MediaPreference(0.0, 0)
+
+
+def get_media_preference(header: str, media_type: str) -> MediaPreference:
+    """Return how much a client wants a media type, by the most specific range that matches it.
+
+    An empty `Accept` accepts everything (RFC 9110 12.5.1).
+    """
+    kind = media_type.partition("/")[0]
+    specificities = {media_type: 2, f"{kind}/*": 1, "*/*": 0}
+    matching = [
+        (specificities[name], weight)
+        for name, weight in iter_ranges(header or "*/*")
+        if name in specificities
+    ]
+    specificity, quality = max(matching, default=(0, 0.0))
+    return MediaPreference(quality, specificity) if quality else NOT_ACCEPTABLE
+
+
+def iter_ranges(header: str) -> Iterator[tuple[str, float]]:
+    """Yield the ranges of a header in lower case with their weights, from 0 to 1.
+
+    A range with a malformed weight is skipped.
+    """
+    for part in _RANGE_PATTERN.findall(header.lower()):
+        name, *parameters = (field.strip() for field in part.split(";"))
+        weight = next((text[2:] for text in parameters if text.startswith("q=")), "1")
+        if _WEIGHT_PATTERN.fullmatch(weight):
+            yield name, float(weight)
+
+
+SAFE_HEADERS: Mapping[str, str] = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+}
+JSON_MEDIA_TYPE = "application/json"
+
+_TOKEN_PATTERN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"  # RFC 9110 5.6.2
+# Parameters may hold any printable ASCII character, but no line break: the text becomes a header.
+_MEDIA_TYPE_PATTERN = re.compile(rf"{_TOKEN_PATTERN}/{_TOKEN_PATTERN}[ \t]*(;[\x20-\x7e]*)?")
+_JSON_PATTERN = re.compile(r"[^/;]+/([^;]+\+)?json[ \t]*(;|$)", re.IGNORECASE)
+_MEDIA_TYPES_BY_MODEL = {"json": JSON_MEDIA_TYPE, "string": "text/plain; charset=utf-8"}
+
+
+def get_media_type(headers: Iterable[tuple[str, bytes | None]], topic: Topic) -> str:
+    """Return the media type of a record's value.
+
+    The record's `content-type` decides, if it is well-formed; of a value that was decoded, only if
+    it is one of JSON. Otherwise the value model of the topic decides.
+    """
+    for name, content in headers:
+        if name.lower() == "content-type" and content:
+            media_type = content.decode("latin-1").strip()
+            if _MEDIA_TYPE_PATTERN.fullmatch(media_type) and (
+                not topic.value.is_decoded or _JSON_PATTERN.match(media_type)
+            ):
+                return media_type
+    # Decoded values, such as Avro, are shown as JSON.
+    if topic.value.is_decoded:
+        return JSON_MEDIA_TYPE
+    return _MEDIA_TYPES_BY_MODEL.get(topic.value.model, "application/octet-stream")
+
+
+MAX_LOOP_BYTES = 32 * 1024  # larger bodies are compressed outside the event loop
+_compressor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gzip")
+
+GZIP_HEADERS = {"Content-Encoding": "gzip"}
+
+
+def negotiate_wire(
+    wire: Wire, route: Route, request: HTTPConnection
+) -> tuple[Wire, dict[str, str]]:
+    """Return the wire of a stream, compressed or not, and the response headers that name it."""
+    return (_create_gzip_wire(wire), GZIP_HEADERS) if _should_gzip(route, request) else (wire, {})
+
+
+async def negotiate_body(
+    body: bytes, route: Route, request: HTTPConnection
+) -> tuple[bytes, dict[str, str]]:
+    """Return a complete body, compressed or not, and the response headers that name its coding.
+
+    A large body is compressed in a thread, one after the other: a megabyte takes 15 ms, in which
+    the event loop would stand still.
+    """
+    if len(body) < gzip.MIN_COMPRESS_BYTES or not _should_gzip(route, request):
+        return body, {}
+    if len(body) <= MAX_LOOP_BYTES:
+        return gzip.compress(body), GZIP_HEADERS
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_compressor, gzip.compress, body), GZIP_HEADERS
+
+
+def get_accept_encoding(request: HTTPConnection) -> str:
+    """Return `Accept-Encoding` as one value, also if it was sent as several fields."""
+    return ",".join(request.headers.getlist("accept-encoding"))
+
+
+@lru_cache(64)  # channels are looked up by their wire, and the same object is found fastest
+def _create_gzip_wire(wire: Wire) -> GzipWire:
+    return GzipWire(wire)
+
+
+@cache_short(256)
+def prefers_gzip(header: str) -> bool:
+    """Return whether gzip is named, and weighs at least as much as the plain bytes."""
+    return _prefers(header, "gzip", "x-gzip")
+
+
+@cache_short(256)
+def prefers_dcz(header: str) -> bool:
+    """Return whether `dcz` is named, and weighs at least as much as the plain bytes (RFC 9842)."""
+    return _prefers(header, "dcz")
+
+
+def _prefers(header: str, *codings: str) -> bool:
+    """Return whether one of the names of a coding weighs at least as much as the plain bytes.
+
+    The plain bytes weigh what the header says of `identity`, else of `*`, else 0. A client that
+    accepts neither gets the plain bytes.
+    """
+    # Of a coding that is named twice the first weight counts: dict() keeps the last one.
+    weights = dict(reversed(list(iter_ranges(header))))
+    weight = max(weights.get(coding, 0.0) for coding in codings)
+    return weight > 0 and weight >= weights.get("identity", weights.get("*", 0.0))
+
+
+def _should_gzip(route: Route, request: HTTPConnection) -> bool:
+    if route.stream.compression == "none":
+        return False
+    return prefers_gzip(get_accept_encoding(request))
