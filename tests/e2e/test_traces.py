@@ -21,7 +21,7 @@ from support.otlp import OtlpCollector, running_collector
 from support.waiting import wait_until
 
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.telemetry.traces import parse
+from gateway.telemetry.traceparent import parse
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"

@@ -44,7 +44,7 @@ from gateway.sidecar.http.spec import Spec
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.ksqldb.rows import ResponseParser
 from gateway.sidecar.v2.media import iter_accepted_types
-from gateway.telemetry import traces
+from gateway.telemetry import traceparent
 from gateway.telemetry.logs import redact_text, redact_url
 from gateway.web.http.client_certificate import get_certificate
 from gateway.web.http.cors import CorsRequest
@@ -242,7 +242,7 @@ CASES: dict[str, Case] = {
         repeated("/a", after="?"),
         HEAD,
     ),
-    "traceparent": Case(traces.parse, lambda n: b"0" * n, HEAD),
+    "traceparent": Case(traceparent.parse, lambda n: b"0" * n, HEAD),
     "preflight": Case(
         lambda text: CorsRequest(
             "a", {"headers": [(b"access-control-request-headers", text)], "method": "OPTIONS"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.traces import Traceparent, parse, parse_headers
+from gateway.telemetry.traceparent import Traceparent, parse, parse_headers
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -13,7 +13,8 @@ from support.waiting import wait_until
 
 from gateway.telemetry.exporters import build_resource
 from gateway.telemetry.logs import get_log_context
-from gateway.telemetry.traces import Traceparent, Tracing, parse_headers
+from gateway.telemetry.traceparent import Traceparent, parse_headers
+from gateway.telemetry.traces import Tracing
 
 TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 SERVER, CLIENT, PRODUCER, CONSUMER = 2, 3, 4, 5

@@ -23,7 +23,7 @@ from gateway.errors import AccessDenied, KafkaError, PartitionFailed
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.offsets import EARLIEST, LATEST
 from gateway.kafka.fetch.bounded_read import fetch_offset, iter_uncommitted
-from gateway.telemetry import traces
+from gateway.telemetry import traceparent
 
 KEY_HEADER = "idempotency-key"
 SCOPE_HEADER = "idempotency-scope"
@@ -37,7 +37,7 @@ RETRY_DELAY_S = 0.1  # seconds until a partition that cannot be read is tried ag
 Headers = Sequence[tuple[str, bytes | None]]
 
 # Not part of the record itself: each attempt to write it has its own trace context.
-_UNHASHED_HEADERS = RESERVED_HEADERS | {traces.HEADER_NAME}
+_UNHASHED_HEADERS = RESERVED_HEADERS | {traceparent.HEADER_NAME}
 
 
 def digest_record(key: bytes | None, value: bytes | None, headers: Headers) -> bytes:

@@ -17,14 +17,14 @@ from typing import NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.telemetry import traces
+from gateway.telemetry import traceparent
 from gateway.telemetry.logs import log_context
 
 from .status import StatusError
 
 CORRELATION_HEADER = "X-Correlation-Id"
 TRACEABILITY_HEADER = "X-Traceability-Id"
-TRACEPARENT_HEADER = traces.HEADER_NAME
+TRACEPARENT_HEADER = traceparent.HEADER_NAME
 
 _ID_PATTERN = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,254}[\x21-\x7e])?")
 
@@ -73,7 +73,7 @@ class RequestIds(NamedTuple):
         return cls.create(
             _accept_id(values.get(CORRELATION_HEADER.lower())),
             _accept_id(values.get(TRACEABILITY_HEADER.lower())),
-            trace if traces.parse(trace.encode("latin-1")) else "",
+            trace if traceparent.parse(trace.encode("latin-1")) else "",
         )
 
 
@@ -94,7 +94,7 @@ def _create_traceparent() -> str:
     random = os.urandom(24)
     # 0 is invalid for either (trace-context 3.2.2.3 and 3.2.2.4).
     trace, span = int.from_bytes(random[:16]) or 1, int.from_bytes(random[16:]) or 1
-    return str(traces.Traceparent(trace, span, sampled=False))
+    return str(traceparent.Traceparent(trace, span, sampled=False))
 
 
 def _accept_id(text: str | None) -> str | None:
@@ -111,7 +111,7 @@ def parse_ids(headers: Headers) -> RequestIds:
             raise StatusError(400, f"{problem}; shorten it")
         ids[name] = text
     trace = headers.get(TRACEPARENT_HEADER, "")
-    is_valid = traces.parse(trace.encode("latin-1")) is not None
+    is_valid = traceparent.parse(trace.encode("latin-1")) is not None
     return RequestIds.create(
         ids[CORRELATION_HEADER], ids[TRACEABILITY_HEADER], trace if is_valid else ""
     )
