@@ -1,18 +1,11 @@
-"""Define what the event formats share: their type, bytes as JSON, and the tombstone.
+"""Define what an event format is, what all formats share, and the format `envelope`.
 
 Bytes become JSON by one rule that a client can undo without guessing. A string is the UTF-8 text of
 the bytes, `{"base64": "..."}` stands for bytes that are not UTF-8, and null is null. Bytes that are
 JSON text are not parsed, so an object always means base64.
 
-Describe the data of events as JSON Schema, for documents.
-
-Schemas are open: members that are not named here may be added, and clients must ignore them.
-
-Encode the whole record as one JSON object, exact to the byte: the format `envelope`.
-
-The timestamp is in milliseconds since 1970 (-1 for none), headers are a list of `[name, value]`.
-Keys and values, also those of headers, follow the rule of `formats.event`. A tombstone is the event
-`delete` with the same object, whose value is null.
+For documents, the data of events is described as JSON Schema. The schemas are open: members that
+are not named may be added, and clients must ignore them.
 """
 
 from __future__ import annotations
@@ -29,36 +22,6 @@ from gateway.core.channel.exact_json import parse_json
 from gateway.core.log.record import Record, TopicPartition
 
 Schema: TypeAlias = dict[str, Any]
-
-TEXT_SCHEMA: Schema = {"type": "string"}
-INTEGER_SCHEMA: Schema = {"type": "integer"}
-COUNT_SCHEMA: Schema = {"type": "integer", "minimum": 0}
-ANY_SCHEMA: Schema = {}
-
-
-def build_object_schema(
-    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None
-) -> Schema:
-    properties = {**required, **(optional or {})}
-    return {"type": "object", "required": list(required), "properties": properties}
-
-
-def build_ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def make_nullable(schema: Schema) -> Schema:
-    return {**schema, "type": [schema["type"], "null"]}
-
-
-POSITION_SCHEMA: Schema = {
-    "type": "string",
-    "pattern": "^[A-Za-z0-9_-]+$",
-    "description": "A resume token: give it back as Last-Event-ID or lastEventId.",
-}
-PARTITION_MEMBERS = {"topic": TEXT_SCHEMA, "partition": COUNT_SCHEMA}
-
-
 Payload: TypeAlias = tuple[str | None, bytes]
 """The name of an event (None for a plain `message`) and its data."""
 Format: TypeAlias = Callable[[Record], Payload]
@@ -138,7 +101,42 @@ def encode_delete(record: Record) -> Payload:
     return DELETE_EVENT, orjson.dumps({"key": bytes_to_json(record.key)})
 
 
+TEXT_SCHEMA: Schema = {"type": "string"}
+INTEGER_SCHEMA: Schema = {"type": "integer"}
+COUNT_SCHEMA: Schema = {"type": "integer", "minimum": 0}
+ANY_SCHEMA: Schema = {}
+
+
+def build_object_schema(
+    required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None
+) -> Schema:
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def build_ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def make_nullable(schema: Schema) -> Schema:
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+POSITION_SCHEMA: Schema = {
+    "type": "string",
+    "pattern": "^[A-Za-z0-9_-]+$",
+    "description": "A resume token: give it back as Last-Event-ID or lastEventId.",
+}
+PARTITION_MEMBERS = {"topic": TEXT_SCHEMA, "partition": COUNT_SCHEMA}
+
+
 def encode_envelope(record: Record) -> Payload:
+    """Encode the whole record as one JSON object, exact to the byte.
+
+    The timestamp is in milliseconds since 1970 (-1 for none), headers are a list of `[name,
+    value]`. Keys and values, also those of headers, follow the rule of this module. A tombstone is
+    the event `delete` with the same object, whose value is null.
+    """
     (topic, partition), offset, _, timestamp, key, value, headers = record
     data = orjson.dumps(
         {

@@ -1,14 +1,4 @@
-"""Encode and decode the formats that need no schema: base64, JSON, text.
-
-Use the record's value as the event's data: the format `value`.
-
-It is exact for UTF-8 text without CR (SSE turns CR and CRLF into LF). Bytes that are not UTF-8
-cannot be sent as they are, and the route chooses what happens:
-
-- `error`: an `error` event takes the place of the record and says where it is.
-- `base64`: every value of the route is sent as base64, text as well. A binary value may happen to
-  be valid UTF-8, so a client could otherwise not know which of the two it got.
-"""
+"""Encode and decode what needs no schema: base64, JSON, text, and the event format `value`."""
 
 from __future__ import annotations
 
@@ -131,6 +121,17 @@ def _build_type_error(format: str, kind: str, value: object) -> FormatError:
 
 
 def create_value_format(binary: Binary) -> Format:
+    """Create the format `value`: the record's value is the event's data.
+
+    It is exact for UTF-8 text without CR (SSE turns CR and CRLF into LF). Bytes that are not UTF-8
+    cannot be sent as they are, and the route chooses what happens.
+
+    Args:
+        binary: With `error`, an `error` event takes the place of the record and says where it is.
+            With `base64`, every value of the route is sent as base64, text as well. A binary value
+            may happen to be valid UTF-8, so a client could otherwise not know which of the two it
+            got.
+    """
     return _encode_base64 if binary == "base64" else _encode_text
 
 

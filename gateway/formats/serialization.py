@@ -1,7 +1,4 @@
-"""Select the schema to write a key or value with.
-
-Say where in a value something does not fit its schema.
-"""
+"""Name the schema to write a key or value with, and the place where a value does not fit it."""
 
 from __future__ import annotations
 
@@ -10,6 +7,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.config.types.formats import SerializationFormat
+
+__all__ = [
+    "LATEST_SCHEMA",
+    "EncodedData",
+    "SchemaMismatch",
+    "SchemaReference",
+    "SchemaSelector",
+    "SerializationFormat",
+    "build_pointer",
+    "build_subject_name",
+]
 
 
 class SchemaReference(NamedTuple):
@@ -43,16 +51,6 @@ class EncodedData(NamedTuple):
 def build_subject_name(topic: str, is_key: bool) -> str:
     """Return the registry's subject for a topic's keys or values (TopicNameStrategy)."""
     return f"{topic}-{'key' if is_key else 'value'}"
-
-
-__all__ = [
-    "LATEST_SCHEMA",
-    "EncodedData",
-    "SchemaReference",
-    "SchemaSelector",
-    "SerializationFormat",
-    "build_subject_name",
-]
 
 
 class SchemaMismatch(Exception):

@@ -9,8 +9,6 @@
 Outside of Python's calendar (years 1 to 9999) the number is shown as Avro has it. A number is
 accepted for dates and times, too, and then is Avro's own. A value with more digits than the schema
 keeps is refused and never rounded. (Avro specification 1.12, Logical Types.)
-
-Limit the bytes of Avro that a short JSON value becomes.
 """
 
 from __future__ import annotations
@@ -25,35 +23,6 @@ from uuid import UUID
 from gateway.errors import FormatError
 from gateway.formats.plain import describe_json_type
 from gateway.formats.serialization import SchemaMismatch
-
-# A field that is missing may have a default of any size, and so may each element of an array: 30 kB
-# of `{}` could become 100 MB of Avro. A decimal "1e200" has as many zeros as its scale.
-MAX_EXPANSION_BYTES = 16 << 20
-
-
-class ExpansionBudget:
-    """Limit the bytes of defaults and of zeros in decimals that one JSON value takes.
-
-    One instance per schema, owned by its codec, which calls `renew` after each value.
-    """
-
-    def __init__(self) -> None:
-        self._bytes_left = MAX_EXPANSION_BYTES
-
-    def spend(self, size: int) -> None:
-        """Take bytes from the budget.
-
-        Raises FormatError if it does not have so many: after a SchemaMismatch, a union would take
-        its next branch.
-        """
-        self._bytes_left -= size
-        if self._bytes_left < 0:
-            limit = f"{MAX_EXPANSION_BYTES >> 20} MiB"
-            problem = f"more than {limit} of defaults for missing fields and zeros of decimals"
-            raise FormatError(f"the value takes {problem}; divide it")
-
-    def renew(self) -> None:
-        self._bytes_left = MAX_EXPANSION_BYTES
 
 
 class LogicalType(NamedTuple):
@@ -251,3 +220,33 @@ def _parse_fraction(text: str | None, digits: int) -> int:
     if len(text) > digits:
         raise SchemaMismatch(f"has more than {digits} digits of a second")
     return int(text.ljust(digits, "0"))
+
+
+# A field that is missing may have a default of any size, and so may each element of an array: 30 kB
+# of `{}` could become 100 MB of Avro. A decimal "1e200" has as many zeros as its scale.
+MAX_EXPANSION_BYTES = 16 << 20
+
+
+class ExpansionBudget:
+    """Limit the bytes of defaults and of zeros in decimals that one JSON value takes.
+
+    One instance per schema, owned by its codec, which calls `renew` after each value.
+    """
+
+    def __init__(self) -> None:
+        self._bytes_left = MAX_EXPANSION_BYTES
+
+    def spend(self, size: int) -> None:
+        """Take bytes from the budget.
+
+        Raises FormatError if it does not have so many: after a SchemaMismatch, a union would take
+        its next branch.
+        """
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            limit = f"{MAX_EXPANSION_BYTES >> 20} MiB"
+            problem = f"more than {limit} of defaults for missing fields and zeros of decimals"
+            raise FormatError(f"the value takes {problem}; divide it")
+
+    def renew(self) -> None:
+        self._bytes_left = MAX_EXPANSION_BYTES
