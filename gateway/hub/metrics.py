@@ -1,13 +1,7 @@
 """Collect the metrics of hubs and their clusters from the counters that they keep.
 
 The cost depends on the number of partitions and routes, never on the number of clients: 1,000
-partitions take 6 ms.
-
-Add the series of hubs that are known before anything happens, with the value 0.
-
-A counter that appears with its first event has no increase in Prometheus: it begins at 1. So each
-label value that the configuration or the code knows has a series from the start. Once per scrape,
-20 routes and 20 topics add 3,100 such series, which take 5 ms, in steps of 0.2 ms.
+partitions take 6 ms. `add_zero_series` adds the series that are known before anything happens.
 """
 
 from __future__ import annotations
@@ -181,7 +175,12 @@ CONNECTION_CAUSES = (Cause.CONNECTION, Cause.TIMEOUT, Cause.AUTHENTICATION)
 
 
 def add_zero_series(hubs: Hubs, samples: MetricSamples) -> Iterator[None]:
-    """Add 0 to each series of the configuration, and yield often enough for other tasks to run."""
+    """Add 0 to each series of the configuration, and yield often enough for other tasks to run.
+
+    A counter that appears with its first event has no increase in Prometheus: it begins at 1. So
+    each label value that the configuration or the code knows has a series from the start. Once per
+    scrape, 20 routes and 20 topics add 3,100 such series, which take 5 ms, in steps of 0.2 ms.
+    """
     settings = hubs.settings
     for route in islice(settings.routes, MAX_ROUTES):
         if isinstance(route.with_, StreamWith):

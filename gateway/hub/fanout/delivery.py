@@ -1,14 +1,8 @@
-"""Write the bytes of one client to its outlet, without a task.
+"""Deliver the bytes of one client: push them to its outlet, or let the caller pull them.
 
-The `Broadcaster` writes in rounds what is published; a `PushDelivery` writes only the client's own
-bytes: those that it is sent while it catches up, heartbeats and the end. Its states:
-
-- In an `Audience`: the client has all that was published, and rounds write to its outlet.
-- Otherwise `push` takes from the `ClientSource`. A client that has caught up joins an audience.
-
-Let the caller pull the bytes of one client: an async iterator, for clients without an outlet.
-
-Define the connection of one client as the hub sees it.
+An `Outlet` is the client's connection as the hub sees it. A client with one needs no task: a
+`PushDelivery` writes the bytes of the client alone, and the `Broadcaster` writes in rounds what is
+published. Of a client without one, a `PullDelivery` hands out the bytes.
 """
 
 from __future__ import annotations
@@ -58,7 +52,13 @@ class DeliveryOwner(Protocol):
 
 
 class PushDelivery:
-    """Push the bytes of a `ClientSource` to an outlet.
+    """Push the bytes of a `ClientSource` to an outlet, without a task.
+
+    It writes only the client's own bytes: those that it is sent while it catches up, heartbeats and
+    the end. Its states:
+
+    - In an `Audience`: the client has all that was published, and rounds write to its outlet.
+    - Otherwise `push` takes from the `ClientSource`. A client that has caught up joins an audience.
 
     `Client.attach` creates it, and the client, its `owner`, closes it: a bound method in place of
     the owner would take 64 bytes of each client. The outlet of a closed one is None.
@@ -187,7 +187,10 @@ class PushDelivery:
 
 
 class PullDelivery:
-    """Hand out bytes: by `iter_bytes`, or by `begin` and `next_bytes` until it returns None."""
+    """Hand out bytes: by `iter_bytes`, or by `begin` and `next_bytes` until it returns None.
+
+    `Client` creates it when its bytes are pulled.
+    """
 
     __slots__ = ("_client", "_event", "_timed_out", "_woken", "is_end_written")
 

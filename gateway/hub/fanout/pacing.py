@@ -1,14 +1,4 @@
-"""Decide how long records that arrive wait for more, by what it costs to send them.
-
-Limit what a client of a route with `maxRate` is sent.
-
-The limiter sets the credit of the client's subscription to what the rate leaves, and wakes the
-client by a timer. Records beyond the credit wait as for a client that grants no credit: at first in
-the channel's ring, and then as the route's `slowClient` says. A subscription with credit never
-joins a round, so clients without a rate are not slowed down.
-
-Call functions at a moment of the wall clock, such as the expiry of an access token.
-"""
+"""Decide when to send to clients: by what it costs, by the rate of a route, by the wall clock."""
 
 from __future__ import annotations
 
@@ -79,6 +69,12 @@ class BatchPacing:
 
 class RateLimiter:
     """Lend credit to one subscription within a rate.
+
+    It limits what a client of a route with `maxRate` is sent: it sets the credit of the client's
+    subscription to what the rate leaves, and wakes the client by a timer. Records beyond the credit
+    wait as for a client that grants no credit: at first in the channel's ring, and then as the
+    route's `slowClient` says. A subscription with credit never joins a round, so clients without a
+    rate are not slowed down.
 
     The client owns and closes it. Nothing else takes from the subscription, whose credit is what
     the rate and the client leave together. `credit` is what the client itself has asked for.

@@ -1,11 +1,11 @@
 """Share the live end of a topic set: one tail, and a channel for each view of it.
 
 The entries of one turn of the event loop are applied to the tail and dispatched to the channels
-that they concern; their followers are woken afterwards. Clients that are sent no record still have
-to learn their position now and then, or they would resume from far behind: `announce_positions`
-tells them.
+that they concern; their followers are woken afterwards. A `SteppedTail` publishes in steps instead,
+at most one per interval of the route.
 
-Publish a topic set in steps, at most one per interval (a route's `interval`).
+Clients that are sent no record still have to learn their position now and then, or they would
+resume from far behind: `announce_positions` tells them.
 """
 
 from __future__ import annotations

@@ -1,20 +1,7 @@
 """Wrap another wire: what it encodes is passed through a function, once for all of its clients.
 
-Compress another wire (RFC 1952), once for all clients that get the same.
-
-Each chunk is deflated independently of the others, so that it can be sent to clients that came at
-different times. The CRC at the end of a client's stream is put together from the sums of what it
-was sent, so that strict readers accept the stream, too.
-
-Text to 200 clients (`make bench WORK=deflate`, on a busy machine): with one record per write, 272
-bytes become 212, and a CPU second has 190,000 deliveries instead of 216,000; with ten joined, 277
-bytes per record become 79, and it has 1.67 M instead of 1.82 M. For a client with a view of its
-own, each event costs 5 us more.
-
-Compress another wire against a dictionary of the view (RFC 9842), once for all of its clients.
-
-Each chunk is a frame of its own, so that it can be sent to clients that came at different times. An
-event that is sent alone, which gzip cannot shorten, mostly repeats what the dictionary has.
+Wires that compress do so with each chunk independently of the others, so that it can be sent to
+clients that came at different times.
 """
 
 from __future__ import annotations
@@ -91,6 +78,17 @@ class WrappingEncoder:
 
 
 class GzipWire(WrappingWire):
+    """Compress another wire with gzip (RFC 1952).
+
+    Chunks are deflated blocks. The CRC at the end of a client's stream is put together from the
+    sums of what it was sent, so that strict readers accept the stream, too.
+
+    Text to 200 clients (`make bench WORK=deflate`, on a busy machine): with one record per write,
+    272 bytes become 212, and a CPU second has 190,000 deliveries instead of 216,000; with ten
+    joined, 277 bytes per record become 79, and it has 1.67 M instead of 1.82 M. For a client with a
+    view of its own, each event costs 5 us more.
+    """
+
     __slots__ = ()
 
     def wrap(self, data: bytes) -> bytes:
@@ -128,7 +126,11 @@ class GzipWire(WrappingWire):
 
 @dataclass(frozen=True, slots=True)
 class DictionaryWire(WrappingWire):
-    """Compress another wire. Wires are equal if they have the same dictionary object."""
+    """Compress another wire with zstd against a dictionary of the view (RFC 9842).
+
+    Each chunk is a frame of its own. An event that is sent alone, which gzip cannot shorten, mostly
+    repeats what the dictionary has. Wires are equal if they have the same dictionary object.
+    """
 
     dictionary: CompressionDictionary
 
