@@ -1,13 +1,4 @@
-"""Read the dead letters of one group in one topic, and keep the group's position in them.
-
-The position is the committed offset of the group `<group>.dlq`. It is not the group itself, whose
-offsets only its members may commit. Dead letters of other groups in the same topic are skipped.
-
-Count dead letters: of which groups, how many, since when, and why.
-
-The whole topic is read for that, because offsets do not tell how many records lie between them:
-compacted records and control records have offsets, too.
-"""
+"""Read and count dead letters, and keep the position of a group in those of one topic."""
 
 from __future__ import annotations
 
@@ -46,7 +37,11 @@ class QueuedDeadLetter(NamedTuple):
 
 
 class DeadLetterQueue:
-    """Read and commit the dead letters of a group. The methods raise KafkaError.
+    """Read and commit the dead letters of a group in one topic. The methods raise KafkaError.
+
+    The position is the committed offset of the group `<group>.dlq`. It is not the group itself,
+    whose offsets only its members may commit. Dead letters of other groups in the same topic are
+    skipped.
 
     The topic of the dead letters must be watched. Its name ends in `ext`. Offsets are committed
     under the name `offsets_group`.
@@ -221,6 +216,9 @@ async def count_dead_letters(
     cluster: Cluster, topic: str, ext: str, groups: Collection[str]
 ) -> list[DeadLetterCounts]:
     """Count the dead letters in a topic, which must be watched, by group.
+
+    The whole topic is read for that, because offsets do not tell how many records lie between them:
+    compacted records and control records have offsets, too.
 
     `ext` is the suffix of the topic's name; no `groups` means all. Raises KafkaError.
     """

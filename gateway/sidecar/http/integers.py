@@ -1,21 +1,6 @@
-"""Turn integers that are written as 1.0 into integers.
+"""Correct integers in the bodies of requests, and find fields that their schemas do not have.
 
-To JSON Schema a number without a fraction is an integer. To Python it is a float, which is no index
-and no integer of Kafka's protocol. Valid values are changed in place where their schema wants an
-integer, and nowhere else: keys and values of records stay untouched.
-
-Find the fields of a request's body that its schema does not have.
-
-An ignored field costs its sender minutes: `instanceId` in place of `name` creates an instance of
-another name. So unknown fields are refused with the nearest known name, in all objects of a body,
-except:
-
-- Fields that are null, because some clients write all members of a class.
-- Fields of a record that was read, in the elements of a list: it may be sent back as a record to
-  write, or as an offset to commit.
-- All fields of schemas with `additionalProperties`, such as lists of what this API returned. In
-  these, only a field of the body itself is refused, if its name is nearly a known one. Of an object
-  that has nothing else, such as the headers by their names, each member is looked at.
+Both follow the schemas of a body's members, which must not refer to themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +18,11 @@ Normalizer: TypeAlias = Callable[[Any], Any]
 
 
 def build_normalizer(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Normalizer | None:
-    """Return the normalizer of a schema, or None if the schema has no integer.
+    """Return the function that turns integers written as 1.0 into integers, or None for no integer.
+
+    To JSON Schema a number without a fraction is an integer. To Python it is a float, which is no
+    index and no integer of Kafka's protocol. Valid values are changed in place where their schema
+    wants an integer, and nowhere else: keys and values of records stay untouched.
 
     The schema must not refer to itself: references are followed while it is built.
     """
@@ -145,6 +134,17 @@ class UnknownField(NamedTuple):
 
 class FieldNames:
     """The names of the fields that a schema has, and of those in its members.
+
+    An ignored field costs its sender minutes: `instanceId` in place of `name` creates an instance
+    of another name. So unknown fields are refused with the nearest known name, in all objects of a
+    body, except:
+
+    - Fields that are null, because some clients write all members of a class.
+    - Fields of a record that was read, in the elements of a list: it may be sent back as a record
+      to write, or as an offset to commit.
+    - All fields of schemas with `additionalProperties`, such as lists of what this API returned. In
+      these, only a field of the body itself is refused, if its name is nearly a known one. Of an
+      object that has nothing else, such as the headers by their names, each member is looked at.
 
     `Validator` creates one for each schema. The schema must not refer to itself. Names in `ignored`
     are let through by a schema that has some of them.

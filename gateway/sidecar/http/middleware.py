@@ -1,15 +1,4 @@
-"""Answer requests that have not finished when the sidecar's time to end is over.
-
-Read a `%2F` in a path as a part of a name, such as that of the group `billing/eu`.
-
-Servers decode the path before it is split at its slashes, so a name with one would be cut in two.
-
-Name the scopes of the contract (kafka:w to write, kafka:r to read) and who checks them.
-
-The guards belong to `gateway.web`, a layer above this one, so the check is passed in as a function.
-
-Count requests to the sidecar, and measure how long they take, by endpoint.
-"""
+"""Wrap all endpoints of the sidecar: scopes, names with slashes, the end of the process, counts."""
 
 from __future__ import annotations
 
@@ -32,13 +21,71 @@ from gateway.telemetry.samples import MetricSamples
 
 from .status import StatusError, build_error_response
 
+# The scopes of the contract.
+WRITE_SCOPE = "kafka:w"
+READ_SCOPE = "kafka:r"
+AUTHENTICATED = ""  # no scope: any client that the guards know
+
+
+class Authorizer(Protocol):
+    """Check that a client may do what it requests.
+
+    The guards belong to `gateway.web`, a layer above this one, so the check is passed in as a
+    function.
+
+    Endpoints call it (`await authorize(request, WRITE_SCOPE, ["orders"])`) before they do anything.
+    It returns the client's identity, which is empty where no guard is configured. It raises
+    NotGranted (401 or 403), or GuardUnavailable (503).
+    """
+
+    async def __call__(
+        self, request: Request, scope: str, topics: Sequence[str] = (), group: str | None = None
+    ) -> str: ...
+
+
+async def allow_anyone(
+    request: Request, scope: str, topics: Sequence[str] = (), group: str | None = None
+) -> str:
+    return ""
+
+
+_MARK = "\ue02f"  # for private use in Unicode; followed by a digit that says what it stands for
+_SLASH, _ITSELF = f"{_MARK}0", f"{_MARK}1"
+_ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
+
+
+class EncodedSlashMiddleware:
+    """Read a `%2F` in a path as a part of a name, such as that of the group `billing/eu`.
+
+    Servers decode the path before it is split at its slashes, so a name with one would be cut in
+    two. Encoded slashes are therefore marked, and `NameConvertor` replaces the marks.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pieces = _ENCODED_SLASH.split(scope.get("raw_path") or b"")
+        if len(pieces) > 1 or _MARK in scope.get("path", ""):
+            texts = (unquote(piece.decode("latin-1")) for piece in pieces)
+            # Not in a copy: who counts requests reads from this one which endpoint answered.
+            scope["path"] = _SLASH.join(text.replace(_MARK, _ITSELF) for text in texts)
+        await self._app(scope, receive, send)
+
+
+class NameConvertor(StringConvertor):
+    def convert(self, value: str) -> str:
+        return value.replace(_SLASH, "/").replace(_ITSELF, _MARK)
+
+
 RETRY_AFTER_S = 1.0
 
 
 class DrainMiddleware:
-    """Answer requests that the server cancels because it ends: it would answer a bare 500.
+    """Answer requests that have not finished when the sidecar's time to end is over.
 
-    A client may take a 500 for a refusal, where Kafka may have the records.
+    The server cancels them and would answer a bare 500. A client may take a 500 for a refusal,
+    where Kafka may have the records.
     """
 
     def __init__(self, app: ASGIApp, is_draining: Callable[[], bool]) -> None:
@@ -67,55 +114,6 @@ def _build_error(method: str) -> StatusError:
         return StatusError(503, f"{problem}; try again", retry_after=RETRY_AFTER_S)
     detail = f"{problem}; it may have been done, and a repeat without an Idempotency-Key may do it"
     return StatusError(504, f"{detail} twice", retry_after=RETRY_AFTER_S)
-
-
-_MARK = "\ue02f"  # for private use in Unicode; followed by a digit that says what it stands for
-_SLASH, _ITSELF = f"{_MARK}0", f"{_MARK}1"
-_ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
-
-
-class EncodedSlashMiddleware:
-    """Mark the encoded slashes of a path, so that routes do not split at them."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pieces = _ENCODED_SLASH.split(scope.get("raw_path") or b"")
-        if len(pieces) > 1 or _MARK in scope.get("path", ""):
-            texts = (unquote(piece.decode("latin-1")) for piece in pieces)
-            # Not in a copy: who counts requests reads from this one which endpoint answered.
-            scope["path"] = _SLASH.join(text.replace(_MARK, _ITSELF) for text in texts)
-        await self._app(scope, receive, send)
-
-
-class NameConvertor(StringConvertor):
-    def convert(self, value: str) -> str:
-        return value.replace(_SLASH, "/").replace(_ITSELF, _MARK)
-
-
-WRITE_SCOPE = "kafka:w"
-READ_SCOPE = "kafka:r"
-AUTHENTICATED = ""  # no scope: any client that the guards know
-
-
-class Authorizer(Protocol):
-    """Check that a client may do what it requests.
-
-    Endpoints call it (`await authorize(request, WRITE_SCOPE, ["orders"])`) before they do anything.
-    It returns the client's identity, which is empty where no guard is configured. It raises
-    NotGranted (401 or 403), or GuardUnavailable (503).
-    """
-
-    async def __call__(
-        self, request: Request, scope: str, topics: Sequence[str] = (), group: str | None = None
-    ) -> str: ...
-
-
-async def allow_anyone(
-    request: Request, scope: str, topics: Sequence[str] = (), group: str | None = None
-) -> str:
-    return ""
 
 
 COUNTED_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})

@@ -1,10 +1,8 @@
-"""Keep the state of all replays, in a topic that every sidecar follows.
+"""Keep the state of all replays, in a topic that every sidecar follows, and show it as JSON.
 
 The topic is compacted and has one partition: the latest record of an id is the state of that
 replay. Each is written in a transaction whose id is the replay's own, so that only its current
 owner can write, and together with the copies whose progress it states.
-
-Render a replay as JSON.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 It is the API as its clients use it and as its documentation has it:
 https://docs.confluent.io/platform/current/kafka-rest/api.html. Start with `dialect`, which
-translates requests and responses of consumer instances. `produce` writes records, `topics` lists
-Kafka's topics, partitions and brokers, `media` parses media types, `errors` has the error codes,
-and `endpoints` is shared by `produce` and `topics`. `consumer` chooses the dialect for each
-request.
+translates requests and responses of consumer instances, and has what `produce` and `topics` share.
+`produce` writes records, `topics` lists Kafka's topics, partitions and brokers, `media` parses
+media types, and `errors` has the error codes. `consumer` chooses the dialect for each request.
 """

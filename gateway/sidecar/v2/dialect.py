@@ -1,6 +1,7 @@
-"""Translate consumer requests and responses to Confluent's API.
+"""Translate requests and responses to Confluent's API.
 
-Share what the endpoints of the dialect have in common that need no consumer instance.
+`CONFLUENT` does it for consumer instances; `create_endpoint` and `parse_partition` are for the
+endpoints that need no instance.
 """
 
 from __future__ import annotations
