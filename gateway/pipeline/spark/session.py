@@ -2,20 +2,6 @@
 
 Here are the settings that all jobs need. A job's own settings (shuffle partitions, its state store)
 belong to a session of that job, which shares the Spark context: see `create_job_session`.
-
-Close idle connections by which Spark's JVM calls functions and query listeners in Python.
-
-Keep a signal to a whole group of processes from ending Spark's JVM before its driver.
-
-systemd (`KillMode=control-group`, the default), `timeout` and Kubernetes' `preStop` scripts send
-SIGTERM to all processes of a service. If the JVM ended, each call of the driver would fail, and the
-present batch could not end. A process inherits that a signal is ignored, also through `exec`
-(POSIX), and Java then installs no handler for it. The JVM ends with the driver in any case, because
-it reads the pipe that the driver holds.
-
-The signal is ignored in the child, between `fork` and `exec`. To ignore it in the driver for a
-moment would lose a signal of this moment: blocking it does not help, because the kernel gives it to
-any thread that does not block it.
 """
 
 from __future__ import annotations
@@ -41,37 +27,6 @@ from .spark_home import build_archive, fetch_connector_jars, spark_home_for_work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-class _Children(threading.local):
-    """Whether the processes that this thread starts ignore SIGTERM."""
-
-    ignore_sigterm = False
-
-
-_children = _Children()
-
-
-def _ignore_sigterm_if_wanted() -> None:
-    if _children.ignore_sigterm:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-os.register_at_fork(after_in_child=_ignore_sigterm_if_wanted)
-
-
-@contextmanager
-def ignore_sigterm_in_children() -> Iterator[None]:
-    """Let the processes that this thread starts in the context ignore SIGTERM.
-
-    This is so for `os.fork`, and for `subprocess` if `preexec_fn` is given, as PySpark does: Python
-    calls functions that are registered for a fork only in such children.
-    """
-    _children.ignore_sigterm = True
-    try:
-        yield
-    finally:
-        _children.ignore_sigterm = False
 
 
 # The class archive of the JDK makes each start of a driver 0.3 s faster.
@@ -219,7 +174,7 @@ def create_job_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSes
 
 
 def close_idle_connections(spark: SparkSession) -> None:
-    """Close the connections over which no call is in progress.
+    """Close the connections by which the JVM calls Python and over which no call is in progress.
 
     py4j opens a connection for each thread of the JVM that calls Python, and each start of a query
     creates such a thread. py4j closes none of them (0.10.9.9: `PythonClient.setupCleaner` is empty,
@@ -237,3 +192,44 @@ def close_idle_connections(spark: SparkSession) -> None:
     # py4j has no function for the Java object of its own server; this is the server's fixed id.
     server = JavaObject("GATEWAY_SERVER", gateway._gateway_client)
     server.getCallbackClient().periodicCleanup()
+
+
+class _Children(threading.local):
+    """Whether the processes that this thread starts ignore SIGTERM."""
+
+    ignore_sigterm = False
+
+
+_children = _Children()
+
+
+def _ignore_sigterm_if_wanted() -> None:
+    if _children.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+os.register_at_fork(after_in_child=_ignore_sigterm_if_wanted)
+
+
+@contextmanager
+def ignore_sigterm_in_children() -> Iterator[None]:
+    """Let the processes that this thread starts in the context ignore SIGTERM.
+
+    systemd (`KillMode=control-group`, the default), `timeout` and Kubernetes' `preStop` scripts
+    send SIGTERM to all processes of a service. If Spark's JVM ended before its driver, each call of
+    the driver would fail, and the present batch could not end. A process inherits that a signal is
+    ignored, also through `exec` (POSIX), and Java then installs no handler for it. The JVM ends
+    with the driver in any case, because it reads the pipe that the driver holds.
+
+    The signal is ignored in the child, between `fork` and `exec`. To ignore it in the driver for a
+    moment would lose a signal of this moment: blocking it does not help, because the kernel gives
+    it to any thread that does not block it.
+
+    This is so for `os.fork`, and for `subprocess` if `preexec_fn` is given, as PySpark does: Python
+    calls functions that are registered for a fork only in such children.
+    """
+    _children.ignore_sigterm = True
+    try:
+        yield
+    finally:
+        _children.ignore_sigterm = False

@@ -1,31 +1,10 @@
-"""Let Spark's Python workers import pyspark from its wheel instead of a zip archive.
+"""Provide what Spark needs besides its wheel: jars, a home for its workers, an archive of our code.
 
-Spark puts the archive `python/lib/pyspark.zip` of its home (SPARK_HOME) before the packages that
-are installed. Python does not keep the compiled code of an archive, so every worker compiled
-pyspark again: it took 1.4 s of CPU to start instead of 0.25 s. On a busy machine that was not only
-slow. Spark gives up on the worker that begins a query with `transformWithState` after 10 s, which
-cannot be configured, and the job fails.
-
-Spark therefore gets a home with links to all parts of the wheel but this archive.
-
-Fetch the four jars that Spark's wheel lacks to read and write Kafka.
-
-Spark's own way, `spark.jars.packages`, cannot resolve the token provider, so Spark is given files.
-Only four are needed: Maven would also fetch ten dependencies (hadoop-client, scala-library, slf4j,
-lz4, snappy, ...) that the wheel has in newer versions.
-
-Build an archive of the package `gateway` for executors on other machines.
-
-With it, executors run the same code as the driver. The dependencies (`pip install
-kafka-gateway[pipeline]`) are not in the archive: the Python that PYSPARK_PYTHON names must have
-them.
-
-Name the versions of Spark, Scala and Java that go together. No other module names them.
-
-Spark's Kafka connector is published later than Spark itself, so the newest connector that Maven can
-resolve decides the version. Its token provider is of another release (4.0.0, the only one that can
-be resolved). That does no harm, because it is only used for delegation tokens, which the gateway
-does not support. `jars.sha256` lists the jars that the wheel of pyspark lacks.
+The versions of Spark, Scala and Java that go together are here, and in no other module. Spark's
+Kafka connector is published later than Spark itself, so the newest connector that Maven can resolve
+decides the version. `jars.sha256` lists the jars that the wheel of pyspark lacks. Their token
+provider is of another release (4.0.0, the only one that can be resolved). That does no harm,
+because it is only used for delegation tokens, which the gateway does not support.
 """
 
 from __future__ import annotations
@@ -43,6 +22,32 @@ from gateway.config.sections.job import Spark
 from gateway.errors import PipelineError
 from gateway.kafka.local.maven import JarBundle, MavenCoordinate, cache_path, read_pins
 
+SPARK_VERSION = "4.2.0"
+SCALA_VERSION = "2.13"
+MIN_JAVA_VERSION = 17
+"""The oldest Java that Spark runs on."""
+
+
+def read_pinned_jars() -> dict[MavenCoordinate, str]:
+    return read_pins(Path(__file__).with_name("jars.sha256"))
+
+
+def fetch_connector_jars() -> Sequence[Path]:
+    """Return the paths of the four jars that Spark's wheel lacks to read and write Kafka.
+
+    Those that the user's cache does not have are downloaded. Spark's own way,
+    `spark.jars.packages`, cannot resolve the token provider, so Spark is given files. Only four are
+    needed: Maven would also fetch ten dependencies (hadoop-client, scala-library, slf4j, lz4,
+    snappy, ...) that the wheel has in newer versions.
+    """
+    description = f"Spark's Kafka connector {SPARK_VERSION}"
+    pins = read_pinned_jars()
+    directory = JarBundle(description, pins, PipelineError).ensure_fetched(
+        cache_path(f"spark-kafka-{SPARK_VERSION}")
+    )
+    return [directory / jar.file_name for jar in pins]
+
+
 # What the scripts and the JVM look for in a home. The others in the wheel are Python packages,
 # licenses and examples.
 _LINKED_NAMES = ("bin", "conf", "jars", "sbin")
@@ -50,7 +55,14 @@ _LINKED_NAMES = ("bin", "conf", "jars", "sbin")
 
 @contextmanager
 def spark_home_for_workers(spark: Spark) -> Iterator[None]:
-    """Set SPARK_HOME to such a home in the context, if Spark is to run its workers on this machine.
+    """Set SPARK_HOME in the context to a home where workers import pyspark from its wheel.
+
+    Spark puts the archive `python/lib/pyspark.zip` of its home before the packages that are
+    installed. Python does not keep the compiled code of an archive, so every worker compiled
+    pyspark again: it took 1.4 s of CPU to start instead of 0.25 s. On a busy machine that was not
+    only slow. Spark gives up on the worker that begins a query with `transformWithState` after 10
+    s, which cannot be configured, and the job fails. Spark therefore gets a home with links to all
+    parts of the wheel but this archive, if it is to run its workers on this machine.
 
     Nothing is changed if SPARK_HOME is set already, or if the workers run another Python than this
     process: that one may find pyspark only in the archive.
@@ -86,32 +98,17 @@ def link_spark_home() -> Path:
     return home
 
 
-SPARK_VERSION = "4.2.0"
-SCALA_VERSION = "2.13"
-MIN_JAVA_VERSION = 17
-"""The oldest Java that Spark runs on."""
-
-
-def read_pinned_jars() -> dict[MavenCoordinate, str]:
-    return read_pins(Path(__file__).with_name("jars.sha256"))
-
-
-def fetch_connector_jars() -> Sequence[Path]:
-    """Return the paths of the jars; download those that the user's cache does not have."""
-    description = f"Spark's Kafka connector {SPARK_VERSION}"
-    pins = read_pinned_jars()
-    directory = JarBundle(description, pins, PipelineError).ensure_fetched(
-        cache_path(f"spark-kafka-{SPARK_VERSION}")
-    )
-    return [directory / jar.file_name for jar in pins]
-
-
 PACKAGE_DIRECTORY = Path(__file__).parents[2]
 _ARCHIVE_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # fixed, so that equal files give equal archives
 
 
 def build_archive() -> Path:
-    """Return a zip archive of the package in the user's cache, built for these files once."""
+    """Return a zip archive of the package `gateway` for executors on other machines.
+
+    With it, executors run the same code as the driver. It is in the user's cache, built for these
+    files once. The dependencies (`pip install kafka-gateway[pipeline]`) are not in the archive: the
+    Python that PYSPARK_PYTHON names must have them.
+    """
     files = sorted(_iter_files())
     digest = hashlib.sha256()
     for path in files:

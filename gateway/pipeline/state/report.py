@@ -1,9 +1,8 @@
-"""Report the state of a job from its checkpoint, while the job may run.
+"""Inspect the checkpoint of a job, while the job may run: its state, its files and their damage.
 
-The sizes are those of the files, and do not need Spark. Keys and values are read by Spark's
-`statestore` source, as of the newest finished batch.
-
-Find out which files of a checkpoint a batch needs, and which of them are damaged.
+A `CheckpointInspector` finds out which files a batch needs, and which of them are damaged.
+`read_state` reports the sizes of the files. Neither needs Spark. `count_keys` reads keys and values
+by Spark's `statestore` source, as of the newest finished batch.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Cache the values that a task has looked up in a table: the most recently used, none too old.
+"""Cache the values that a task has looked up in a table, and retry while its server is away.
 
-The age of a value counts from when it was *requested*: it was correct at some moment after that. A
-value older than `staleness` is never used, but fetched again. Nothing is evicted while a batch is
-answered (`evict_excess` does it at the end). Otherwise, if a batch has more keys than `size`, some
-rows would be lost.
+The cache has the most recently used values, none too old. The age of a value counts from when it
+was *requested*: it was correct at some moment after that. A value older than `staleness` is never
+used, but fetched again. Nothing is evicted while a batch is answered (`evict_excess` does it at the
+end). Otherwise, if a batch has more keys than `size`, some rows would be lost.
 
-This module does no I/O: callers pass the time, in seconds of any monotonic clock.
-
-Retry requests to a server that does not answer, with delays that grow to 2 s.
+`LookupCache` and `BatchRequest` do no I/O: callers pass the time, in seconds of any monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from itertools import islice, repeat
 from typing import TypeAlias
 
 from gateway.core.log.recovery import Backoff, Cause
+
+log = logging.getLogger(__name__)
 
 # A value (None if the key has none), and when it was requested.
 _TimedValue: TypeAlias = tuple[bytes | None, float]
@@ -172,13 +173,11 @@ class BatchRequest:
         self.cache.stats.failures += 1
 
 
-log = logging.getLogger(__name__)
-
-MAX_RETRY_DELAY_S = 2.0
+MAX_RETRY_DELAY_S = 2.0  # seconds, to which the delays grow
 
 
 class OutageBackoff:
-    """The delays between requests to one server, and the log lines about its outages.
+    """The delays between requests to a server that does not answer, and the log lines about it.
 
     Each `LookupTable` and each loader of a table has one. An outage is logged when the second
     request in a row has failed, and when the server answers again.
