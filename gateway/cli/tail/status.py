@@ -1,9 +1,4 @@
-"""Report the events of a stream on standard error, apart from its records.
-
-Turn a response that is not a stream into an error: permanent, or worth another attempt.
-
-Statuses and `Retry-After` are those of RFC 9110, the JSON of errors that of RFC 9457.
-"""
+"""Report the events of a stream on standard error, and why a response is no stream."""
 
 from __future__ import annotations
 
@@ -97,7 +92,9 @@ def build_error(
     hint: str = "",
     shows_status: bool = True,
 ) -> StreamRefused | ConnectionLost:
-    """Return the error for a response that is not a stream.
+    """Return the error for a response that is not a stream: permanent, or worth another attempt.
+
+    Statuses and `Retry-After` are those of RFC 9110, the JSON of errors that of RFC 9457.
 
     Args:
         hint: What to append to the message of a 404 that makes no suggestion itself.

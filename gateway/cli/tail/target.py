@@ -1,9 +1,7 @@
-"""Parse the argument of `gateway tail`: the URL of a stream, or names of topics.
+"""Parse the argument of `gateway tail` (the URL of a stream, or names of topics) and --position.
 
 The parameters `from`, `until` and `lastEventId` of a URL mean the same as the options: they are for
 the first connection, not for every reconnect.
-
-Keep a position in a file, for the next start.
 """
 
 from __future__ import annotations
@@ -145,7 +143,10 @@ _TOKEN = re.compile(r"[!-~]+")
 
 
 class PositionFile:
-    """The file of a position. It is replaced as a whole, so it always has a complete position."""
+    """A file that keeps a position for the next start.
+
+    It is replaced as a whole, so it always has a complete position.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

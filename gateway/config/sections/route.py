@@ -1,6 +1,7 @@
-"""Define the section `routes`: paths, and the records that they stream, show or write.
+"""Define the sections `routes` and `admin`.
 
-Define the section `admin`: a separate port for operators.
+A route has paths, and the records that they stream, show or write. The admin API is a route on a
+port of its own, for operators.
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""Compare a topic in a metadata answer with its known state. There is no I/O here.
-
-An answer may be older than the known state, because brokers learn of changes at different times. A
-partition whose leader epoch is lower in the answer is therefore left as it was (KIP-320).
-
-List the topics of a cluster, for routes and consumers that choose topics by a pattern.
-
-Kafka lists topics only together with all their partitions (some MB for 10,000 topics), so one
-answer serves all callers for a few seconds. Topics that may not be described are not listed.
-"""
+"""Find what changed in a topic by an answer with its metadata, and list a cluster's topics."""
 
 from __future__ import annotations
 
@@ -64,23 +55,13 @@ class TopicChange:
         )
 
 
-def is_any_epoch_lower(known: TopicMetadata, answer: TopicMetadata) -> bool:
-    """Return whether a leader epoch is lower in an answer than the known one.
-
-    The broker lags behind (KIP-320), or the topic was created again: epochs then begin at 0.
-    """
-    return any(
-        index in known.partitions and _is_older(known.partitions[index], after)
-        for index, after in answer.partitions.items()
-    )
-
-
-def _is_older(before: PartitionMetadata, after: PartitionMetadata) -> bool:
-    return 0 <= after.leader_epoch < before.leader_epoch
-
-
 def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
-    """Compare an answer, which may have TOPIC_AUTHORIZATION_FAILED, with the known state."""
+    """Compare an answer, which may have TOPIC_AUTHORIZATION_FAILED, with the known state.
+
+    An answer may be older than the known state, because brokers learn of changes at different
+    times. A partition whose leader epoch is lower in the answer is therefore left as it was
+    (KIP-320).
+    """
     if answer.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         return TopicChange(
             known._replace(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED),
@@ -114,12 +95,32 @@ def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
     )
 
 
+def is_any_epoch_lower(known: TopicMetadata, answer: TopicMetadata) -> bool:
+    """Return whether a leader epoch is lower in an answer than the known one.
+
+    The broker lags behind (KIP-320), or the topic was created again: epochs then begin at 0.
+    """
+    return any(
+        index in known.partitions and _is_older(known.partitions[index], after)
+        for index, after in answer.partitions.items()
+    )
+
+
+def _is_older(before: PartitionMetadata, after: PartitionMetadata) -> bool:
+    return 0 <= after.leader_epoch < before.leader_epoch
+
+
 # A topic that is created meanwhile is found by its name, but not by a pattern.
 MAX_AGE_S = 5.0
 
 
 class TopicNames:
-    """The names of all topics of a cluster, at most `max_age_s` old. Callers share one request."""
+    """The names of all topics of a cluster, at most `max_age_s` old.
+
+    Routes and consumers that choose topics by a pattern need them. Kafka lists topics only together
+    with all their partitions (some MB for 10,000 topics), so callers share one request, whose
+    answer serves them for a few seconds. Topics that may not be described are not listed.
+    """
 
     def __init__(self, brokers: Brokers, *, max_age_s: float = MAX_AGE_S) -> None:
         self._brokers = brokers

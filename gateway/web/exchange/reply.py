@@ -1,11 +1,10 @@
-"""Respond to a request with the reply of a service behind Kafka (`replyTo`).
+"""Respond to requests that write a record: with where it is, or with the reply to it (`replyTo`).
 
-The record of the request says where the reply goes (`zilla:reply-to`) and how it is found
-(`zilla:correlation-id`). The service sends the correlation id back as a header, with `content-type`
-and, if it is not 200, `:status`. With `Prefer: respond-async` the response is 202, and says where
-to ask for the reply, which any worker can answer.
-
-Respond to requests that write a record: with where it is, or with the reply to it.
+A reply comes from a service behind Kafka. The record of the request says where the reply goes
+(`zilla:reply-to`) and how it is found (`zilla:correlation-id`). The service sends the correlation
+id back as a header, with `content-type` and, if it is not 200, `:status`. With `Prefer:
+respond-async` the response is 202, and says where to ask for the reply, which any worker can
+answer.
 """
 
 from __future__ import annotations
@@ -54,6 +53,18 @@ _RESERVED_HEADERS = RESERVED_RECORD_HEADERS | {
     *("upgrade", "content-length", "content-type", "date", "server", "traceparent", "tracestate"),
     *(name.lower() for name in SAFE_HEADERS),
 }
+
+
+class ProduceExchange(Exchange):
+    def describe(self, with_: With) -> str:
+        return "writes a record" + (", and answers with its reply" if with_.reply_topic else "")
+
+    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
+        if match.is_reply:
+            return await poll_reply(routes, match, request)
+        if match.route.with_.reply_topic is not None:
+            return await request_reply(routes, match, request)
+        return await produce.respond(routes, match, request)
 
 
 async def request_reply(routes: Routes, match: Match, request: Request) -> Response:
@@ -212,15 +223,3 @@ def _build_accepted_response(request: Request, location: str, result: Produced |
         return Response(status_code=202, headers=headers)
     headers["Preference-Applied"] = "respond-async"
     return JSONResponse(produce.describe_result(result), 202, headers)
-
-
-class ProduceExchange(Exchange):
-    def describe(self, with_: With) -> str:
-        return "writes a record" + (", and answers with its reply" if with_.reply_topic else "")
-
-    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
-        if match.is_reply:
-            return await poll_reply(routes, match, request)
-        if match.route.with_.reply_topic is not None:
-            return await request_reply(routes, match, request)
-        return await produce.respond(routes, match, request)

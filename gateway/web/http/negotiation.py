@@ -1,18 +1,14 @@
-"""Parse `Accept` and the headers that share its syntax (RFC 9110 12.4.2, 12.5.1).
+"""Choose the media type and the coding of a response (RFC 9110 12).
 
-The media type of a record's value, and headers that make it safe to show.
+A response is compressed if the client names gzip and wants it at least as much as the plain bytes
+(12.5.3). All clients of a view that accept gzip share the deflated bytes. Browsers all accept it,
+so they get it by default, unless they have a dictionary (`gateway.web.streams.dictionary`). A route
+with `compression: none` opts out, for content whose length must not reveal it (BREACH), or for
+proxies that hold compressed responses back.
 
-Whoever wrote the value chose its type, which may be HTML or SVG. A browser must neither guess
-another type nor run what the value contains, since it would run on the gateway's origin, with the
-cookies of other clients.
-
-Negotiate whether a response is compressed (RFC 9110 12.5.3).
-
-A response is compressed if the client names gzip and wants it at least as much as the plain bytes.
-All clients of a view that accept gzip share the deflated bytes. Browsers all accept it, so they get
-it by default, unless they have a dictionary (`gateway.web.streams.dictionary`). A route with
-`compression: none` opts out, for content whose length must not reveal it (BREACH), or for proxies
-that hold compressed responses back.
+Whoever wrote the value of a record chose its media type, which may be HTML or SVG. A browser must
+neither guess another type nor run what the value contains, since it would run on the gateway's
+origin, with the cookies of other clients: `SAFE_HEADERS` forbid both.
 """
 
 from __future__ import annotations
@@ -69,8 +65,9 @@ def get_media_preference(header: str, media_type: str) -> MediaPreference:
 
 
 def iter_ranges(header: str) -> Iterator[tuple[str, float]]:
-    """Yield the ranges of a header in lower case with their weights, from 0 to 1.
+    """Yield the ranges of `Accept`, or a header of its syntax, in lower case with their weights.
 
+    Weights are from 0 to 1 (RFC 9110 12.4.2).
     A range with a malformed weight is skipped.
     """
     for part in _RANGE_PATTERN.findall(header.lower()):

