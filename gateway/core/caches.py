@@ -1,7 +1,4 @@
-"""Cache functions of one text whose length is the choice of a client.
-
-Keep values whose size is the choice of others, up to a number of bytes.
-"""
+"""Keep values that are cached for clients, within bounds that no client can exceed."""
 
 from __future__ import annotations
 
@@ -10,6 +7,9 @@ from functools import lru_cache, wraps
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 def cache_short(
@@ -30,10 +30,6 @@ def cache_short(
         return call
 
     return decorate
-
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 
 
 class SizedCache(Generic[K, V]):

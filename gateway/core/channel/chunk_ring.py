@@ -1,22 +1,11 @@
 """Keep the latest chunks of a channel for its followers, within bounds.
 
-A follower that is caught up is a number in this ring. Before a chunk is dropped, the followers that
-have not taken it leave the ring: they go on by reading the log or Kafka.
-
-Hold one update of a channel as it goes on the wire, and the events that it was encoded from.
-
-Count each client's bytes, for wires that end with a sum, at no cost per delivery.
-
-A channel knows the sum of its chunks. A client only notes the channel's total where it began and
-stopped to follow the channel, and adds up its own bytes in between.
-
-Bound the rings of all channels together, and choose which of them give way.
+A chunk is one update of a channel as it goes on the wire. A follower that is caught up is a number
+in the ring. Before a chunk is dropped, the followers that have not taken it leave the ring: they go
+on by reading the log or Kafka, which is slower but loses nothing.
 
 Each channel bounds its own ring, but how many channels there are is the choice of clients: each
-filter is a view. The chunk that exceeds the common limit makes others be dropped at once. A
-follower whose chunks are dropped goes on from the log, or from Kafka: it loses nothing and is
-slower. Counting costs one addition per chunk. Dropping looks at all channels, once for every
-quarter of the limit that is published.
+filter is a view. So a `RingBudget` bounds the rings of all channels together.
 """
 
 from __future__ import annotations
@@ -52,11 +41,11 @@ class CountedBytes(bytes):
 
 
 class ByteCounts:
-    """The sum over one client's bytes, owned by its subscription.
+    """The sum over one client's bytes, for wires that end with a sum; owned by its subscription.
 
-    Between `start_shared` and `stop_shared` the client gets all that its channel publishes. That
-    part is added only when it ends (10 us), as the difference of two totals of the channel. A sum
-    or total of None is that over nothing.
+    A delivery costs nothing. Between `start_shared` and `stop_shared` the client gets all that its
+    channel publishes. That part is added only when it ends (10 us), as the difference of two totals
+    of the channel. A sum or total of None is that over nothing.
     """
 
     __slots__ = ("_shared_from", "is_shared", "sum")
@@ -108,7 +97,7 @@ CohortKey = tuple[object, ...]  # equal for the clients that get the same bytes 
 
 @dataclass(slots=True)
 class Chunk:
-    """One update as it goes on the wire.
+    """One update as it goes on the wire, and the events that it was encoded from.
 
     Attributes:
         ending_partitions: Partitions whose gap ends the clients that get the chunk.
@@ -144,6 +133,9 @@ class RingBudget:
     drops chunks as soon as `bytes` exceeds `limit`, and subtracts its dropped bytes from `bytes`.
     `LatestOffsets` of conflated keys count as well, until they are freed. `max_ring_bytes` bounds
     one ring; its newest chunk stays even if it is larger.
+
+    Counting costs one addition per chunk. Dropping looks at all channels, once for every quarter of
+    the limit that is published.
     """
 
     __slots__ = ("_list_rings", "bytes", "limit", "max_ring_bytes")

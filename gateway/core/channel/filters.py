@@ -9,16 +9,7 @@ A field is compared as text: a string as its own text; a number, true, false or 
 text (a whole number with all of its digits). An object or array equals nothing. A value that is not
 JSON (`exact_json.parse_json`) has no fields.
 
-Test a key, a header or a field of the value for more than equality with one text.
-
-A condition tests text: the bytes of a key or header as they are, or a field's text as `filters`
-defines it. A range is tested on the number that the text is in the grammar of JSON, compared
-exactly however many digits it has. A text that is not a JSON number is in no range.
-
-Match topic names with patterns in which `*` stands for any text and all else for itself.
-
-It does not use `fnmatch`: as a regular expression, a client's `*a*a*a*...` takes longer with every
-star.
+`matches_glob` decides which topics a view has, by patterns of their names.
 """
 
 from __future__ import annotations
@@ -49,6 +40,10 @@ BOUND_NAMES: Final = tuple(_OPERATORS)  # the names of bounds in configuration a
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A test that holds where all of its given parts do.
+
+    The text is the bytes of a key or header as they are, or that of a field. A range is tested on
+    the number that the text is in the grammar of JSON, compared exactly however many digits it has.
+    A text that is not a JSON number is in no range.
 
     A frozen value: equal conditions compare equal, in whatever order their parts were written, so
     that equal filters share a channel. Raises ValueError without any part, or if parts contradict
@@ -463,7 +458,11 @@ def is_glob(text: str) -> bool:
 
 
 def matches_glob(pattern: str, name: str) -> bool:
-    """Return whether a pattern matches a whole name, in time linear in the name's length."""
+    """Return whether a pattern matches a whole name, in time linear in the name's length.
+
+    `*` stands for any text, and all else for itself. `fnmatch` is not used: as a regular
+    expression, a client's `*a*a*a*...` takes longer with every star.
+    """
     first, *rest = pattern.split("*")
     if not rest:
         return name == pattern

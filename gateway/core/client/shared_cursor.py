@@ -1,13 +1,8 @@
-"""Keep a client's place in its channel: its next chunk, and its terms.
+"""Keep a client's place in its channel, and in the partitions that it reads privately.
 
-A client that follows the channel is sent its chunks as they were encoded for all. The positions in
-partitions that it reads privately are not known here: callers pass them.
-
-Keep the partitions that a client reads privately, and where it stands in each.
-
-These positions differ from the tail's, or may. A position that came with a token has the lineage
-UNVERIFIED_LINEAGE until it was compared with the log. One of a partition that metadata does not
-know yet is kept as it came.
+A client that follows the channel is sent its chunks as they were encoded for all, from its
+`SharedCursor`. `PrivatePositions` are its places in partitions where it stands elsewhere, or may.
+The cursor does not know them: callers pass them.
 """
 
 from __future__ import annotations
@@ -212,6 +207,10 @@ class SharedCursor:
 
 class PrivatePositions(dict[TopicPartition, PartitionPosition]):
     """The positions of one client in the partitions that it reads privately.
+
+    They differ from the tail's, or may. A position that came with a token has the lineage
+    UNVERIFIED_LINEAGE until it was compared with the log. One of a partition that metadata does not
+    know yet is kept as it came.
 
     Owned by its `PrivateReader`. Only `put`, `detach` and `attach` may change it, because they keep
     the cohort of the client and the state of its snapshot up to date.

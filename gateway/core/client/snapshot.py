@@ -1,30 +1,14 @@
-"""Keep the partitions that a client's snapshot still has to send before the client is live.
+"""Serve streams that begin with a snapshot: the latest record of each key, as of one moment.
 
-Each partition has a fixed end, which is found when the client has come. A partition that the client
-never read is *fresh*: its table is sent, the latest record of each key without tombstones. Of a
-partition to which the client comes back, the latest missed record of each key is sent, with
-tombstones. A partition that is at its end waits for the others, so that nothing live is sent before
-`snapshot-end`. A partition that cannot be read now is not waited for: it is reported as pending,
-and its records follow when they can be read.
-
-Keep a partition as a table: the latest record of each key, in the order of offsets.
-
-A client that begins with a snapshot is sent a `TableSnapshot`: the table as it was at one moment.
-The table goes on, the snapshot does not, so every client has a fixed end and may take as long as it
-likes; clients that come while nothing changes share one. A key whose record is a tombstone is not
-in it. Records without a key are all in it, and so are those that could not be decoded: a client
-that is promised the whole table must be informed of missing records.
+A `KeyTable` is the table of one partition and goes on with it. A client is sent a `TableSnapshot`,
+which does not, so every client has a fixed end and may take as long as it likes; clients that come
+while nothing changes share one. `SnapshotBlocks` encode it once for all clients of a view, and a
+`Snapshot` keeps the partitions that one client still has to be sent.
 
 The filter is applied first: a record that a view may not see replaces nothing in it. So a view that
 looks at more than keys has a table of its own records. It is made from a `RecordHistory` that all
 such views share, which keeps replaced records, as far as Kafka still has them. A tombstone removes
 its key for all of them.
-
-Encode a table snapshot as one view shows it, once for all clients that begin with it.
-
-A block is sent to a client as it is, except for the id of its last event, which is the client's
-own. All clients that get the snapshot get the same blocks. Measured for 100,000 records of 200
-bytes: 0.15 us a record and client, 6 us without.
 """
 
 from __future__ import annotations
@@ -57,7 +41,14 @@ from gateway.core.log.record import (
 
 
 class Snapshot:
-    """The progress of one client's snapshot.
+    """The partitions that a client's snapshot still has to send before the client is live.
+
+    Each partition has a fixed end, which is found when the client has come. A partition that the
+    client never read is *fresh*: its table is sent, the latest record of each key without
+    tombstones. Of a partition to which the client comes back, the latest missed record of each key
+    is sent, with tombstones. A partition that is at its end waits for the others, so that nothing
+    live is sent before `snapshot-end`. A partition that cannot be read now is not waited for: it is
+    reported as pending, and its records follow when they can be read.
 
     Owned by the client's subscription, which forgets it when it is closed and nothing remains. Each
     partition passes through: in `remaining` without an end, in `remaining` with an end, at its end
@@ -149,7 +140,9 @@ class EncodedSnapshot(Protocol):
 class TableSnapshot:
     """A table at one moment, which does not change.
 
-    The entries are records, and gaps for those that could not be decoded, in offset order.
+    The entries are records, and gaps for those that could not be decoded, in offset order: a client
+    that is promised the whole table must be informed of missing records. A key whose record is a
+    tombstone is not in it. Records without a key are all in it.
     """
 
     __slots__ = ("__weakref__", "_by_key", "encoded_by_channel", "end_position", "entries", "tp")
@@ -195,6 +188,8 @@ class TableSnapshot:
 
 class KeyTable:
     """The table of one partition, from its first record up to `position`.
+
+    It has the latest record of each key, in the order of offsets.
 
     The hub creates one per partition and applies to it the entries that it reads. Invariants
     between calls: `_entries` is in offset order (a dictionary keeps the order of insertion, and a
@@ -334,7 +329,12 @@ class SnapshotBlock(NamedTuple):
 
 
 class SnapshotBlocks:
-    """The blocks of one channel and one table snapshot, which keeps them, encoded on demand."""
+    """The blocks of one channel and one table snapshot, which keeps them, encoded on demand.
+
+    A block is sent to a client as it is, except for the id of its last event, which is the client's
+    own. All clients that get the snapshot get the same blocks. Measured for 100,000 records of 200
+    bytes: 0.15 us a record and client, 6 us without.
+    """
 
     MAX_BLOCK_BYTES = 64 * 1024
     MAX_BLOCK_ENTRIES = 4096  # entries that are looked at for a block

@@ -1,25 +1,4 @@
-"""Define the terms of a client: where its stream ends, and its treatment if it is slow.
-
-Name the reasons for which a stream ends.
-
-The first reason that `SharedCursor.end` is given counts. `gateway/README.md` lists the modules that
-give them, and the README of the project the messages to clients.
-
-Name the treatments of clients that take less than they are sent.
-
-Bound the records that a stream is sent in any span of time (`maxRate`).
-
-Records are counted over every span of that length, not from one full second to the next: in no
-second, whenever it begins, does a client get more than `100/s` says. Sans-I/O: `now` is in seconds
-of any monotonic clock.
-
-Spread the reconnects of clients that are ended at once.
-
-Delays drawn at random fill some seconds by chance: of 330 clients over 14 s, which is 24 a second,
-the fullest second had 32 in the median of 200 draws, and 42 at most. Multiples of the golden ratio,
-modulo 1, fill a range about evenly however many they are (the three-distance theorem): the fullest
-second had 25.
-"""
+"""Define the terms of a client's stream: its rate, its ends, and what happens if it is slow."""
 
 from __future__ import annotations
 
@@ -89,6 +68,9 @@ class EndReason(StrEnum):
     """Why a stream ended: the `reason` of an `end` event, and of `gateway_streams_ended_total`.
 
     The comment of each member says who gives it, and when. `UNSENT_END_REASONS` are in no event.
+
+    The first reason that `SharedCursor.end` is given counts. `gateway/README.md` lists the modules
+    that give them, and the README of the project the messages to clients.
     """
 
     # The stream itself, as it takes what it is sent.
@@ -137,7 +119,11 @@ class SentInterval(NamedTuple):
 
 
 class Throttle:
-    """A bound of records in any span of `window_s` seconds, for one stream.
+    """A bound of the records that a stream is sent in any span of `window_s` seconds (`maxRate`).
+
+    Records are counted over every span of that length, not from one full second to the next: in no
+    second, whenever it begins, does a client get more than `100/s` says. Sans-I/O: `now` is in
+    seconds of any monotonic clock.
 
     Invariant between calls: `_sent` is in order of time, and no interval is longer than a part of
     the window. An interval counts until `window_s` seconds after its end, so the bound is never
@@ -174,6 +160,11 @@ _GOLDEN_RATIO = (sqrt(5) - 1) / 2
 
 class ReconnectDelays:
     """A sequence of delays that are spread evenly over a range, however many are drawn.
+
+    They spread the reconnects of clients that are ended at once. Delays drawn at random fill some
+    seconds by chance: of 330 clients over 14 s, which is 24 a second, the fullest second had 32 in
+    the median of 200 draws, and 42 at most. Multiples of the golden ratio, modulo 1, fill a range
+    about evenly however many they are (the three-distance theorem): the fullest second had 25.
 
     One for each process, whose clients share it. `start`, from 0 to 1, is where it begins in the
     range: at random for each process, as for replicas.

@@ -20,8 +20,6 @@ Sans-I/O: time is an argument, in seconds of any monotonic clock. The shell's pa
     SendRecords:        send them, then `queue.on_response(verdict, now)`
     ProbeBackend:       probe it, then `queue.on_probe(is_healthy, now, reason)`
     SendToDeadLetters:  write them, then `queue.on_dead_letters(unwritten, now, reason)`
-
-Define batches of records for a back end: their rules, their steps, and their outcomes.
 """
 
 from __future__ import annotations

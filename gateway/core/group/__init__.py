@@ -2,6 +2,6 @@
 
 Start with `member`, the interface of both protocols. `consumer_member` is KIP-848 and
 `classic_member` KIP-429, with its messages in `classic_requests`. `assignor` divides partitions
-among classic members. `partition_state` is one partition that a consumer holds, and `topic_mark`
-names the topic of a committed offset. `gateway.kafka.group` is the shell that sends the requests.
+among classic members. `partition_state` is one partition that a consumer holds.
+`gateway.kafka.group` is the shell that sends the requests.
 """

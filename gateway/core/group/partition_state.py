@@ -4,21 +4,8 @@ There are two offsets: `position` is the next one to be *returned*, and the one 
 `fetch_offset` is the next one to fetch. The records between them are kept. Answers to requests from
 before a seek bring nothing: `lineage` tells them apart.
 
-Mark committed offsets with the topic that they are of.
-
-Kafka keeps offsets by the name of a topic. A member that still had a deleted topic may commit after
-a topic of the same name was created, and the next owner of the partition cannot tell such an offset
-from later ones of the new topic. The mark is the text that Kafka keeps along with an offset:
-
-    topic-id=5f0c9a52-6a53-4c0b-9a3f-1c1c6a5d9a10,partitions=3,cluster-id=MkU3OEVBNTcwNTJENDM2Qk
-
-If the program that commits gives a text of its own, the mark stands behind it, after a space.
-
-Programs that copy offsets to another cluster copy that text, too (MirrorMaker 2 does so in its
-checkpoints). There every topic has another id, which says nothing about the copied offset.
-
-The number of partitions distinguishes those that were added after the group had begun, all of whose
-records the group is owed, from those without a committed offset for another reason.
+Kafka keeps committed offsets by the name of a topic, so each goes along with a `TopicMark`, which
+says which topic of that name it is of.
 """
 
 from __future__ import annotations
@@ -254,9 +241,21 @@ MAX_METADATA_LENGTH = 4096  # the default of Kafka's `offset.metadata.max.bytes`
 
 
 class TopicMark(NamedTuple):
-    """The topic that a committed offset is of.
+    """The topic that a committed offset is of, as the text that Kafka keeps along with an offset.
+
+    A member that still had a deleted topic may commit after a topic of the same name was created,
+    and the next owner of the partition cannot tell such an offset from later ones of the new topic,
+    but for the mark:
+
+        topic-id=5f0c9a52-6a53-4c0b-9a3f-1c1c6a5d9a10,partitions=3,cluster-id=MkU3OEVBNTcwNTJENDM2Qk
+
+    If the program that commits gives a text of its own, the mark stands behind it, after a space.
+    Programs that copy offsets to another cluster copy that text, too (MirrorMaker 2 does so in its
+    checkpoints). There every topic has another id, which says nothing about the copied offset.
 
     `initial_partitions` is the number when the group began; 0 for a topic that was created later.
+    It distinguishes partitions that were added after the group had begun, all of whose records the
+    group is owed, from those without a committed offset for another reason.
     """
 
     topic_id: UUID

@@ -1,9 +1,8 @@
 """Keep the log of a partition as the gateway sees it: its entries, and the place of reading.
 
-Start with `record`, which has the entries of a log, and `position`, which is the place of a stream.
+Start with `record`, which has the entries of a log and the positions between them.
 `partition_reader` decides what is asked of Kafka next and what an error means, with the table of
-errors in `recovery` and the offsets out of range in `truncation`. `partition_log` keeps recent
-entries in memory, with a `key_index` while many readers of single keys are behind, and `tail`
-merges the partitions of a topic set into one order; `readiness` says when a stream of that order
-may begin. `gateway.kafka.fetch` drives the readers, `gateway.hub` the logs and tails.
+errors in `recovery`. `partition_log` keeps recent entries in memory, with a `key_index` while many
+readers of single keys are behind, and `tail` merges the partitions of a topic set into one order.
+`gateway.kafka.fetch` drives the readers, `gateway.hub` the logs and tails.
 """

@@ -1,26 +1,21 @@
-"""Define the entries of a partition's log: records, skipped offsets, gaps and changes of state.
+"""Define the entries of a partition's log, and the positions between them.
 
-Everything that moves a position is an *entry*. Entries of one partition follow each other in offset
-order. Each says at which offset it starts and which offset is to be fetched next, so a position is
-never guessed from a jump of offsets: holes that compaction, aborted transactions and control
-batches leave are covered by a `Skip`, while records that Kafka no longer has are reported as a
-`Gap`.
+Everything that moves a position is an *entry*: a record, skipped offsets, a gap, or a change of
+state. Entries of one partition follow each other in offset order. Each says at which offset it
+starts and which offset is to be fetched next, so a position is never guessed from a jump of
+offsets: holes that compaction, aborted transactions and control batches leave are covered by a
+`Skip`, while records that Kafka no longer has are reported as a `Gap`.
 
 Every entry has the fields `tp`, `offset` and `epoch` and a `next_offset`. They are named tuples
 because one is made per record; `type(entry) is Record` tells them apart on the hot paths.
 
-Define the position of a stream: the next offset to fetch, for every partition.
+A position is the next offset to fetch, for every partition. An offset is meaningful only within a
+*lineage*. The log of a partition can go back (an unclean election truncates it; deleting and
+creating a topic starts it again at 0). Each time it does, this process counts the partition's
+lineage up by one. Offsets can therefore be compared within one lineage only. A position that came
+from a client and was not compared with the log yet has the lineage UNVERIFIED_LINEAGE.
 
-An offset is meaningful only within a *lineage*. The log of a partition can go back (an unclean
-election truncates it; deleting and creating a topic starts it again at 0). Each time it does, this
-process counts the partition's lineage up by one. Offsets can therefore be compared within one
-lineage only. A position that came from a client and was not compared with the log yet has the
-lineage UNVERIFIED_LINEAGE.
-
-Decide when a merged stream may begin.
-
-A client is answered (BEGIN) as soon as one partition can be read, or after the readiness timeout,
-whichever comes first: the slowest partition must not delay all others.
+`Readiness` decides when a stream of merged partitions may begin.
 """
 
 from __future__ import annotations
@@ -185,6 +180,9 @@ Position: TypeAlias = dict[TopicPartition, PartitionPosition]
 @dataclass(slots=True)
 class Readiness:
     """Track which partitions of a topic set can be read.
+
+    A client is answered (BEGIN) as soon as one partition can be read, or after the readiness
+    timeout, whichever comes first: the slowest partition must not delay all others.
 
     One instance per topic set, owned by its `Tail`. A ready partition is always one of
     `partitions`, to which metadata may still add. Times are in seconds of any monotonic clock.

@@ -4,10 +4,8 @@ Delays have full jitter (each is drawn between 0 and a bound that grows) per par
 because a thousand partitions that lost one leader must not all retry at the same moment. Sources:
 Kafka's error codes (protocol guide), and KIP-320 for leader epochs.
 
-Decide where a reader goes on whose offset Kafka does not have (OFFSET_OUT_OF_RANGE).
-
-Below the log, retention or DeleteRecords have removed the records. Above it, an unclean election
-has cut the log off (KIP-320), and the records after the cut are not read yet.
+OFFSET_OUT_OF_RANGE has more than one reaction: `locate_offset` and `find_divergence` decide where
+the reader goes on.
 """
 
 from __future__ import annotations
@@ -169,6 +167,12 @@ class Backoff:
 
 
 class OffsetRange(Enum):
+    """Where an offset lies that Kafka does not have (OFFSET_OUT_OF_RANGE).
+
+    Below the log, retention or DeleteRecords have removed the records. Above it, an unclean
+    election has cut the log off (KIP-320), and the records after the cut are not read yet.
+    """
+
     BELOW_LOG = "below the log"
     IN_LOG = "in the log"  # the broker that answered was behind: fetch again
     ABOVE_LOG = "above the log"

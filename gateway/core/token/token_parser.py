@@ -3,14 +3,7 @@
 Reading a token takes time and memory in proportion to its length, whatever it claims. A topic keeps
 its digits until a caller that knows the number of partitions asks for the offsets.
 
-Find where a resume token is damaged, for people who debug a client or a proxy.
-
-A checksum alone says that something changed, not where. One changed character is found by trying
-all others in its place: of the 63 times n candidates, only the original has the right CRC-32
-(another has it with a probability of 1 in 500,000 for 128 characters). A token that is cut short or
-changed in several places is read field by field, up to the first field that cannot be read.
-
-Clients get no such description: the search takes time in proportion to the square of the length.
+`describe_damage` says where a token is damaged, for people who debug a client or a proxy.
 """
 
 from __future__ import annotations
@@ -240,7 +233,17 @@ MIN_TOKEN_CHARS = 1 + DIGEST_WIDTH + ISSUED_WIDTH + DIGEST_WIDTH + 1 + CRC_WIDTH
 
 
 def describe_damage(token: str) -> str:
-    """Return what is wrong with a token that `parse_token` refuses, and at which character."""
+    """Return what is wrong with a token that `parse_token` refuses, and at which character.
+
+    A checksum alone says that something changed, not where. One changed character is found by
+    trying all others in its place: of the 63 times n candidates, only the original has the right
+    CRC-32 (another has it with a probability of 1 in 500,000 for 128 characters). A token that is
+    cut short or changed in several places is read field by field, up to the first field that cannot
+    be read.
+
+    Clients get no such description: the search takes time in proportion to the square of the
+    length.
+    """
     if len(token) > MAX_TOKEN_CHARS:
         return f"it has {len(token)} characters, and a token has at most {MAX_TOKEN_CHARS}"
     for number, char in enumerate(token, 1):
