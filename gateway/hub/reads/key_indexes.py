@@ -1,18 +1,4 @@
-"""Build the indexes of keys that logs ask for, in slices between which the event loop runs.
-
-Readers of single keys look at every entry meanwhile, as before. An index of 500,000 entries takes
-0.2 s, which would hold up everybody if it were built at once.
-
-Find the partitions that hold the records of a view's keys.
-
-It works for topics whose producers all use Kafka's default partitioner (`partitioner: murmur2`). A
-client whose filters name its keys then catches up on the partitions of these keys only, or on all
-partitions if the token knows another number of them, or if this process has seen it change.
-
-The gateway cannot know of changes before the token or the process began; without a token, of any
-change since the history that the client asks for began; nor of producers that still use the old
-number after a change, or a partitioner of their own.
-"""
+"""Speed up readers of single keys: index the logs, and skip partitions without these keys."""
 
 from __future__ import annotations
 
@@ -45,7 +31,12 @@ class LogHolder(Protocol):
 
 
 class KeyIndexBuilder:
-    """Build the indexes of keys of one cluster's logs; `reads` may change at any time."""
+    """Build the indexes of keys of one cluster's logs; `reads` may change at any time.
+
+    They are built in slices, between which the event loop runs: an index of 500,000 entries takes
+    0.2 s, which would hold up everybody if it were built at once. Readers of single keys look at
+    every entry meanwhile, as before.
+    """
 
     def __init__(
         self, reads: Mapping[TopicPartition, LogHolder], on_growth: Callable[[int], None]
@@ -84,7 +75,16 @@ REFRESH_TIMEOUT_S = 1.0  # seconds for which the brokers are asked for the numbe
 
 
 class KeyPartitions:
-    """Tell which partitions may hold the records of a view, while their number stays the same."""
+    """Tell which partitions may hold the records of a view, while their number stays the same.
+
+    This works for topics whose producers all use Kafka's default partitioner, `murmur2`. A client
+    whose filters name its keys then catches up on the partitions of these keys only, or on all
+    partitions if the token knows another number of them, or if this process has seen it change.
+
+    The gateway cannot know of changes before the token or the process began; without a token, of
+    any change since the history that the client asks for began; nor of producers that still use the
+    old number after a change, or a partitioner of their own.
+    """
 
     def __init__(self, cluster: Cluster, get_topic_settings: Callable[[str], Topic]) -> None:
         self._cluster = cluster

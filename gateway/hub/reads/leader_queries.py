@@ -3,9 +3,8 @@
 After an election, every client that resumes brings an older epoch for every partition: 500 clients
 of 12 partitions would be 6,000 requests to the brokers; asked together they are one per broker.
 
-Find where leader epochs ended, to compare the positions of clients with the log.
-
-Find where partitions end (the last stable offset).
+`EpochEnds` and `StableEnds` are the two questions: where a leader epoch ended, and where a
+partition ends.
 """
 
 from __future__ import annotations
@@ -106,6 +105,8 @@ class EpochCluster(Leaders, Protocol):
 
 
 class EpochEnds:
+    """Find where leader epochs ended, to compare the positions of clients with the log."""
+
     def __init__(self, cluster: EpochCluster) -> None:
         self._queries: LeaderQueries[EpochEnd] = LeaderQueries(cluster, cluster.fetch_epoch_ends)
 
@@ -130,6 +131,8 @@ class OffsetCluster(Leaders, Protocol):
 
 
 class StableEnds:
+    """Find where partitions end (the last stable offset)."""
+
     def __init__(
         self, cluster: OffsetCluster, transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
     ) -> None:

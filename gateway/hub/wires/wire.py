@@ -1,10 +1,4 @@
-"""Define what clients' bytes look like: server-sent events, lines, or WebSocket messages.
-
-Say when the clients of streams that end are to reconnect.
-
-The range is longer than that of `retry:` at the beginning of a stream, since many streams end at
-once when the gateway drains, and longer still where they are very many.
-"""
+"""Define what clients' bytes look like: server-sent events, lines, or WebSocket messages."""
 
 from __future__ import annotations
 
@@ -67,6 +61,12 @@ RECONNECTS_PER_SECOND = 2000  # clients that a replica takes back while it does 
 
 
 class EndRetries:
+    """When the clients of streams that end are to reconnect.
+
+    The range is longer than that of `retry:` at the beginning of a stream, since many streams end
+    at once when the gateway drains, and longer still where they are very many.
+    """
+
     def __init__(self) -> None:
         self._delays: ReconnectDelays | None = None
 

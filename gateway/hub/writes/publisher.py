@@ -1,7 +1,4 @@
-"""Hold what all writers of a hub share: the producer, idempotency keys, and topics.
-
-A record on its way to Kafka, and where it was written.
-"""
+"""Hold what all writers of a hub share: the producer, idempotency keys, and topics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Create the topics that the gateway itself needs, such as those of dead letters.
-
-Delete the records before an offset, for all consumers.
-"""
+"""Create the topics that the gateway itself needs, and delete records of topics."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
 """Turn the settings of TLS and SASL into the arguments of aiokafka's connection.
 
 Certificates are loaded again when their files change, so a mount that replaces them before they
-expire needs no restart. The module also extends aiokafka's connection where it hides the end of a
-session, the mechanisms that a broker offers, and the refusal of a bearer token.
-
-Provide tokens for OAUTHBEARER (KIP-255): fixed, from a file, or for client credentials.
-
-aiokafka calls `token` at every connect.
+expire needs no restart. Tokens for OAUTHBEARER (KIP-255) are fixed, read from a file, or fetched
+for client credentials; aiokafka calls `token` at every connect. The module also extends aiokafka's
+connection where it hides the end of a session, the mechanisms that a broker offers, and the refusal
+of a bearer token.
 """
 
 from __future__ import annotations
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
 
     from gateway.config.sections.security import Sasl, Security, Tls
 
+log = logging.getLogger(__name__)
 
 _DEFAULT_LIFETIME_S = 300.0  # where the issuer sends no expires_in
 _MAX_RESPONSE_BYTES = 1 << 20
@@ -48,8 +47,6 @@ _MAX_RESPONSE_BYTES = 1 << 20
 _TRANSIENT_STATUSES = frozenset({408, 425, 429})
 _RENEWAL_FRACTION = 0.8  # the part of its lifetime after which a token is replaced
 _RETRY_FRACTION = 0.05  # the part of its lifetime between two attempts to replace it
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)

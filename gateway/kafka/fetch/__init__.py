@@ -2,7 +2,7 @@
 
 The shared reads of the hub and its backfills use a `Fetcher` (`fetcher`), which drives one
 `PartitionReader` of `gateway.core.log` for each partition: `broker_fetch_loop` sends the fetch
-requests of one broker, `fetch_sessions` and `fetch_round` keep them small, and `batches`,
-`decoding`, `decompression` and `salvage` turn record batches into entries. `bounded_read` reads a
-range of a partition once, for lookups and for the sidecar. Start reading with `fetcher`.
+requests of one broker by `fetch`, and `batches`, `decoding` and `decompression` turn record batches
+into entries. `bounded_read` reads a range of a partition once, for lookups and for the sidecar.
+Start reading with `fetcher`.
 """

@@ -6,7 +6,7 @@ connection: the main loop, and one for newcomers, which carries a new partition 
 loop's request returns. A partition also counts as a newcomer after its leader changed, or once it
 can be read again after an error.
 
-Each loop fetches in one round per isolation level (see `fetch_round`). A partition is in at most
+Each loop fetches in one round per isolation level (see `FetchRound`). A partition is in at most
 one request of the whole fetcher: a loop takes it out of `idle_fetches` when it joins a round, and
 `Fetcher.release` puts it back. A later answer for it is ignored, because `in_flight` no longer
 names the round.

@@ -7,13 +7,7 @@ loop.
 
 There are three ways through the records of a batch. Most are read whole (`_read_whole_batch`). One
 that is compressed, or too long for the slice, is opened and read in parts (`_open_batch`,
-`_read_records`). If reading fails, the intact records are salvaged (`salvage`).
-
-Read the intact records of a batch in which some are broken although its CRC is right.
-
-A faulty producer wrote such a batch. Each record begins with its length, so those after a broken
-one can still be found, and only the broken ones become gaps. The code is plain Python, because it
-runs on such batches only.
+`_read_records`). If reading fails, the intact records are salvaged (`iter_salvaged`).
 """
 
 from __future__ import annotations
@@ -41,16 +35,20 @@ from .decompression import (
     take_small_buffer,
 )
 
+log = logging.getLogger(__name__)
+
 _LOG_APPEND_TIME = 0x08  # attribute of a batch: the broker set the time of its records
 
 
 def iter_salvaged(
     tp: TopicPartition, header: Sequence[int], records: memoryview, start: int
 ) -> Iterator[Entry]:
-    """Yield the entries of one batch of magic 2 from offset `start` on, in offset order.
+    """Yield the entries of one batch of magic 2 from offset `start` on, although some are broken.
 
-    Gaps cover the offsets of broken records. Offsets that are missing for another reason
-    (compaction) lead to no gap.
+    A faulty producer wrote such a batch, whose CRC is right. Each record begins with its length, so
+    those after a broken one can still be found, and only the broken ones become gaps. The entries
+    are in offset order. Offsets that are missing for another reason (compaction) lead to no gap.
+    The code is plain Python, because it runs on such batches only.
 
     Args:
         header: The fields of its header, in order (`BATCH_HEADER`).
@@ -133,8 +131,6 @@ def _read_record(data: bytes) -> _RecordFields:
         raise ValueError("a record longer than its fields")
     return timestamp_delta, offset, key, value, headers
 
-
-log = logging.getLogger(__name__)
 
 # The largest slice that is delivered to clients within the same turn of the loop: 10 ms.
 MAX_SLICE_RECORDS = 5_000

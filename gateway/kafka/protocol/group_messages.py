@@ -1,15 +1,15 @@
-"""Define FindCoordinator, ConsumerGroupHeartbeat, OffsetCommit and OffsetFetch.
+"""Define the requests of consumer groups, and the bytes that classic members exchange in them.
 
-All but the heartbeat also work for members of the classic protocol, down to Kafka 2.3. From
-OffsetCommit 9 on the generation may be a member epoch (KIP-848). From version 10 on it names topics
-by id, so that an offset of a deleted topic is never taken for one of its successor.
+FindCoordinator, OffsetCommit and OffsetFetch work for both protocols of groups, down to Kafka 2.3;
+ConsumerGroupHeartbeat is of the consumer protocol (KIP-848). From OffsetCommit 9 on the generation
+may be a member epoch. From version 10 on it names topics by id, so that an offset of a deleted
+topic is never taken for one of its successor.
 
-Encode and decode the messages that members of a classic group exchange through the broker.
-
-They are ConsumerProtocolSubscription 0 to 3 and ConsumerProtocolAssignment 0 to 3 of the `consumer`
-protocol type. The bytes are the same as those of Java's CooperativeStickyAssignor, whose user data
-is the generation: a leader older than version 2 (KIP-792) looks for it there. librdkafka's user
-data also ends with it. Malformed bytes raise ValueError, IndexError or struct.error.
+Classic members exchange ConsumerProtocolSubscription 0 to 3 and ConsumerProtocolAssignment 0 to 3
+of the `consumer` protocol type. The bytes are the same as those of Java's
+CooperativeStickyAssignor, whose user data is the generation: a leader older than version 2
+(KIP-792) looks for it there. librdkafka's user data also ends with it. Malformed bytes raise
+ValueError, IndexError or struct.error.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Define Produce and InitProducerId, the requests of an idempotent producer (KIP-98).
+"""Define the requests of idempotent and of transactional producers (KIP-98).
 
 Produce is sent in version 7 only. Every broker since 2.1 speaks it, and the additions of later
 versions (errors of single records, the new leader) are not needed here.
 
-Define the requests that a transactional producer sends beside its records (KIP-98).
-
-They are sent in versions before the flexible ones, which every broker since 2.3 speaks. Later
-versions add the members of groups and epochs that grow with every transaction; a producer that is
-the only user of its transactional id needs neither.
+The requests of transactions are sent in versions before the flexible ones, which every broker since
+2.3 speaks. Later versions add the members of groups and epochs that grow with every transaction; a
+producer that is the only user of its transactional id needs neither.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Define CreateTopics, for the topics that the gateway itself needs.
-
-Define DescribeConfigs, which reads the configs of a topic such as its cleanup policy.
-"""
+"""Define CreateTopics and DescribeConfigs, the requests about topics."""
 
 from __future__ import annotations
 
@@ -89,7 +86,7 @@ class DescribeConfigsResponse(NamedTuple):
 
 @dataclass(slots=True)
 class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
-    """Ask for configs of one topic; those that are not set have their defaults."""
+    """Ask for configs of one topic, such as its cleanup policy; unset ones have their defaults."""
 
     API_KEY = 32
     NAME = "DescribeConfigs"
