@@ -1,14 +1,8 @@
-"""Count the events between the gateway and Kafka.
+"""Count the events between the gateway and Kafka, in numbers and histograms.
 
 The fetcher, the broker connections, the producers and the members of consumer groups each own one
 of these values and add to it as they run. They are plain numbers: nothing else happens until a
 scrape reads them. Counters only grow, from 0 at the start of the process.
-
-A histogram that takes many equal values in one call.
-
-The histogram of prometheus-client takes one observation at a time, with a lock: 1.1 us each. A
-round of the broadcaster delivers a record to 1,000 clients with the same latency, and this
-histogram records all of them in 0.2 us. It has no lock: one thread adds to it.
 """
 
 from __future__ import annotations
@@ -29,9 +23,14 @@ SIZE_BUCKETS_BYTES = (64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 16384, 65
 
 
 class Histogram:
-    """The number of values in each bucket alone (not cumulative), and the sum of all values.
+    """A histogram that takes many equal values in one call.
 
+    It has the number of values in each bucket alone (not cumulative), and the sum of all values.
     `bounds` are inclusive upper bounds; the last count is that of the values above all of them.
+
+    The histogram of prometheus-client takes one observation at a time, with a lock: 1.1 us each. A
+    round of the broadcaster delivers a record to 1,000 clients with the same latency, and this
+    histogram records all of them in 0.2 us. It has no lock: one thread adds to it.
     """
 
     __slots__ = ("bounds", "counts", "sum")

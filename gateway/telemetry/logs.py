@@ -5,25 +5,9 @@ Anything that looks like a secret is hidden. Characters by which a client's text
 another log line, move a terminal's cursor or reorder the text are escaped. The formatters do both,
 so it holds for every logger, those of libraries included.
 
-Add context to log lines: the client's stream, its route, topic, partition, trace.
-
-    with log_context(route="/events/{customer}", stream="7"):
-        log.info("...")        # this line has both, as have those of tasks that are created here
-
-Tasks inherit the context. A task that serves all clients, but is created for the first client that
-needs it, must not: its lines would name that client for ever. `create_detached_task` creates it.
-
-Limit the rate of log lines that a library or a client causes.
-
-While a broker is away, aiokafka writes 10 to 20 error lines a second for each consumer, and about
-1,000 for a topic that it may not read (measured). Any client can be refused as often as it likes.
-The filter lets one line of a kind pass every few seconds, with the number of lines that it held
-back.
-
-Hide secrets in URLs and texts before they are logged.
-
-EventSource cannot set a header, so its clients put their tokens into the query. A log line, an
-error response or a span that shows such a URL must not give the token away.
+`redact_url` and `redact_text` also hide secrets elsewhere. EventSource cannot set a header, so its
+clients put their tokens into the query: an error response or a span that shows such a URL must not
+give the token away.
 """
 
 from __future__ import annotations
@@ -51,7 +35,17 @@ _log_context: ContextVar[Mapping[str, Any]] = ContextVar("gateway_about", defaul
 
 
 class log_context:
-    """A context manager that adds ids to the log lines of its block; None removes an id."""
+    """A context manager that adds ids to the log lines of its block; None removes an id.
+
+    The ids are those of the client's stream, its route, topic, partition and trace.
+
+        with log_context(route="/events/{customer}", stream="7"):
+            log.info("...")  # this line has both, as have those of tasks that are created here
+
+    Tasks inherit the context. A task that serves all clients, but is created for the first client
+    that needs it, must not: its lines would name that client for ever. `create_detached_task`
+    creates it.
+    """
 
     __slots__ = ("_ids", "_token")
 
@@ -383,7 +377,13 @@ LIMITED_LOGGERS = (
 
 
 class LogRateLimit(logging.Filter):
-    """A filter of one logger: one line per level and message template every few seconds."""
+    """A filter of one logger: one line per level and message template every few seconds.
+
+    It bounds the lines that a library or a client causes. While a broker is away, aiokafka writes
+    10 to 20 error lines a second for each consumer, and about 1,000 for a topic that it may not
+    read (measured). Any client can be refused as often as it likes. The next line of a kind has the
+    number of lines that were held back.
+    """
 
     def __init__(self, interval: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

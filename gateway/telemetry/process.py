@@ -1,11 +1,6 @@
-"""Measure what the process uses of its host: CPU time, memory, file descriptors.
+"""Measure the process: what it uses of its host, and the lag of its event loop.
 
-Run a blocking call in a daemon thread.
-
-`asyncio.to_thread` is not used, because its threads are joined when the loop closes and again when
-the process exits: a telemetry back end that does not answer would delay both.
-
-Measure the lag of the event loop: how long a callback waits while other callbacks run.
+`run_in_thread` runs exports of such measurements, which may block.
 """
 
 from __future__ import annotations
@@ -24,6 +19,8 @@ import psutil
 from . import catalog
 from .counts import Histogram
 from .samples import MetricSamples
+
+T = TypeVar("T")
 
 _PROCESS = psutil.Process()  # in a process that is forked later this is still the parent
 
@@ -54,11 +51,12 @@ def collect_process_metrics(samples: MetricSamples, worker: int) -> None:
         samples.add(catalog.PROCESS_MAX_FDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0], worker)
 
 
-T = TypeVar("T")
-
-
 async def run_in_thread(func: Callable[[], T], name: str) -> T:
-    """Run a function in a daemon thread, which goes on if the caller is cancelled."""
+    """Run a blocking function in a daemon thread, which goes on if the caller is cancelled.
+
+    `asyncio.to_thread` is not used, because its threads are joined when the loop closes and again
+    when the process exits: a telemetry back end that does not answer would delay both.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -87,6 +85,8 @@ INTERVAL_S = 0.25  # seconds between measurements, each of which takes 20 us
 
 
 class LoopLag:
+    """The lag of the event loop: how long a callback waits while other callbacks run."""
+
     def __init__(self) -> None:
         self.seconds = Histogram()
 
