@@ -1,7 +1,4 @@
-"""Options that several commands share, and the settings that they name.
-
-Define the log options of the commands that serve, and begin the log before anything else.
-"""
+"""Define options that several commands share, and read the settings that they name."""
 
 from __future__ import annotations
 
@@ -230,7 +227,10 @@ LogFormatOption = Annotated[
 
 
 def begin_log(log_format: LogFormat | None, file: Path | None) -> None:
-    """Write JSON lines from now on if that is asked for, also by a file that is wrong elsewhere."""
+    """Write JSON lines from now on if that is asked for, also by a file that is wrong elsewhere.
+
+    The commands that serve call this before anything else.
+    """
     from gateway.config.source.log_format import find_log_format
     from gateway.telemetry import logs
 

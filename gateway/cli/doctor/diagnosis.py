@@ -1,6 +1,6 @@
 """Diagnose a running gateway: apply all rules to an observation, root causes first.
 
-Format the diagnosis of a gateway as text and as JSON.
+The diagnosis is formatted as text or as JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Hold the observation of a gateway: two scrapes, and answers of its admin API.
-
-Define a rule of the doctor, and the thresholds above which something counts.
-"""
+"""Hold the observation of a gateway, and define what rules and their evidence are."""
 
 from __future__ import annotations
 
@@ -16,7 +13,9 @@ from .scrape import Scrape
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The observation of one gateway. `collection` creates it; the rules read it.
+    """The observation of one gateway: two scrapes, and answers of its admin API.
+
+    `collection` creates it; the rules read it.
 
     Attributes:
         routes: `GET /routes` of the admin API; None if it was not answered, as of the next two.

@@ -1,8 +1,8 @@
 """`gateway tail`: follow a stream over SSE or WebSocket, or topics without a gateway.
 
-This module has the command. `target` parses its argument, and `run` connects a source (`sse`,
-`websocket`, or `in_process` for topics) to a `follower`, which reconnects, counts and keeps the
-position. `printer` and `output` write records to stdout, `status` everything else to stderr. Start
+This module has the command. `target` parses its argument, and `run` connects a source
+(`event_reader`, `websocket`, or `in_process` for topics) to a `follower`, which reconnects, counts
+and keeps the position. `output` writes records to stdout, `status` everything else to stderr. Start
 reading with `run`, then `follower`.
 """
 

@@ -1,12 +1,11 @@
-"""Parse server-sent events (WHATWG HTML 9.2.6) from chunks of bytes that may end anywhere.
+"""Follow a stream over server-sent events (WHATWG HTML 9.2.6).
 
-httpx-sse (0.4.3) is not used. It yields one event at a time, without telling which ones arrived
-together, so that each costs a write: 14 to 19 us per record from httpx to a pipe, against 3 to 4 us
-with the events of a chunk in one list. After the first `id:` it also yields an empty `message` for
-a blank line behind a comment (httpx-sse#35), which looks like a record with an empty value. It
-keeps a byte order mark, and with it loses the first event.
-
-Follow a stream over server-sent events.
+The events are parsed from chunks of bytes that may end anywhere. httpx-sse (0.4.3) is not used. It
+yields one event at a time, without telling which ones arrived together, so that each costs a write:
+14 to 19 us per record from httpx to a pipe, against 3 to 4 us with the events of a chunk in one
+list. After the first `id:` it also yields an empty `message` for a blank line behind a comment
+(httpx-sse#35), which looks like a record with an empty value. It keeps a byte order mark, and with
+it loses the first event.
 """
 
 from __future__ import annotations

@@ -2,11 +2,6 @@
 
 The position advances only after everything before it was written to the output, so that it is right
 to start from, however this process ends.
-
-Compute the delay before the next connection.
-
-The first delay is the server's `retry:`. It doubles with each failed attempt, with jitter, so that
-many clients do not reconnect at the same time. A delay is never shorter than `Retry-After`.
 """
 
 from __future__ import annotations
@@ -31,7 +26,12 @@ INITIAL_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # seconds
 
 @dataclass
 class ReconnectBackoff:
-    """The delays of one stream. `failures` counts attempts since it was last open."""
+    """The delays before the connections of one stream.
+
+    The first delay is the server's `retry:`. It doubles with each failed attempt, with jitter, so
+    that many clients do not reconnect at the same time. A delay is never shorter than
+    `Retry-After`. `failures` counts attempts since the stream was last open.
+    """
 
     random: Callable[[], float] = random.random
     failures: int = 0

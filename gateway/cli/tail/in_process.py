@@ -1,8 +1,7 @@
-"""Follow topics by a gateway with a single route that runs in this process.
+"""Define the sources of streams, and follow topics by a gateway that runs in this process.
 
-Its events are those of any other gateway, byte for byte, resume tokens included.
-
-Define the events of all sources of a stream, and the end of a connection.
+That gateway has a single route. Its events are those of any other gateway, byte for byte, resume
+tokens included.
 """
 
 from __future__ import annotations
@@ -22,6 +21,62 @@ from gateway.config import Settings, Topic
 from gateway.config.source.substitution import find_closest
 from gateway.errors import GatewayError, KafkaError
 from gateway.web.app.app import Application, create_app
+
+RECORD_EVENTS = ("message", "delete")  # the names of events that are records
+
+
+class StreamEvent(NamedTuple):
+    """One event: a record in the route's format, or a control event as JSON."""
+
+    name: str
+    data: bytes
+    position: str | None = None
+
+
+class StreamSource(Protocol):
+    """A stream that can be connected to many times.
+
+    Attributes:
+        retry: The last `retry:` of the server, in seconds; None if there was none.
+        display_name: The location of the stream, for messages; without credentials.
+    """
+
+    retry: float | None
+    display_name: str
+
+    def iter_events(
+        self, position: str | None, remaining: int | None
+    ) -> AsyncGenerator[list[StreamEvent], None]:
+        """Connect, and yield events in batches until the connection ends.
+
+        Raises:
+            StreamRefused: Another attempt would not help.
+            ConnectionLost: The connection has ended otherwise.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class StreamRefused(GatewayError):
+    """The server refuses this stream, and another attempt would not help."""
+
+
+class ConnectionLost(Exception):
+    """A connection has ended, or could not be established.
+
+    Attributes:
+        retry_after: Seconds to wait at least (`Retry-After`); None if the server does not say.
+        was_reached: The server answered; if not, the address may be wrong.
+    """
+
+    def __init__(
+        self, reason: str, *, retry_after: float | None = None, was_reached: bool = True
+    ) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+        self.was_reached = was_reached
+
 
 STREAM_PATH = "/stream"
 LIST_TIMEOUT_S = 5.0  # for Kafka to list its topics, to suggest one
@@ -138,59 +193,3 @@ def _build_scope(request: httpx.Request) -> dict[str, Any]:
         "client": None,
         "server": ("in-process", None),
     }
-
-
-RECORD_EVENTS = ("message", "delete")  # the names of events that are records
-
-
-class StreamEvent(NamedTuple):
-    """One event: a record in the route's format, or a control event as JSON."""
-
-    name: str
-    data: bytes
-    position: str | None = None
-
-
-class StreamSource(Protocol):
-    """A stream that can be connected to many times.
-
-    Attributes:
-        retry: The last `retry:` of the server, in seconds; None if there was none.
-        display_name: The location of the stream, for messages; without credentials.
-    """
-
-    retry: float | None
-    display_name: str
-
-    def iter_events(
-        self, position: str | None, remaining: int | None
-    ) -> AsyncGenerator[list[StreamEvent], None]:
-        """Connect, and yield events in batches until the connection ends.
-
-        Raises:
-            StreamRefused: Another attempt would not help.
-            ConnectionLost: The connection has ended otherwise.
-        """
-        ...
-
-    async def close(self) -> None: ...
-
-
-class StreamRefused(GatewayError):
-    """The server refuses this stream, and another attempt would not help."""
-
-
-class ConnectionLost(Exception):
-    """A connection has ended, or could not be established.
-
-    Attributes:
-        retry_after: Seconds to wait at least (`Retry-After`); None if the server does not say.
-        was_reached: The server answered; if not, the address may be wrong.
-    """
-
-    def __init__(
-        self, reason: str, *, retry_after: float | None = None, was_reached: bool = True
-    ) -> None:
-        super().__init__(reason)
-        self.retry_after = retry_after
-        self.was_reached = was_reached

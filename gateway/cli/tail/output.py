@@ -1,24 +1,8 @@
-"""Write to standard output without blocking the event loop, and notice when its reader ends.
-
-Name the formats of records, in a module that `--help` can import quickly (see `printer`).
-
-Format records as lines of standard output.
-
-pretty: For people. Time, partition:offset, key and value of the format `envelope`; of other formats
-        the whole event.
-json:   For jq. One JSON value per line: the line that the stream has as NDJSON.
-value:  Only the values, byte for byte; a tombstone has none. An `envelope` is unpacked; with other
-        formats, the whole event is the value.
-
-Split JSON into the texts of its members or elements.
-
-The texts are those of the input, so that numbers keep all digits and strings their escapes.
-
-Make text safe for a terminal, and colour it.
+"""Format records as lines, and write them to standard output.
 
 Anyone may have written a record. Control characters can make a terminal hide text, send input or
-change its title, and bidirectional marks reorder text. Both are replaced by JSON's escapes, so that
-JSON stays JSON.
+change its title, and bidirectional marks reorder text. For a terminal, both are replaced by JSON's
+escapes, so that JSON stays JSON.
 """
 
 from __future__ import annotations
@@ -49,7 +33,7 @@ class OutputClosed(Exception):
 
 
 class OutputWriter:
-    """The writer of a file descriptor.
+    """The writer of a file descriptor, which does not block the event loop.
 
     Other processes may share the descriptor, so it is not set to non-blocking. It is written to
     only when it is ready, so that a full pipe never delays ^C or the network.
@@ -103,7 +87,14 @@ def _set_ready(ready: asyncio.Future[None]) -> None:
 
 
 class OutputFormat(StrEnum):
-    """The values of `--format`."""
+    """The values of `--format`.
+
+    - pretty, for people: time, partition:offset, key and value of the format `envelope`; of other
+      formats the whole event.
+    - json, for jq: one JSON value per line, the line that the stream has as NDJSON.
+    - value: only the values, byte for byte; a tombstone has none. An `envelope` is unpacked; with
+      other formats, the whole event is the value.
+    """
 
     PRETTY = "pretty"
     JSON = "json"
@@ -279,7 +270,10 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def split_members(text: str) -> dict[str, str]:
-    """Return the members of an object as texts; raise ValueError for other JSON."""
+    """Return the members of an object as texts; raise ValueError for other JSON.
+
+    The texts are those of the input, so that numbers keep all digits and strings their escapes.
+    """
     members: dict[str, str] = {}
     at = _skip_whitespace(text, _skip_bracket(text, "{"))
     while text[at] != "}":

@@ -1,9 +1,7 @@
-"""Define the guard `jwt`, which verifies tokens that an issuer signed (RFC 7519).
+"""Define the guard `jwt`, which verifies tokens that an issuer signed (RFC 7519), and its keys.
 
-Define the keys that verify signed tokens (RFC 7517).
-
-They come from the YAML file, from a JWKS in another file, or from the URL of a JWKS, which
-`web/access/jwks.py` fetches.
+The keys (RFC 7517) come from the YAML file, from a JWKS in another file, or from the URL of a JWKS,
+which `web/access/jwks.py` fetches.
 """
 
 from __future__ import annotations

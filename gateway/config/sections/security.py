@@ -1,7 +1,4 @@
-"""Define the section `kafka.security`: TLS and SASL between the gateway and the brokers.
-
-Define the section `tokens`: when the resume token of a client is trusted.
-"""
+"""Define the sections `kafka.security`, for the brokers, and `tokens`, for resume tokens."""
 
 from __future__ import annotations
 

@@ -1,15 +1,13 @@
-"""Substitute `${env.NAME}`, `${env.NAME:default}` and `${file:path}` while loading.
+"""Parse the `${...}` inside a text, and substitute those that are known while loading.
+
+There is one grammar for substitution and for templates. `${env.NAME}`, `${env.NAME:default}` and
+`${file:path}` are replaced when the file is loaded; `${params.x}`, `${query.x}`,
+`${guarded['g'].identity}`, `${idempotencyKey}`, `${correlationId}` and `${message.value.x}` when a
+request or a record is handled. `${$}` is a dollar sign, for a text that needs a literal `${`.
 
 A substituted value is never substituted again (a variable that holds `${...}` is text). A
 substituted text remembers its source, so that a message shows the expression and not the secret
 behind it.
-
-Parse the `${...}` inside a text: one grammar for substitution and for templates.
-
-`${env.NAME}`, `${env.NAME:default}` and `${file:path}` are replaced when the file is loaded;
-`${params.x}`, `${query.x}`, `${guarded['g'].identity}`, `${idempotencyKey}`, `${correlationId}` and
-`${message.value.x}` when a request or a record is handled. `${$}` is a dollar sign, for a text that
-needs a literal `${`.
 """
 
 from __future__ import annotations

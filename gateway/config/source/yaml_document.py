@@ -1,14 +1,13 @@
-"""Read a configuration file as plain values, with the place of every key and value.
+"""Read a configuration file as plain values with their places, and write settings as YAML.
 
 Scalars are read by the core schema of YAML 1.2 (section 10.3): `on`, `no` and 12:30 are text. A
 plain or quoted text with `${env...}` or `${file...}` is substituted here. An option whose
 substitution is empty (`${env.RACK:}`) counts as not written.
 
-Write settings as YAML that loads to equal settings, without their secrets.
-
-A secret is written as the `${...}` that referred to it. A secret that stood in the file itself
-becomes `${env.KAFKA_SECURITY_SASL_PASSWORD}`, named after its option: loading the text then says
-which variables to set, instead of logging in with asterisks.
+What is written loads to equal settings, without their secrets. A secret is written as the `${...}`
+that referred to it. A secret that stood in the file itself becomes
+`${env.KAFKA_SECURITY_SASL_PASSWORD}`, named after its option: loading the text then says which
+variables to set, instead of logging in with asterisks.
 """
 
 from __future__ import annotations

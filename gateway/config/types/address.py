@@ -1,7 +1,4 @@
-"""Validate hosts, URLs, origins, servers and proxies.
-
-Define `AuthorityFile`, and create the SSL contexts that trust its authorities.
-"""
+"""Validate hosts, URLs, origins, servers, proxies, and files of certificate authorities."""
 
 from __future__ import annotations
 

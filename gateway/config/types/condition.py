@@ -1,13 +1,6 @@
-"""Define the filters of a route as the file has them: every text is a template.
+"""Define the filters of a route, and the short form of conditions for an address or command line.
 
-Parse the short form of conditions, for an address or a command line.
-
-All conditions of a text must hold:
-
-    key=ada  key^=a  header.region=eu  /amount>=10  /amount<20  /status=in(a,b)  /email  !/email
-
-A name or list that contains `=`, `<`, `>`, `^` or a comma must be written as JSON, and so must a
-name that ends with `!`, and a value that begins with `=`, `<` or `>`: these look like operators.
+In the file, every text of a filter is a template.
 """
 
 from __future__ import annotations
@@ -215,7 +208,13 @@ _OPERATORS = {"^=": "prefix", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 
 
 class ShortCondition(NamedTuple):
-    """One condition of the short form.
+    """One condition of the short form. All conditions of a text must hold.
+
+        key=ada  key^=a  header.region=eu  /amount>=10  /amount<20  /status=in(a,b)  /email  !/email
+
+    A name or list that contains `=`, `<`, `>`, `^` or a comma must be written as JSON, and so must
+    a name that ends with `!`, and a value that begins with `=`, `<` or `>`: these look like
+    operators.
 
     Attributes:
         part: `key`, `headers` or `value`.

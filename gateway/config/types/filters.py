@@ -6,7 +6,7 @@ filter object or a list of them (any may match):
     {"key": COND, "headers": {"region": COND}, "value": {"/amount": COND}}
 
 COND is a text, number or boolean to be equal to, or an object of `in`, `prefix`, `exists`, `gt`,
-`gte`, `lt`, `lte`, all of which must hold. The short form is in `condition_text`.
+`gte`, `lt`, `lte`, all of which must hold. The short form is in `condition`.
 
 The size of a client's filter is bounded, because each record of the stream is compared with all of
 it.

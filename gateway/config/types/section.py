@@ -5,7 +5,7 @@ where zilla has the option) and refuses unknown keys. `Section.expand_written` w
 old spellings out. Then `Section.check_raw` checks the raw input before pydantic does, so that
 problems between options are reported together with every invalid value.
 
-Read values as written, before validation, when any of them may be invalid.
+`as_mapping`, `as_list` and `is_true` read values as written, any of which may be invalid.
 """
 
 from __future__ import annotations
