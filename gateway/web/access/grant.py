@@ -1,8 +1,6 @@
-"""Describe what guards know of a client, as values that all its streams share.
+"""Describe what guards know of a client, and read claims and credentials from its requests.
 
-Read claims of a token, or of an application's response, as text for templates and roles.
-
-Find the credentials of a client in its request.
+Grants are values that all streams of a client share.
 """
 
 from __future__ import annotations

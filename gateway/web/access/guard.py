@@ -1,8 +1,6 @@
-"""Define what a guard is, and what it is asked.
+"""Define what a guard is, what it is asked, and how it refuses a client.
 
-Build the errors of a guard that refuses a client (RFC 6750 3), without text of the client.
-
-List how the class of each kind of guard is imported.
+`GUARD_LOADERS` lists all kinds of guards.
 """
 
 from __future__ import annotations
@@ -32,6 +30,8 @@ _SCOPE_TOKEN = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749 3.3
 
 
 class GuardErrors:
+    """Builds the errors of one guard (RFC 6750 3), without text of the client."""
+
     def __init__(self, guard_name: str, realm: str, hint: str, scheme: str = "") -> None:
         """Create the errors; only a `realm` in ASCII is used.
 
@@ -160,7 +160,7 @@ class GuardContext:
 class Guard(ABC, Generic[SectionT]):
     """Knows who a client is. Created and owned by `Guards`, one per configured guard.
 
-    Each kind is a subclass, listed in `kinds.GUARD_LOADERS`. `is_renewable` says whether it uses
+    Each kind is a subclass, listed in `GUARD_LOADERS`. `is_renewable` says whether it uses
     the token of a `token` message.
     """
 

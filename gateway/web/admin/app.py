@@ -1,9 +1,6 @@
 """Answer the requests of operators, each for all workers, in JSON.
 
-Parse the JSON bodies of operators' requests.
-
-Authorize operators: by the guards of `admin`, or, without guards, by being on this machine.
-
+Operators are authorized by the guards of `admin`, or, without guards, by being on this machine.
 Pages of other sites are refused, also on this machine: their requests reach the port. With a host
 name that resolves to this machine, their scripts could even read the responses. The page of this
 port itself, the console, is admitted by its origin and by a header that a page of another site
@@ -52,6 +49,8 @@ from .blocklist import Blocklist, BlocklistEntry
 from .listing import BUS_TIMEOUT_S, ListCursor, StreamFilter, StreamListing, format_time
 from .reload_coordinator import ReloadCoordinator, ReloadRefused
 
+log = logging.getLogger(__name__)
+
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
@@ -92,8 +91,6 @@ async def read_body(request: Request, body_type: type[BodyT]) -> BodyT:
         ]
         raise RequestError(400, "Bad request", "; ".join(problems)) from None
 
-
-log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 """Answers a request with a response of Starlette, or with another application that answers it."""

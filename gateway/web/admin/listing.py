@@ -1,10 +1,8 @@
-"""List and end the streams of all workers.
+"""List and end the streams of all workers that an operator selects.
 
 A worker looks at no more than MAX_SCANNED_STREAMS streams, and returns no more than
 MAX_LISTED_STREAMS of them, per request on the bus, so that the event loop serves clients in
 between: 10,000 streams are listed in 100 slices of 1 ms.
-
-Select streams for an operator.
 """
 
 from __future__ import annotations

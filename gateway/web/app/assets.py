@@ -1,15 +1,11 @@
-"""Serve the JavaScript module and its types to pages that load them from the gateway itself.
+"""Serve what the gateway has besides streams: its JavaScript module, and a co-hosted application.
 
-Their URLs have no version, so that the SharedWorker of all tabs stays the same one over an update;
-every use is revalidated instead. A page that a server renders can name the URL with the module's
-hash, to spare the revalidation; tabs of before and after an update then have a connection each. Any
-hash is answered, with the module of this version: replicas are not updated at the same moment, and
-the SharedWorker of an old page may be started again at any time.
-
-Define what the gateway needs of another application that is served on the same port.
-
-`cli` passes a factory, which creates the application from what it shares with the gateway: the
-connections to Kafka, and the guards. The sidecar is such an application.
+The JavaScript module and its types are for pages that load them from the gateway itself. Their URLs
+have no version, so that the SharedWorker of all tabs stays the same one over an update; every use
+is revalidated instead. A page that a server renders can name the URL with the module's hash, to
+spare the revalidation; tabs of before and after an update then have a connection each. Any hash is
+answered, with the module of this version: replicas are not updated at the same moment, and the
+SharedWorker of an old page may be started again at any time.
 """
 
 from __future__ import annotations
@@ -87,7 +83,11 @@ def _build_version_endpoint() -> Callable[[Request], Coroutine[Any, Any, Respons
 
 
 class CoHostedApp(Protocol):
-    """An application that is served next to the gateway, which runs it."""
+    """An application that the gateway runs, and serves on the same port.
+
+    `cli` passes a factory, which creates the application from what it shares with the gateway: the
+    connections to Kafka, and the guards. The sidecar is such an application.
+    """
 
     @property
     def app(self) -> ASGIApp:

@@ -4,8 +4,6 @@ Streams whose route shows them the same records go on untouched. Streams whose r
 else go on in place, with that, from their position. Streams end with a reason if their route is
 gone or their client may not have them any more, and also if one of their guards changed: the new
 one has to admit the client first.
-
-Count the reloads of a configuration, and remember how the last one ended.
 """
 
 from __future__ import annotations
@@ -32,9 +30,14 @@ if TYPE_CHECKING:
     from gateway.web.routing.routes import Routes
     from gateway.web.streams.open_streams import StreamOutcomes
 
+log = logging.getLogger(__name__)
+
 
 class ReloadCounts:
-    """The reloads of one process, or those of a supervisor for all of its workers."""
+    """The number of reloads, and how the last one ended.
+
+    They are those of one process, or of a supervisor for all of its workers.
+    """
 
     def __init__(self) -> None:
         self.applied = 0
@@ -55,8 +58,6 @@ class ReloadCounts:
         samples.add(catalog.RELOADS, self.refused, "refused")
         samples.add(catalog.LAST_RELOAD_SUCCESSFUL, self.is_last_successful)
 
-
-log = logging.getLogger(__name__)
 
 MAX_LOGGED = 8  # routes of one kind of change that the log names
 SAME, CHANGED, ADDED, REMOVED = "same", "changed", "added", "removed"

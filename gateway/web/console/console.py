@@ -3,8 +3,6 @@
 The files of the page are served to everyone who reaches the port, since a browser sends no token
 when it opens a page. They hold no data: whatever the page shows, it asks for with the operator's
 token, and the `OperatorAuthorizer` of the admin API decides.
-
-Open a stream for the page: the same application answers, with the same guards.
 """
 
 from __future__ import annotations
@@ -39,20 +37,6 @@ from .groups import GroupEndpoints, KafkaLookup
 from .jobs import JobEndpoints
 from .sidecar_calls import PassedResponse, build_routes, build_scope, describe_sidecar
 from .worker_report import WorkerReport
-
-PASSED_HEADERS = (b"accept", b"host", b"last-event-id", b"user-agent")
-
-
-def open_stream(app: ASGIApp, request: Request, routes: Routes) -> PassedResponse:
-    """Return the response of the stream of `url`, as a client would get it."""
-    url = request.query_params.get("url", "")
-    parts = urlsplit(url)
-    if not parts.path.startswith("/") or parts.scheme or parts.netloc or not url.isascii():
-        detail = "?url= is the path of a stream with its query, such as /events/orders?from=-5m"
-        raise RequestError(400, "Bad request", detail)
-    routes.match(parts.path)
-    return PassedResponse(app, build_scope(request, parts.path, parts.query, PASSED_HEADERS))
-
 
 PAGE_DIRECTORY = Path(__file__).parent / "page"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -163,6 +147,23 @@ class Console:
     async def _try_stream(self, request: Request) -> PassedResponse:
         """Answer as a client would be, with the guards of the route."""
         return open_stream(self._app, request, self._stream_routes)
+
+
+PASSED_HEADERS = (b"accept", b"host", b"last-event-id", b"user-agent")
+
+
+def open_stream(app: ASGIApp, request: Request, routes: Routes) -> PassedResponse:
+    """Return the response of the stream of `url`, as a client would get it.
+
+    The same application answers, with the same guards.
+    """
+    url = request.query_params.get("url", "")
+    parts = urlsplit(url)
+    if not parts.path.startswith("/") or parts.scheme or parts.netloc or not url.isascii():
+        detail = "?url= is the path of a stream with its query, such as /events/orders?from=-5m"
+        raise RequestError(400, "Bad request", detail)
+    routes.match(parts.path)
+    return PassedResponse(app, build_scope(request, parts.path, parts.query, PASSED_HEADERS))
 
 
 def _build_json(content: Any) -> Response:

@@ -1,12 +1,8 @@
 """List the consumer groups of a cluster, and describe one: its members, its offsets and its lag.
 
 Kafka is asked when an operator looks, never by the feed: brokers list their groups on demand only,
-and a cluster may have thousands of them.
-
-Ask Kafka on behalf of an operator, for a bounded time and by a bounded number at a time.
-
-What an operator looks up must not hold anything else up: the sections of the page that ask Kafka
-share a few places, wait a few seconds, and show what went wrong instead of what they asked for.
+and a cluster may have thousands of them. Sections of the page that ask Kafka do so by a
+`KafkaLookup`.
 """
 
 from __future__ import annotations
@@ -33,7 +29,12 @@ MAX_LOOKUPS = 4  # of a process at a time
 
 
 class KafkaLookup:
-    """The places of lookups in Kafka. Owned by `Console`, one per process."""
+    """The places of lookups in Kafka. Owned by `Console`, one per process.
+
+    What an operator looks up must not hold anything else up: the sections of the page that ask
+    Kafka share a few places, wait a few seconds, and show what went wrong instead of what they
+    asked for.
+    """
 
     def __init__(self, hubs: Hubs, timeout_s: float = LOOKUP_TIMEOUT_S) -> None:
         self._hubs = hubs

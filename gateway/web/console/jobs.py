@@ -1,9 +1,7 @@
-"""Read the topic to which Spark jobs write their progress, when an operator looks.
+"""Describe Spark jobs by the topic to which they write their progress, when an operator looks.
 
-Describe Spark jobs by the records of their progress topic: the last batch, alerts, findings.
-
-The findings are those of `gateway pipeline doctor`, which needs the records of a job's batches and
-no Spark. Without I/O: `jobs` reads the topic.
+A job has its last batch, alerts and findings. The findings are those of `gateway pipeline doctor`,
+which needs the records of a job's batches and no Spark.
 """
 
 from __future__ import annotations
@@ -104,6 +102,8 @@ def build_jobs(section: Pipelines, values: Iterable[bytes]) -> list[dict[str, An
     """Return the configured jobs and those of the topic as JSON, sorted by name.
 
     The values are in order, the oldest first; those that are no progress are ignored.
+
+    This does no I/O: `read_latest` reads the topic.
     """
     records: dict[str, list[Mapping[str, Any]]] = {job.name: [] for job in section.jobs}
     for value in values:

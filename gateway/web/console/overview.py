@@ -1,11 +1,7 @@
 """Merge the reports of all workers into what the page shows, and find out what is new in it.
 
-A partition is shown as the worker that fares worst with it has it. Sans-I/O: callers pass reports
-and the time.
-
-Compute what the charts show from the counters of two moments.
-
-Sans-I/O: counters come with the time at which they were read.
+A partition is shown as the worker that fares worst with it has it. The charts show rates between
+the counters of two moments. Sans-I/O: callers pass reports and the time.
 """
 
 from __future__ import annotations

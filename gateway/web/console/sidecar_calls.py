@@ -1,14 +1,12 @@
-"""Let the page use the sidecar's API of dead letters and replays, where one runs in this process.
+"""Pass requests of the page on to the clients' port and to the sidecar, within the process.
 
-The page gets those of the sidecar's operations that are listed, and its guards, its audit and its
-metrics apply. A sidecar in another process has a port of its own, and this gateway knows nothing of
-it.
+The page cannot ask the clients' port itself: its address is of another origin. A request gets no
+headers but those that it needs, and the credentials with which the operator wants to make it.
+Whoever may use the admin port may not do everything there, so the guards of that port decide.
 
-Pass a request of the page on to the application of the clients' port, within the process.
-
-The page cannot ask that port itself: its address is of another origin. The request gets no headers
-but those that it needs, and the credentials with which the operator wants to make it. Whoever may
-use the admin port may not do everything there, so its own guards decide.
+The sidecar's API of dead letters and replays is used where one runs in this process. The page gets
+those of its operations that are listed, and its guards, its audit and its metrics apply. A sidecar
+in another process has a port of its own, and this gateway knows nothing of it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Describe every message of every transport: its name, its payload, and when it is sent.
+"""Describe every message of every transport as JSON Schema, and name the guards' schemes.
 
-In JSON Schema draft-07 the siblings of a `$ref` are ignored, so that schemas with both use `allOf`.
-
-Define the payloads of messages as JSON Schema: the contract that clients are written to.
-
-Schemas are open: members that are not named here may be added, and clients must ignore them.
-
-Name the security schemes of all guards, for documents and terminals.
+The payloads are the contract that clients are written to. Schemas are open: members that are not
+named here may be added, and clients must ignore them. In JSON Schema draft-07 the siblings of a
+`$ref` are ignored, so that schemas with both use `allOf`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,4 @@
-"""Find the route that answers to a path and a method.
-
-A route that a request matched.
-
-Refuse parameters of the query that nothing reads.
-
-A misspelt parameter was ignored: `?untill=latest` streamed for ever. The parameters of a route are
-those that its capability reads, those that its templates name as `${query.name}`, and those in
-which its guards find credentials. Parameters for others are ignored: names that begin with `_`, and
-`t`, which clients add against caches (jQuery's `_`, an EventSource that is opened anew as
-`?t=1700000000`), and the usual names of credentials, which a proxy in front may have checked.
-"""
+"""Find the route that answers to a path and a method, and refuse parameters that nothing reads."""
 
 from __future__ import annotations
 
@@ -192,7 +181,15 @@ MAX_QUOTED_CHARS = 64  # characters of a name in an error
 
 
 class Parameters:
-    """The parameters that each route of a configuration reads; it never changes."""
+    """The parameters that each route of a configuration reads; it never changes.
+
+    A misspelt parameter was ignored: `?untill=latest` streamed for ever. The parameters of a route
+    are those that its capability reads, those that its templates name as `${query.name}`, and those
+    in which its guards find credentials. Parameters for others are ignored: names that begin with
+    `_`, and `t`, which clients add against caches (jQuery's `_`, an EventSource that is opened anew
+    as `?t=1700000000`), and the usual names of credentials, which a proxy in front may have
+    checked.
+    """
 
     def __init__(self, settings: Settings, *, is_open: bool = False) -> None:
         """Collect the parameters; `is_open` if an application may read any by itself."""

@@ -1,8 +1,6 @@
-"""One stream that is the response to a request, on its connection or by ASGI.
+"""Respond with one stream, on the connection itself or by ASGI where that cannot be taken over.
 
-Cancel work for a client that disconnects while it waits.
-
-Respond with a stream on the connection itself, or by ASGI where that cannot be taken over.
+`run_while_connected` cancels work for a client that disconnects while it waits.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class StreamMiddleware:
             or decoded_path.startswith(self._pages.prefixes)
             or assets.is_versioned_path(decoded_path)
         )
-        # CORS does not apply to WebSockets (see `websocket.origin`).
+        # CORS does not apply to WebSockets (see `websocket.handshake`).
         cors = self._routes.cors
         cors_request = parse_cors_request(scope) if scope["type"] == "http" else None
         if cors_request is not None and cors is None:

@@ -14,12 +14,6 @@
 An idle connection has no task and no timer, and holds 0.3 KB for itself and its `MessageReader`. A
 small message is delivered in 1.4 us, or 1.0 us as one of 64. To send a ping of the `PingScheduler`
 takes 0.3 us.
-
-Ping all WebSockets of a server by one timer, however many there are.
-
-The connections are spread over a wheel of slots, of which the timer visits one after the other. A
-timer for each connection would hold 520 bytes and take 0.5 us a ping. New connections go to the
-slots in rotation, so that a thousand clients that connected at once are not pinged at once.
 """
 
 from __future__ import annotations
@@ -46,11 +40,17 @@ from gateway.wire.websocket import encode_ping
 
 from .socket import ABNORMAL_CLOSURE, MEMORY_REASON, MessageListener
 
+log = logging.getLogger(__name__)
+
 SLOT_COUNT = 64
 
 
 class PingScheduler:
-    """A wheel of slots that visits every connection once an interval.
+    """A wheel of slots that visits every connection once an interval, by one timer for all.
+
+    The timer visits one slot after the other. A timer for each connection would hold 520 bytes and
+    take 0.5 us a ping. New connections go to the slots in rotation, so that a thousand clients that
+    connected at once are not pinged at once.
 
     There is one for each server. The timer runs while there are connections.
     """
@@ -93,9 +93,6 @@ class PingScheduler:
         now, frame = self.loop.time(), encode_ping(payload)
         for target in list(self._slots[self._current_slot]):
             target.on_ping_due(now, payload, frame)
-
-
-log = logging.getLogger(__name__)
 
 
 class WebSocketConnection(asyncio.Protocol):

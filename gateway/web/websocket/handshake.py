@@ -1,4 +1,4 @@
-"""Negotiate the handshake of a WebSocket (RFC 6455 4.2) by the `websockets` library.
+"""Negotiate the handshake of a WebSocket (RFC 6455 4.2), check its origin, and keep its scope.
 
 One object serves all connections. A refusal is a problem (RFC 9457), as everywhere.
 
@@ -6,19 +6,11 @@ Compression is agreed on without context takeover (RFC 7692 7.1.1): no message r
 one. Frames that all clients share could not do so, and a window for each client would hold 40 KB.
 
 The requests of browsers and most libraries are answered here, in 2.3 us. All others go to the
-library, which takes 13 us, and as much again to convert the request.
+`websockets` library, which takes 13 us, and as much again to convert the request.
 
-Keep the ASGI scope of a WebSocket's handshake in little memory.
-
-Guards look at the handshake again whenever a stream is subscribed or changed or a token renewed,
-which is seldom. Until then, a scope with eleven headers would hold 2.7 KB for each socket. Packed
-it holds 0.9 KB, and packing takes 3 us.
-
-Decide which pages may open a WebSocket, by the `Origin` of the handshake.
-
-CORS does not apply to WebSockets, and browsers send cookies with every handshake. If the server did
-not check the origin, any page could read streams with the cookies of the user who opened it
-(RFC 6455 10.2).
+The `Origin` decides which pages may open a WebSocket. CORS does not apply to WebSockets, and
+browsers send cookies with every handshake. If the server did not check the origin, any page could
+read streams with the cookies of the user who opened it (RFC 6455 10.2).
 """
 
 from __future__ import annotations
@@ -196,7 +188,12 @@ _interned: dict[Any, Any] = {}
 
 
 class HandshakeScope:
-    """The packed scope of one handshake. Owned by the `Session`."""
+    """The ASGI scope of one handshake, packed. Owned by the `Session`.
+
+    Guards look at the handshake again whenever a stream is subscribed or changed or a token
+    renewed, which is seldom. Until then, a scope with eleven headers would hold 2.7 KB for each
+    socket. Packed it holds 0.9 KB, and packing takes 3 us.
+    """
 
     __slots__ = ("_extensions", "_header_lines", "_keys", "_values")
 

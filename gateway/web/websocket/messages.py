@@ -1,6 +1,6 @@
 """Parse the messages of a WebSocket client: one JSON object each, distinguished by its `type`.
 
-Convert a WebSocket message to the HTTP request that would ask for the same stream.
+`build_target` and `build_request` make the HTTP request that would ask for the same stream.
 """
 
 from __future__ import annotations

@@ -3,5 +3,5 @@
 `supervisor` starts each `worker` and restarts those that crash. The processes talk over the `bus`,
 whose supervisor side is the `relay`. `app.server.serve` calls it if `listen.workers` is above 1;
 with one worker the same `Bus` works without a socket. Ports are bound in `sockets`, or were bound
-before by systemd (`inherited`). Start with `supervisor`.
+before by systemd. Start with `supervisor`.
 """

@@ -1,5 +1,8 @@
 """The supervisor's side of the bus: forward the messages of workers, and answer calls.
 
+Processes of one gateway exchange messages over a Unix socket, of which a `Link` is either end.
+A message is a JSON array on a line of its own.
+
 | a worker sends | the others get |
 |---|---|
 | `hello`, worker | |
@@ -10,10 +13,6 @@
 
 The last member of an answer is an empty list if the handler failed. All workers get `here`,
 workers, whenever one connects or leaves.
-
-Exchange messages between the processes of one gateway, over a Unix socket.
-
-A message is a JSON array on a line of its own.
 """
 
 from __future__ import annotations

@@ -1,20 +1,16 @@
-"""Bind the port, for one process or for several that share it.
+"""Bind the port, for one process or for several that share it, or take it from systemd.
 
 Each of several workers has a listening socket of its own (SO_REUSEPORT). The kernel distributes
 connections among them, and none waits for a lock or is woken for nothing. Closing a socket resets
 the connections that are not accepted from it yet, so the process that outlives the workers holds
 the sockets, too.
 
-Take over listening sockets that a service manager has bound: systemd's socket activation.
-
-The manager passes sockets as file descriptors from 3 on. LISTEN_FDS says how many, LISTEN_PID for
-which process, and LISTEN_FDNAMES their names (sd_listen_fds(3)). It keeps them open while the
-gateway restarts, so that clients wait in the queue of the kernel instead of being refused, and the
-gateway needs no right to bind the port. PyPI's systemd-python does the same, but has to be compiled
-against libsystemd.
-
-A socket named `admin` is for operators. The others are for clients: one that all workers share, or
-one per worker, which `ReusePort=yes` and a `ListenStream=` for each make.
+A service manager may have bound the sockets before (systemd's socket activation). It passes them as
+file descriptors from 3 on. LISTEN_FDS says how many, LISTEN_PID for which process, and
+LISTEN_FDNAMES their names (sd_listen_fds(3)). It keeps them open while the gateway restarts, so
+that clients wait in the queue of the kernel instead of being refused, and the gateway needs no
+right to bind the port. PyPI's systemd-python does the same, but has to be compiled against
+libsystemd.
 """
 
 from __future__ import annotations
@@ -137,7 +133,11 @@ _VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 class InheritedSockets(NamedTuple):
-    """The listening sockets of a service manager; the gateway binds those that are missing."""
+    """The listening sockets of a service manager; the gateway binds those that are missing.
+
+    The socket named `admin` is for operators. The others are for clients: one that all workers
+    share, or one per worker, which `ReusePort=yes` and a `ListenStream=` for each make.
+    """
 
     clients: Sequence[socket.socket] = ()
     admin: socket.socket | None = None
