@@ -50,7 +50,9 @@ from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.access.grant import Grant
-from gateway.web.access.guard import GUARD_LOADERS, AccessRequest, Guard, GuardContext, GuardErrors
+from gateway.web.access.guard import AccessRequest, Guard, GuardContext
+from gateway.web.access.guard_errors import GuardErrors
+from gateway.web.access.kinds import GUARD_LOADERS
 from gateway.web.access.security_schemes import SecurityScheme, build_api_key
 from gateway.web.exchange.exchange import Exchange
 from gateway.web.exchange.kinds import EXCHANGES

@@ -252,7 +252,7 @@ def _create_tracing(settings: Settings) -> Tracing | None:
     traces, headers = settings.telemetry.traces, settings.telemetry.headers
     if traces.otlp is None:
         return None
-    from gateway.telemetry.exporters import build_resource
+    from gateway.telemetry.otlp import build_resource
     from gateway.telemetry.traces import Tracing
 
     return Tracing(

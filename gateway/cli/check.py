@@ -168,7 +168,7 @@ def _check_cluster(
 
 def _format_finding(finding: Finding) -> str:
     """Return a finding as a line. Its text may come from a server, so it is escaped."""
-    from gateway.cli.tail.output import escape_controls, paint, select_colours
+    from gateway.cli.tail.terminal import escape_controls, paint, select_colours
 
     state = paint(f"{finding.state:<8}", _STATE_TONES[finding.state], select_colours(sys.stdout))
     return f"{state} {escape_controls(finding.subject)}: {escape_controls(finding.detail)}"

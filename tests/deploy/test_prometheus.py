@@ -25,7 +25,7 @@ from support.promql import (
 )
 
 from gateway.telemetry.catalog import METRICS, MetricKind
-from gateway.telemetry.exporters import expose
+from gateway.telemetry.prometheus import expose
 from gateway.telemetry.samples import MetricSamples
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks.md"

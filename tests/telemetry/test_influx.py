@@ -11,7 +11,7 @@ from support.influx import parse_points, running_influx_receiver
 
 from gateway.telemetry import catalog, exporters
 from gateway.telemetry.counts import Histogram
-from gateway.telemetry.exporters import InfluxExporter, build_write_url, iter_lines
+from gateway.telemetry.influx import InfluxExporter, build_write_url, iter_lines
 from gateway.telemetry.samples import MetricSamples
 
 NOW = 1_700_000_000_000_000_000

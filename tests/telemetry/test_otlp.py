@@ -7,7 +7,7 @@ from support.otlp import running_collector
 
 from gateway.telemetry import catalog
 from gateway.telemetry.counts import Histogram
-from gateway.telemetry.exporters import OtlpExporter, build_endpoint, build_resource
+from gateway.telemetry.otlp import OtlpExporter, build_endpoint, build_resource
 from gateway.telemetry.samples import MetricSamples
 
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain
 from gateway.telemetry import catalog, exporters
 from gateway.telemetry.catalog import METRICS, Metric, MetricKind
 from gateway.telemetry.counts import Histogram
-from gateway.telemetry.exporters import expose
+from gateway.telemetry.prometheus import expose
 from gateway.telemetry.samples import MetricSamples
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

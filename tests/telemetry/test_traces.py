@@ -11,8 +11,8 @@ import pytest
 from support.otlp import OtlpCollector, ReceivedSpan, running_collector
 from support.waiting import wait_until
 
-from gateway.telemetry.exporters import build_resource
 from gateway.telemetry.logs import get_log_context
+from gateway.telemetry.otlp import build_resource
 from gateway.telemetry.traceparent import Traceparent, parse_headers
 from gateway.telemetry.traces import Tracing
 

@@ -125,7 +125,7 @@ def iter_telemetry_endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
     telemetry = settings.telemetry
     for signal, url in (("metrics", telemetry.metrics.otlp), ("traces", telemetry.traces.otlp)):
         if url is not None:
-            from gateway.telemetry.exporters import build_endpoint  # takes 0.2 s
+            from gateway.telemetry.otlp import build_endpoint
 
             yield signal, build_endpoint(url, signal)
 
@@ -140,7 +140,7 @@ async def check_telemetry_back_end(
 
 
 async def check_influx(section: Influx, steps: CheckProgress) -> Finding:
-    from gateway.telemetry.exporters import build_auth_headers, build_write_url
+    from gateway.telemetry.influx import build_auth_headers, build_write_url
 
     token = None if section.token is None else section.token.get_secret_value()
     url = build_write_url(section.url, section.org, section.bucket, section.db)

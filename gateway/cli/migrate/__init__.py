@@ -120,7 +120,7 @@ def _list_omissions(draft: Draft) -> list[str]:
 
 
 def _print_report(draft: Draft, *, show_all: bool) -> None:
-    from gateway.cli.tail.output import escape_controls
+    from gateway.cli.tail.terminal import escape_controls
     from gateway.config.source.problems import format_loc
 
     from .report import OutcomeKind

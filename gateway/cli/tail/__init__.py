@@ -23,7 +23,7 @@ from gateway.cli.options import (
     is_given,
 )
 
-from .output import OutputFormat
+from .output_format import OutputFormat
 
 # Parameters, each with its option, that have no effect for a URL, and for topics.
 _TOPIC_OPTIONS = {"config": "--config", "servers": "--servers"}

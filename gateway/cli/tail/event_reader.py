@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 import httpx
 
-from .in_process import ConnectionLost, StreamEvent, StreamRefused
+from .source import ConnectionLost, StreamEvent, StreamRefused
 from .status import build_error, describe_cause, suggest_path
 from .target import Target
 

@@ -17,8 +17,9 @@ from typing import Any
 from gateway.core.backoff import BackoffPolicy
 from gateway.errors import GatewayError
 
-from .in_process import RECORD_EVENTS, ConnectionLost, StreamEvent, StreamSource
-from .output import OutputWriter, Printer
+from .output import OutputWriter
+from .printer import Printer
+from .source import RECORD_EVENTS, ConnectionLost, StreamEvent, StreamSource
 from .status import StatusReporter, describe_gap
 
 INITIAL_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # seconds

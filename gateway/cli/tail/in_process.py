@@ -1,7 +1,6 @@
-"""Define the sources of streams, and follow topics by a gateway that runs in this process.
+"""Follow topics by a gateway with a single route that runs in this process.
 
-That gateway has a single route. Its events are those of any other gateway, byte for byte, resume
-tokens included.
+Its events are those of any other gateway, byte for byte, resume tokens included.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import httpx
 from starlette.types import ASGIApp, Message
@@ -18,65 +17,9 @@ from starlette.types import ASGIApp, Message
 from gateway import config
 from gateway.cli.options import KafkaSource
 from gateway.config import Settings, Topic
-from gateway.config.source.substitution import find_closest
-from gateway.errors import GatewayError, KafkaError
+from gateway.config.source.expression import find_closest
+from gateway.errors import KafkaError
 from gateway.web.app.app import Application, create_app
-
-RECORD_EVENTS = ("message", "delete")  # the names of events that are records
-
-
-class StreamEvent(NamedTuple):
-    """One event: a record in the route's format, or a control event as JSON."""
-
-    name: str
-    data: bytes
-    position: str | None = None
-
-
-class StreamSource(Protocol):
-    """A stream that can be connected to many times.
-
-    Attributes:
-        retry: The last `retry:` of the server, in seconds; None if there was none.
-        display_name: The location of the stream, for messages; without credentials.
-    """
-
-    retry: float | None
-    display_name: str
-
-    def iter_events(
-        self, position: str | None, remaining: int | None
-    ) -> AsyncGenerator[list[StreamEvent], None]:
-        """Connect, and yield events in batches until the connection ends.
-
-        Raises:
-            StreamRefused: Another attempt would not help.
-            ConnectionLost: The connection has ended otherwise.
-        """
-        ...
-
-    async def close(self) -> None: ...
-
-
-class StreamRefused(GatewayError):
-    """The server refuses this stream, and another attempt would not help."""
-
-
-class ConnectionLost(Exception):
-    """A connection has ended, or could not be established.
-
-    Attributes:
-        retry_after: Seconds to wait at least (`Retry-After`); None if the server does not say.
-        was_reached: The server answered; if not, the address may be wrong.
-    """
-
-    def __init__(
-        self, reason: str, *, retry_after: float | None = None, was_reached: bool = True
-    ) -> None:
-        super().__init__(reason)
-        self.retry_after = retry_after
-        self.was_reached = was_reached
-
 
 STREAM_PATH = "/stream"
 LIST_TIMEOUT_S = 5.0  # for Kafka to list its topics, to suggest one

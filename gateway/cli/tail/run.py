@@ -21,10 +21,13 @@ from gateway.core.log.recovery import Cause
 from gateway.errors import GatewayError
 
 from .follower import StreamFollower
-from .in_process import StreamSource
-from .output import OutputClosed, OutputFormat, OutputWriter, Printer, select_colours
+from .output import OutputClosed, OutputWriter
+from .output_format import OutputFormat
+from .printer import Printer
+from .source import StreamSource
 from .status import StatusReporter
 from .target import PositionFile, Target
+from .terminal import select_colours
 
 SAVE_INTERVAL_S = 1.0  # seconds between two writes of the position
 MAX_PRINTED_POSITION_CHARS = 4096  # a longer position is not printed for --from

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from .in_process import ConnectionLost, StreamEvent, StreamRefused
-from .output import Colours, escape_controls, paint
+from .source import ConnectionLost, StreamEvent, StreamRefused
+from .terminal import Colours, escape_controls, paint
 
 MAX_SHOWN_PARTITIONS = 8  # pending partitions that are named
 

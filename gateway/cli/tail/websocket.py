@@ -15,10 +15,11 @@ from websockets.typing import Subprotocol
 from gateway.core.channel.exact_json import parse_json
 
 from .event_reader import CONNECT_TIMEOUT_S, IDLE_TIMEOUT_S
-from .in_process import ConnectionLost, StreamEvent, StreamRefused
-from .output import escape_controls, split_elements, split_members
+from .json_text import split_elements, split_members
+from .source import ConnectionLost, StreamEvent, StreamRefused
 from .status import build_error, describe_cause, suggest_path
 from .target import Target
+from .terminal import escape_controls
 
 SUBSCRIPTION_ID = "tail"  # any text; there is one subscription on the socket
 KAFKA_UNAVAILABLE = "kafka-unavailable"  # the only error code after which to try again

@@ -54,7 +54,7 @@ class Verdict:
         }
 
     def to_text(self) -> str:
-        from gateway.cli.tail.output import escape_controls
+        from gateway.cli.tail.terminal import escape_controls
 
         return "\n".join(escape_controls(line) for line in self._iter_lines())
 
@@ -118,7 +118,8 @@ async def _ask_guard(text: str, settings: Settings, name: str, section: GuardSec
 
     from gateway.config import Route
     from gateway.web.access.external_http import ExternalHttp
-    from gateway.web.access.guard import AccessRequest, GuardContext, get_guard_class
+    from gateway.web.access.guard import AccessRequest, GuardContext
+    from gateway.web.access.kinds import get_guard_class
 
     route = Route.model_validate({"path": "/", "topic": "none", "guarded": [name]})
     headers = [(b"authorization", b"Bearer " + text.encode("utf-8", "surrogateescape"))]

@@ -185,7 +185,7 @@ def _decode_part(part: str, what: str) -> dict[str, Any]:
 
 def _format_value(value: Any) -> str:
     """Return a value as text. The token may be of anyone, so control characters are escaped."""
-    from gateway.cli.tail.output import escape_controls
+    from gateway.cli.tail.terminal import escape_controls
 
     return escape_controls(
         value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -88,7 +88,7 @@ async def _describe_topic(source: KafkaSource, name: str) -> TopicDetails:
 
 
 def _print_lines(lines: Iterable[str]) -> None:
-    from gateway.cli.tail.output import escape_controls
+    from gateway.cli.tail.terminal import escape_controls
 
     for line in lines:
         typer.echo(escape_controls(line))

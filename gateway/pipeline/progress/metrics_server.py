@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 from gateway.errors import PipelineError
-from gateway.telemetry.exporters import expose
+from gateway.telemetry.prometheus import expose
 from gateway.telemetry.samples import MetricSamples
 
 

@@ -1,93 +1,22 @@
-"""Define what a guard is, what it is asked, and how it refuses a client.
-
-`GUARD_LOADERS` lists all kinds of guards.
-"""
+"""Define what a guard is, and what it is asked."""
 
 from __future__ import annotations
 
-import random
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 from starlette.requests import HTTPConnection
 
-from gateway.config import X509, GuardSection, Http, Inline, Jwt, PathPattern, Route
+from gateway.config import GuardSection, PathPattern, Route
 from gateway.config.capabilities.produce import parse_location
-from gateway.errors import GuardUnavailable, NotGranted
 
 from .external_http import ExternalHttp
 from .grant import Grant
+from .guard_errors import GuardErrors
 from .security_schemes import SecurityScheme
-
-RETRY_DELAY_S = (3.0, 10.0)  # seconds, at random, until a client tries again if nobody could decide
-
-_QUOTED_TEXT = re.compile(r"[\x20-\x7e]*")  # RFC 9110 5.6.4, without obs-text
-_SCOPE_TOKEN = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")  # RFC 6749 3.3
-
-
-class GuardErrors:
-    """Builds the errors of one guard (RFC 6750 3), without text of the client."""
-
-    def __init__(self, guard_name: str, realm: str, hint: str, scheme: str = "") -> None:
-        """Create the errors; only a `realm` in ASCII is used.
-
-        The challenge of `scheme` precedes that of `Bearer`.
-        """
-        self._guard_name = guard_name
-        self._hint = hint
-        name = realm if _QUOTED_TEXT.fullmatch(realm) else "gateway"
-        quoted = re.sub(r'(["\\])', r"\\\1", name)
-        scheme_challenge = f'{scheme} realm="{quoted}", charset="UTF-8", ' if scheme else ""
-        self._challenge = f'{scheme_challenge}Bearer realm="{quoted}"'
-
-    def build_missing_credentials(self) -> NotGranted:
-        """Return the error for no credentials; its challenge has no error code (RFC 6750 3.1)."""
-        detail = f"this stream is guarded by '{self._guard_name}'; {self._hint}"
-        return NotGranted(401, detail, challenge=self._challenge)
-
-    def build_invalid_token(self, reason: str, cause: str = "") -> NotGranted:
-        """Return the error for refused credentials.
-
-        `reason` becomes part of a header: ASCII without quotes and without text of the client.
-        `cause` does not.
-        """
-        challenge = f'{self._challenge}, error="invalid_token", error_description="{reason}"'
-        what = f"{reason} ({cause})" if cause else reason
-        return NotGranted(401, f"{what}; {self._hint}", challenge=challenge)
-
-    def build_too_large(self, reason: str) -> NotGranted:
-        return NotGranted(431, f"{reason}; send fewer or smaller cookies and headers")
-
-    def build_ambiguous_credentials(self, reason: str) -> NotGranted:
-        challenge = f'{self._challenge}, error="invalid_request", error_description="{reason}"'
-        return NotGranted(400, f"{reason}; send it once", challenge=challenge)
-
-    def build_missing_roles(self, roles: Sequence[str], cause: str | None = None) -> NotGranted:
-        """Return the error for missing roles; `cause` is why the client has none at all."""
-        noun = "role" if len(roles) == 1 else "roles"
-        detail = f"guard '{self._guard_name}' does not grant the {noun} {', '.join(roles)}"
-        challenge = f'{self._challenge}, error="insufficient_scope"'
-        scope = [role for role in roles if _SCOPE_TOKEN.fullmatch(role)]
-        if scope:
-            challenge += f', scope="{" ".join(scope)}"'
-        detail += f" ({cause})" if cause else ""
-        detail += "; ask whoever gives them, and come back with new credentials"
-        return NotGranted(403, detail, challenge=challenge, roles=roles)
-
-    def build_access_denied(self) -> NotGranted:
-        """Return the error for a client that the application knows, but denies access."""
-        detail = f"the application denies this stream to you (guard '{self._guard_name}')"
-        challenge = f'{self._challenge}, error="insufficient_scope"'
-        return NotGranted(403, f"{detail}; ask whoever runs it", challenge=challenge)
-
-    def build_unavailable(self, reason: str) -> GuardUnavailable:
-        detail = f"guard '{self._guard_name}': {reason}; come back later"
-        return GuardUnavailable(detail, retry_after=random.uniform(*RETRY_DELAY_S))
-
 
 SectionT = TypeVar("SectionT", bound=GuardSection)
 
@@ -160,7 +89,7 @@ class GuardContext:
 class Guard(ABC, Generic[SectionT]):
     """Knows who a client is. Created and owned by `Guards`, one per configured guard.
 
-    Each kind is a subclass, listed in `GUARD_LOADERS`. `is_renewable` says whether it uses
+    Each kind is a subclass, listed in `kinds.GUARD_LOADERS`. `is_renewable` says whether it uses
     the token of a `token` message.
     """
 
@@ -192,41 +121,3 @@ class Guard(ABC, Generic[SectionT]):
             NotGranted: The guard does not know the client, or denies access.
             GuardUnavailable: The guard cannot decide now.
         """
-
-
-# A module is imported when its kind is used: cryptography takes a tenth of a second.
-def _load_jwt() -> type[Guard[Any]]:
-    from .jwt import JwtGuard
-
-    return JwtGuard
-
-
-def _load_http() -> type[Guard[Any]]:
-    from .http import HttpGuard
-
-    return HttpGuard
-
-
-def _load_x509() -> type[Guard[Any]]:
-    from .x509 import X509Guard
-
-    return X509Guard
-
-
-def _load_inline() -> type[Guard[Any]]:
-    from .inline import InlineGuard
-
-    return InlineGuard
-
-
-GUARD_LOADERS: dict[type[GuardSection], Callable[[], type[Guard[Any]]]] = {
-    Jwt: _load_jwt,
-    Http: _load_http,
-    X509: _load_x509,
-    Inline: _load_inline,
-}
-"""Functions that import the class of a kind of guard and return it, by its section."""
-
-
-def get_guard_class(section: GuardSection) -> type[Guard[Any]]:
-    return GUARD_LOADERS[type(section)]()

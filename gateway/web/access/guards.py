@@ -18,7 +18,8 @@ from gateway.telemetry.samples import MetricSamples
 
 from .external_http import ExternalHttp
 from .grant import NO_GRANTS, Grant, Granted, get_bearer_token
-from .guard import AccessRequest, Guard, GuardContext, get_guard_class
+from .guard import AccessRequest, Guard, GuardContext
+from .kinds import get_guard_class
 
 if TYPE_CHECKING:
     from gateway.web.access import Access

@@ -14,7 +14,8 @@ from starlette.requests import HTTPConnection
 from gateway.config import Inline, User
 
 from .grant import AmbiguousCredentials, CredentialsLocations, Grant
-from .guard import AccessRequest, Guard, GuardContext, GuardErrors
+from .guard import AccessRequest, Guard, GuardContext
+from .guard_errors import GuardErrors
 from .security_schemes import SecurityScheme, iter_credentials_schemes
 
 

@@ -34,7 +34,8 @@ from gateway.config.source.template import find_field
 from gateway.errors import NotGranted
 
 from .grant import AmbiguousCredentials, CredentialsLocations, Grant, format_claim, parse_roles
-from .guard import AccessRequest, Guard, GuardContext, GuardErrors
+from .guard import AccessRequest, Guard, GuardContext
+from .guard_errors import GuardErrors
 from .jwks import KeySet, KeySource, KeysUnavailable, RemoteKeySource, StaticKeySource
 from .oidc import IssuerDiscovery
 from .security_schemes import SecurityScheme, iter_credentials_schemes

@@ -16,7 +16,8 @@ from gateway.config import X509
 from gateway.web.http.client_certificate import get_certificate
 
 from .grant import Grant
-from .guard import AccessRequest, Guard, GuardContext, GuardErrors
+from .guard import AccessRequest, Guard, GuardContext
+from .guard_errors import GuardErrors
 from .security_schemes import SecurityScheme
 
 MAX_CACHED_CERTIFICATES = 4096  # certificates

@@ -17,9 +17,11 @@ from gateway.hub import metrics as hub_metrics
 from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.metrics import add_zero_series
 from gateway.telemetry import catalog, logs
-from gateway.telemetry.exporters import expose
-from gateway.telemetry.process import LoopLag, collect_process_metrics, run_in_thread
+from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.process import collect_process_metrics
+from gateway.telemetry.prometheus import expose
 from gateway.telemetry.samples import MetricSamples
+from gateway.telemetry.threads import run_in_thread
 from gateway.version import __version__
 from gateway.web.http import problems
 from gateway.web.routing.connection_counts import LimitKind
@@ -166,14 +168,14 @@ class Metrics:
             exporter.close()
 
     def _create_otlp_exporter(self, url: str) -> MetricsExporter:
-        from gateway.telemetry.exporters import OtlpExporter, build_resource
+        from gateway.telemetry.otlp import OtlpExporter, build_resource
 
         headers = self._settings.telemetry.headers
         plain = {name: secret.get_secret_value() for name, secret in headers.items()}
         return OtlpExporter(url, plain, build_resource(self._settings.name, __version__))
 
     def _create_influx_exporter(self, section: Influx) -> MetricsExporter:
-        from gateway.telemetry.exporters import InfluxExporter, build_write_url
+        from gateway.telemetry.influx import InfluxExporter, build_write_url
 
         token = None if section.token is None else section.token.get_secret_value()
         url = build_write_url(section.url, section.org, section.bucket, section.db)

@@ -24,7 +24,7 @@ from gateway.formats.event import (
     build_ref,
 )
 from gateway.hub.wires.control_events import CONTROL_EVENTS, ControlEvent
-from gateway.web.access.guard import get_guard_class
+from gateway.web.access.kinds import get_guard_class
 from gateway.web.access.security_schemes import SecurityScheme
 from gateway.web.websocket.messages import MESSAGE_MODELS
 

@@ -12,7 +12,7 @@ from gateway.cli.doctor.observation import Observation
 from gateway.cli.doctor.scrape import Scrape
 from gateway.telemetry import catalog
 from gateway.telemetry.counts import Histogram
-from gateway.telemetry.exporters import expose
+from gateway.telemetry.prometheus import expose
 from gateway.telemetry.samples import MetricSamples
 
 SECONDS, NOW = 5.0, 1_800_000_000.0

@@ -9,7 +9,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from gateway.cli.tail.in_process import ConnectionLost, StreamRefused
+from gateway.cli.tail.source import ConnectionLost, StreamRefused
 from gateway.cli.tail.status import build_error, describe_cause, parse_retry_after
 
 

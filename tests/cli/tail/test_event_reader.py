@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.sse import SseParser
 
 from gateway.cli.tail.event_reader import EventReader
-from gateway.cli.tail.in_process import StreamEvent
+from gateway.cli.tail.source import StreamEvent
 
 LINES = st.sampled_from(
     [

@@ -10,9 +10,12 @@ import pytest
 from support.waiting import wait_until
 
 from gateway.cli.tail.follower import StreamFollower
-from gateway.cli.tail.in_process import ConnectionLost, StreamEvent, StreamRefused
-from gateway.cli.tail.output import NO_COLOURS, OutputClosed, OutputFormat, OutputWriter, Printer
+from gateway.cli.tail.output import OutputClosed, OutputWriter
+from gateway.cli.tail.output_format import OutputFormat
+from gateway.cli.tail.printer import Printer
+from gateway.cli.tail.source import ConnectionLost, StreamEvent, StreamRefused
 from gateway.cli.tail.status import StatusReporter
+from gateway.cli.tail.terminal import NO_COLOURS
 from gateway.errors import GatewayError
 
 BEGIN = StreamEvent("begin", b'{"partitions": {"orders": 1}, "pending": []}', "p0")

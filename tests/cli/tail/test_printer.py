@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.tail.in_process import StreamEvent
-from gateway.cli.tail.output import (
+from gateway.cli.tail.output_format import OutputFormat
+from gateway.cli.tail.printer import Printer
+from gateway.cli.tail.source import StreamEvent
+from gateway.cli.tail.terminal import (
     COLOURS,
     NO_COLOURS,
-    OutputFormat,
-    Printer,
     escape_controls,
     paint_json,
     select_colours,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from gateway.cli.tail.in_process import ConnectionLost, StreamEvent, StreamRefused
+from gateway.cli.tail.source import ConnectionLost, StreamEvent, StreamRefused
 from gateway.cli.tail.target import Target
 from gateway.cli.tail.websocket import WebSocketSource, parse_message
 
