@@ -275,6 +275,7 @@ async def test_a_refused_position_is_told_and_a_refused_path_is_final(
     options = {"transport": transport, "position": "of-something-else"}
     async with ModuleClient(f"{gateway.base_url}/events/{TOPIC}", options) as client:
         await client.wait_until_live()
+        await client.wait_for_events(lambda events: named(events, "gap"))
         (gap,) = named(client.events, "gap")
         assert gap["reason"] == "position-refused"
     async with ModuleClient(f"{gateway.base_url}/nothing", {"transport": transport}) as client:

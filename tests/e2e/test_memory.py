@@ -188,6 +188,17 @@ async def test_a_client_that_reads_is_not_slow_because_others_use_the_memory(
         assert len(client.events) == 181
 
 
+async def count_records(gateway: GatewayProcess, path: str) -> int:
+    """Those that another client reads of a topic."""
+    async with create_http_client(gateway) as client:
+        answer = await client.get(
+            path,
+            params={"from": "earliest", "until": "latest"},
+            headers={"accept": "application/x-ndjson"},
+        )
+    return answer.text.count(" v")
+
+
 async def test_clients_that_read_nothing_keep_nobody_from_reading(kafka: EmbeddedKafka):
     """Records that had been read for them filled their share of the memory, and nobody else was
     read anything from Kafka until they left."""
@@ -201,13 +212,7 @@ async def test_clients_that_read_nothing_keep_nobody_from_reading(kafka: Embedde
             await stack.enter_async_context(held)
             held.stop_reading()
         for _ in range(3):
-            async with create_http_client(gateway) as client:
-                answer = await client.get(
-                    "/other",
-                    params={"from": "earliest", "until": "latest"},
-                    headers={"accept": "application/x-ndjson"},
-                )
-            assert answer.text.count(" v") == 3000
+            assert await count_records(gateway, "/other") == 3000
 
 
 async def test_clients_that_grant_no_more_credit_keep_nobody_from_reading(kafka: EmbeddedKafka):
@@ -221,20 +226,13 @@ async def test_clients_that_grant_no_more_credit_keep_nobody_from_reading(kafka:
         serving(kafka, held={"topic": "held"}, free={"topic": "free"}) as gateway,
         MultiplexClient(gateway.base_url) as socket,
     ):
-        credits = {
-            f"{n}": 1 + 250 * n for n in range(20)
-        }  # each stops in another part of the topic
+        # Each stops in another part of the topic.
+        credits = {f"{n}": 1 + 250 * n for n in range(20)}
         for label, credit in credits.items():
             await socket.send_message(
                 "subscribe", id=label, path="/held?from=earliest", credit=credit
             )
         await socket.wait_until(lambda: sum(socket.record_counts.values()) == sum(credits.values()))
-        async with create_http_client(gateway) as client:
-            answer = await client.get(
-                "/free",
-                params={"from": "earliest", "until": "latest"},
-                headers={"accept": "application/x-ndjson"},
-            )
-        assert answer.text.count(" v") == 4900
+        assert await count_records(gateway, "/free") == 4900
         await socket.send_message("credit", id="3", n=5)
         await socket.wait_until(lambda: socket.record_counts["3"] == credits["3"] + 5)

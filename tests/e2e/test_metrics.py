@@ -264,8 +264,10 @@ async def test_a_slow_client_is_seen_with_its_distance_and_what_was_done_about_i
             found = await scrapes(
                 gateway, lambda each: not each["gateway_clients_behind", state], "none behind"
             )
-            gaps = sum(event["event"] == "gap" for event in slow.events)
-            assert found["gateway_client_gaps_total", told] == gaps
+            told_count = found["gateway_client_gaps_total", told]
+            await wait_until(
+                lambda: sum(e["event"] == "gap" for e in slow.events) == told_count, "all gaps"
+            )
 
 
 async def test_what_is_refused_and_what_is_written_is_counted(kafka: EmbeddedKafka):

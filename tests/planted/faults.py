@@ -376,7 +376,7 @@ SIDECAR = (
         "takeover-without-catch-up",
         "gateway/sidecar/producer/idempotency.py",
         """\
-        await self._catch_up(key)
+        await self._catch_up(key, attempt)
         if (
 """,
         """\

@@ -59,6 +59,15 @@ class FakeRegistry:
             versions.append(id)
         return id
 
+    def register_large_enums(self, count: int) -> tuple[str, list[bytes]]:
+        """Schemas of 1.8 MB, two of which fill the cache; their first symbol, framed by each."""
+        symbols = [f"S{n}{'x' * 2000}" for n in range(900)]
+        ids = [
+            self.register_schema(f"s{n}", {"type": "enum", "name": f"E{n}", "symbols": symbols})
+            for n in range(count)
+        ]
+        return symbols[0], [b"\0" + id.to_bytes(4, "big") + b"\0" for id in ids]
+
     @property
     def app(self) -> Starlette:
         return Starlette(

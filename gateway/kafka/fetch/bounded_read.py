@@ -118,9 +118,7 @@ async def iter_records_at(
             iter_slices(decoding, cluster.decompression_slot, BULK_SLICE_RECORDS)
         ) as slices:
             async for decoded in slices:
-                if decoded.next_offset == start and decoded.error:
-                    detail = f"is damaged: {decoded.error}"
-                    raise build_partition_failed(tp, detail, ErrorCode.CORRUPT_MESSAGE)
+                _refuse_damaged(tp, start, decoded)
                 end = max(end, decoded.next_offset)
                 places = {offset for offset in wanted if offset < end}
                 for entry in decoded.entries:
@@ -234,9 +232,13 @@ async def _decode(
 ) -> DecodedSlice:
     decoding = await _create_decoder(cluster, tp, start, fetched)
     decoded = await gather_slices(decoding, cluster.decompression_slot)
+    _refuse_damaged(tp, start, decoded)
+    return decoded
+
+
+def _refuse_damaged(tp: TopicPartition, start: int, decoded: DecodedSlice) -> None:
     if decoded.next_offset == start and decoded.error:
         raise build_partition_failed(tp, f"is damaged: {decoded.error}", ErrorCode.CORRUPT_MESSAGE)
-    return decoded
 
 
 def _build_read(decoded: DecodedSlice) -> PartitionRead:

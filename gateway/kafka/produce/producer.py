@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, assert_never
 
 from gateway.background_tasks import BackgroundTasks, run_supervised
@@ -506,19 +507,14 @@ class Producer:
 
         One exception for several records would gather tracebacks.
         """
-        index = 0
-        for batch, group in groupby(records, _get_batch):
+        results = map(build_result, range(len(records)))
+        for batch, group in groupby(records, attrgetter("batch")):
             done = list(group)
             self._count_pending(batch, -sum([record.size for record in done]))
             for record in done:
-                batch.set_result(record.index, build_result(index))
-                index += 1
+                batch.set_result(record.index, next(results))
         if records and not queue.outbox:
             self._cluster.metadata.release_watch(queue.tp.topic)
-
-
-def _get_batch(record: PendingRecord) -> PendingBatch:
-    return record.batch
 
 
 def _estimate_sizes(records: Sequence[ProducerRecord]) -> list[int]:

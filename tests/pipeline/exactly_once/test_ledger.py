@@ -4,6 +4,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from support.brokers import KafkaCluster
@@ -128,8 +129,7 @@ def test_a_producer_whose_rows_are_refused_leaves_no_transaction_open(kafka, led
     """All readers of the topic waited for the whole timeout, as the job had ended."""
     topic = kafka.create_unique_topic(configs={"max.message.bytes": "10000"})
     producer = LedgerProducer("q-0", ledger.client_config, ledger.topic, 600.0)
-    output = OutputTopic(kafka.bootstrap, topic, 1)
-    try:
+    with closing(OutputTopic(kafka.bootstrap, topic, 1)) as output:
         producer.begin()
         producer.write_to_topic(topic, ["k"], ["fits"])
         block_until(output.has_open_transaction, "the row that fits")
@@ -137,24 +137,19 @@ def test_a_producer_whose_rows_are_refused_leaves_no_transaction_open(kafka, led
         with pytest.raises(WriteRefused):
             producer.commit()
         block_until(lambda: not output.has_open_transaction(), "its end", timeout_s=WAIT_TIMEOUT_S)
-    finally:
-        output.close()
 
 
 def test_a_transaction_that_takes_longer_than_its_timeout_is_named(kafka, ledger: Ledger):
     """It was said that another instance had fenced the producer."""
     topic = kafka.create_unique_topic()
     producer = LedgerProducer("q-0", ledger.client_config, ledger.topic, 1.0)
-    output = OutputTopic(kafka.bootstrap, topic, 1)
-    try:
+    with closing(OutputTopic(kafka.bootstrap, topic, 1)) as output:
         producer.begin()
         producer.write_to_topic(topic, ["k"], ["v"])
         block_until(output.has_open_transaction, "the row")
         block_until(lambda: not output.has_open_transaction(), "its end", timeout_s=WAIT_TIMEOUT_S)
         with pytest.raises(TransactionInterrupted, match=r"after transactionTimeout \(1 s\)"):
             producer.commit()
-    finally:
-        output.close()
 
 
 def test_a_plan_is_found_beside_entries(ledger: Ledger):

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 
 from support.app_server import running_app
 from support.registry import FakeRegistry
+from support.waiting import TurnCounter
 
 from gateway.config import SchemaRegistry
 from gateway.config.types.formats import SERIALIZATION_FORMATS
@@ -87,36 +87,24 @@ async def test_headers_that_repeat_keep_their_order_and_bytes_that_are_no_text_s
 async def test_records_are_read_whose_schemas_push_each_other_out_of_the_cache():
     """Large schemas are compiled before records are rendered, and not all of them stay cached."""
     fake = FakeRegistry()
-    symbols = [f"S{n}{'x' * 2000}" for n in range(900)]
-    ids = [
-        fake.register_schema(f"s{n}", {"type": "enum", "name": f"E{n}", "symbols": symbols})
-        for n in range(4)
-    ]
-    records = [record(None, b"\0" + id.to_bytes(4, "big") + b"\0") for id in ids] * 2
+    symbol, values = fake.register_large_enums(4)
+    records = [record(None, value) for value in values] * 2
     formats = SerializationFormat.BINARY, SerializationFormat.AVRO
     async with running_app(fake.app) as url:
         catalog = SchemaRegistry.model_validate({"type": "schema-registry", "url": url})
         codecs = Codecs(catalog)
         shown = await render_records(codecs, records, lambda _: formats, text_headers)
         await codecs.close()
-    assert [each["value"] for each in json.loads(shown)] == [symbols[0]] * 8
+    assert [each["value"] for each in json.loads(shown)] == [symbol] * 8
 
 
 async def test_other_tasks_run_while_many_records_are_rendered():
     """Values whose schemas have many branches take 0.5 s each: all of a poll held up the others."""
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
 
     def render_slowly(headers: object) -> None:
         time.sleep(TURN_S)
 
-    other = asyncio.create_task(count_turns())
-    text = SerializationFormat.STRING
-    await render_records(Codecs(), [record(b"k", b"v")] * 10, lambda _: (text, text), render_slowly)
-    other.cancel()
-    assert turns >= 8
+    text, records = SerializationFormat.STRING, [record(b"k", b"v")] * 10
+    with TurnCounter() as turns:
+        await render_records(Codecs(), records, lambda _: (text, text), render_slowly)
+    assert turns.count >= 8
