@@ -23,7 +23,7 @@ from gateway.core.log.record import Record as Entered
 from gateway.core.log.record import StreamItem, TopicPartition
 from gateway.formats import Format
 from gateway.formats.event import Payload
-from gateway.formats.exact_numbers import InvalidValue, describe_invalid
+from gateway.formats.exact_values import InvalidValue, describe_invalid
 from gateway.formats.projection import project_format
 from gateway.hub.wires.control_events import describe_entry
 

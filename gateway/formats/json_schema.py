@@ -20,7 +20,7 @@ import orjson
 from gateway.core.channel.exact_json import parse_json
 from gateway.errors import FormatError
 
-from .exact_numbers import ExactJson
+from .exact_values import ExactJson
 from .json_schema_work import SchemaWork
 from .serialization import build_pointer
 

@@ -16,7 +16,7 @@ from gateway.core.log.record import Record
 from gateway.errors import FormatError
 
 from .event import Binary, EventFormat, Format, Payload, decode_utf8, encode_delete
-from .exact_numbers import ExactJson
+from .exact_values import ExactJson
 from .serialization import SerializationFormat
 
 

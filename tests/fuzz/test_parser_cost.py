@@ -35,7 +35,7 @@ from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
 from gateway.formats.avro.codec import AvroCodec
 from gateway.formats.cloudevents import encode_cloudevents
-from gateway.formats.exact_numbers import has_inexact_number
+from gateway.formats.exact_values import has_inexact_number
 from gateway.formats.plain import create_value_format
 from gateway.formats.projection import project_format
 from gateway.formats.protobuf import ProtobufCodec

@@ -31,7 +31,7 @@ from gateway.core.log.record import Position
 from gateway.core.log.tail import Tail
 from gateway.errors import MemoryFull
 from gateway.formats import create_format
-from gateway.formats.exact_numbers import wrap_format
+from gateway.formats.exact_values import wrap_format
 from gateway.hub.reads import position_resolver
 from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.dictionaries import Dictionaries

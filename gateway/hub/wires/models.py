@@ -18,7 +18,7 @@ from gateway.config.sections.kafka import Model as Named
 from gateway.core.log.record import Entry, Record, Skip
 from gateway.errors import FormatError
 from gateway.formats.codec import MAX_PARALLEL_LOADS, Codecs, SchemaNotLoaded
-from gateway.formats.exact_numbers import InvalidValue, RawValue
+from gateway.formats.exact_values import InvalidValue, RawValue
 from gateway.formats.model import Model
 from gateway.kafka.fetch.fetch import ModelResult, TopicModel
 

@@ -29,7 +29,7 @@ from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, Fenced, UnknownTopic
 from gateway.formats.codec import SerializationFormat
 from gateway.formats.event import json_to_bytes
-from gateway.formats.exact_numbers import keep_exact_numbers
+from gateway.formats.exact_values import keep_exact_numbers
 from gateway.kafka.fetch.bounded_read import iter_records_at
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
 from gateway.sidecar.component import Component

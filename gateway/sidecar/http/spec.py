@@ -25,7 +25,7 @@ from gateway.core.times import parse_time
 from gateway.version import __version__
 
 from .body import read_body
-from .integers import (
+from .body_fields import (
     MIN_SIMILARITY,
     FieldNames,
     build_normalizer,

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from gateway.formats.exact_numbers import has_inexact_number
+from gateway.formats.exact_values import has_inexact_number
 
 MAX_ROW_BYTES = 16 << 20  # a longer row is one that the server never ends
 MAX_MESSAGE_CHARS = 2000  # of an error message, or of the final message

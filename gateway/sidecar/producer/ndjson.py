@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.config.sections.sidecar import Producer as Section
 from gateway.errors import BrokerUnavailable, GatewayError, KafkaError
-from gateway.formats import exact_numbers
+from gateway.formats.exact_values import keep_exact_numbers
 from gateway.sidecar.http.spec import Validator
 from gateway.sidecar.http.status import NO_STORE_HEADERS, StatusError, describe_error
 
@@ -216,7 +216,7 @@ class NdjsonProduceResponse(Response):
         try:
             record = orjson.loads(line)
             self._record_validator.validate(record, "record")
-            exact_numbers.keep_exact_numbers(
+            keep_exact_numbers(
                 line, record, [record], self._formats, select_records=lambda parsed: [parsed]
             )
         except orjson.JSONDecodeError as exc:

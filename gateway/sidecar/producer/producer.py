@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.errors import KafkaError
-from gateway.formats import exact_numbers
 from gateway.formats.codec import SchemaSelector, SerializationFormat
+from gateway.formats.exact_values import keep_exact_numbers
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
@@ -113,7 +113,7 @@ class ProducerComponent(Component):
         topic_metadata = await self.context.get_topic(topic)
         records, encodings = fields["records"], self.parse_encodings(topic, fields)
         # JSON values are written with the digits that the client sent, not as floats of orjson.
-        exact_numbers.keep_exact_numbers(data, fields, records, map_formats(encodings))
+        keep_exact_numbers(data, fields, records, map_formats(encodings))
         encoded = await self.encoder.encode(topic_metadata, records, encodings, get_current_ids())
         return encoded, fields.get("transactional", False)
 

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import FormatError
-from gateway.formats import exact_numbers
 from gateway.formats.codec import SchemaSelector, SerializationFormat
+from gateway.formats.exact_values import keep_exact_numbers
 from gateway.formats.plain import PLAIN_CODECS
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
@@ -95,7 +95,7 @@ class Writing(Component):
             self._validate(body)
             encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
             # JSON values are written with the digits that the client sent, not as floats of orjson.
-            exact_numbers.keep_exact_numbers(data, body, body["records"], map_formats(encodings))
+            keep_exact_numbers(data, body, body["records"], map_formats(encodings))
             records, headers = _parse_records(body["records"], partition)
         except StatusError as exc:
             raise to_unprocessable(exc) from None

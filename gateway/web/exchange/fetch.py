@@ -20,7 +20,7 @@ from gateway.config import With
 from gateway.core.log.record import Record
 from gateway.errors import RequestError, StreamEnded
 from gateway.formats import FORMATS, create_format
-from gateway.formats.exact_numbers import InvalidValue, RawValue, wrap_format
+from gateway.formats.exact_values import InvalidValue, RawValue, wrap_format
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart

@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 
 from gateway.config.source.substitution import find_closest
 from gateway.errors import RequestError
-from gateway.formats.exact_numbers import has_inexact_number
+from gateway.formats.exact_values import has_inexact_number
 from gateway.web.http.head import check_query
 
 MAX_ID_CHARS = 64

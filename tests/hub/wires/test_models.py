@@ -16,7 +16,7 @@ from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPa
 from gateway.errors import RegistryUnavailable
 from gateway.formats import create_format
 from gateway.formats.codec import MAX_PARALLEL_LOADS
-from gateway.formats.exact_numbers import InvalidValue, RawValue, wrap_format
+from gateway.formats.exact_values import InvalidValue, RawValue, wrap_format
 from gateway.hub.wires.models import Models
 
 TP = TopicPartition("orders", 0)

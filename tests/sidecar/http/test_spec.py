@@ -13,8 +13,8 @@ import pytest
 from ruamel.yaml import YAML
 from starlette.requests import Request
 
+from gateway.sidecar.http.body_fields import READ_RECORD_FIELDS
 from gateway.sidecar.http.docs import render_page
-from gateway.sidecar.http.integers import READ_RECORD_FIELDS
 from gateway.sidecar.http.spec import METHODS, SPEC_DIRECTORY, Spec
 from gateway.sidecar.http.status import StatusError, build_status
 from gateway.sidecar.v2.dialect import CONFLUENT

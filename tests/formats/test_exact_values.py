@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import FormatError
-from gateway.formats.exact_numbers import ExactJson, has_inexact_number, keep_exact_numbers
+from gateway.formats.exact_values import ExactJson, has_inexact_number, keep_exact_numbers
 from gateway.formats.json_schema import JsonSchemaCodec
 from gateway.formats.plain import JsonCodec
 from gateway.formats.serialization import SerializationFormat
