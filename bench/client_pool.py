@@ -20,7 +20,7 @@ from .records import MARK, TIME_PATTERN, parse_time
 
 CLIENT_TIMEOUT_S = 60.0  # s
 MAX_PENDING_CONNECTS = 256  # connects under way at the same time
-CLIENTS_PER_ADDRESS = 5000  # of 28,000 ports, so that those of ended connections are not needed
+CLIENTS_PER_ADDRESS = 5000  # of 28,000 ports; only `connect` takes those of ended connections again
 _HEAD_END = b"\r\n\r\n"
 _PING_BYTE = 0x89  # in no value, which are ASCII; as a length it makes a pong that nobody waits for
 _PING_PATTERN = re.compile(rb"\x89\x04(.{4})", re.DOTALL)
@@ -179,7 +179,8 @@ class ClientPool:
                     bool(timed_every) and (n - first) % timed_every == 0,
                 )
                 loop = asyncio.get_running_loop()
-                address = f"127.0.0.{1 + (n - first) // CLIENTS_PER_ADDRESS}", 0
+                block = (n - first) // CLIENTS_PER_ADDRESS
+                address = (f"127.0.0.{1 + block}", 0) if block else None
                 await loop.create_connection(lambda: client, "127.0.0.1", port, local_addr=address)
                 await asyncio.wait_for(client.opened_future, CLIENT_TIMEOUT_S)
                 self.clients.append(client)

@@ -17,7 +17,7 @@ interpreter's lock: beside one thread that computes in Python it returned after 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from gateway.core.client.terms import EndReason
@@ -212,8 +212,9 @@ class HttpOutlet(asyncio.Protocol):
     """How many bytes of further requests are kept for after the stream, as long as that is, and
     uncounted. If more come, none are kept, and the connection is closed with the stream."""
 
-    PROBE_DELAYS_S = 0.1, 0.5, 2.0
-    """When to write further probes to a client that has closed its side, in seconds after that."""
+    PROBE_DELAYS_S = 0.1, 0.4, 1.5
+    """When to write further probes to a client that has closed its side, each after the one before.
+    Most clients are gone at the first."""
 
     def __init__(self, protocol: GatewayProtocol, owner: OutletOwner, *, keep_alive: bool) -> None:
         # These four create the protocol for the time after the stream, as uvicorn would.
@@ -333,15 +334,17 @@ class HttpOutlet(asyncio.Protocol):
             # and resumed.
             return True
         self._keep_alive, self._pipelined = False, None
-        self._send_probe()
-        loop = asyncio.get_running_loop()
-        for seconds in self.PROBE_DELAYS_S:
-            loop.call_later(seconds, self._send_probe)
+        self._send_probe(self.PROBE_DELAYS_S)
         return True
 
-    def _send_probe(self) -> None:
-        if self._owner is not None and not self.full:
+    def _send_probe(self, next_delays_s: Sequence[float]) -> None:
+        if self._owner is None:
+            return
+        if not self.full:
             self._owner.probe()
+        if next_delays_s:
+            first, *others = next_delays_s
+            asyncio.get_running_loop().call_later(first, self._send_probe, others)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
