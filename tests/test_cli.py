@@ -25,6 +25,7 @@ from gateway import cli
 from gateway.cli.sidecar_factory import create_sidecar
 from gateway.config import loads
 from gateway.errors import ConfigError, GatewayError, KafkaError
+from gateway.kafka.produce.line_producer import LineFormat
 
 COMMANDS = ["run", "demo", "init", "check", "config", "topics", "produce", "tail", "broker"]
 
@@ -435,7 +436,7 @@ def test_produce_takes_servers_and_security_from_a_configuration(room, config):
         "gateway.kafka.client.security",
         create_credentials=lambda security, names: lambda: {"by": security},
     )
-    room("gateway.kafka.produce.line_producer", produce_lines=produce_lines)
+    room("gateway.kafka.produce.line_producer", produce_lines=produce_lines, LineFormat=LineFormat)
     result = gateway_with("produce", "t", "-c", str(config))
     assert result.stderr == "gateway: ('broker:9093',) {'by': 'tls'}\n"
     Kafka.servers = "embedded"

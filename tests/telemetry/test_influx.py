@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.influx import parse_points, running_influx_receiver
 
-from gateway.telemetry import catalog, exporters
+from gateway.telemetry import catalog, influx
 from gateway.telemetry.counts import Histogram
 from gateway.telemetry.influx import InfluxExporter, build_write_url, iter_lines
 from gateway.telemetry.samples import MetricSamples
@@ -71,7 +71,7 @@ def test_any_label_and_number_is_one_line(label: str, value: float):
 
 def test_many_series_go_in_several_requests():
     figures = MetricSamples()
-    for number in range(exporters.MAX_LINES_PER_REQUEST + 1):
+    for number in range(influx.MAX_LINES_PER_REQUEST + 1):
         figures.add(catalog.PARTITION_READY, 1, "orders", number)
     with running_influx_receiver() as back:
         push = InfluxExporter(
@@ -80,7 +80,7 @@ def test_many_series_go_in_several_requests():
         assert push.send(figures)
         push.close()
         assert [len(points) for _, _, points in back.requests] == [
-            exporters.MAX_LINES_PER_REQUEST,
+            influx.MAX_LINES_PER_REQUEST,
             1,
         ]
 

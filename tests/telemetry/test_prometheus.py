@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from gateway.telemetry import catalog, exporters
+from gateway.telemetry import catalog, prometheus
 from gateway.telemetry.catalog import METRICS, Metric, MetricKind
 from gateway.telemetry.counts import Histogram
 from gateway.telemetry.prometheus import expose
@@ -72,7 +72,7 @@ def test_a_histogram_is_cumulative_and_has_sum_and_count(accept: str):
 
 @pytest.mark.parametrize("accept", PARSERS)
 def test_many_series_in_pieces_are_parsed_as_a_whole(accept: str):
-    figures, count = MetricSamples(), 2 * exporters.MAX_SERIES_PER_PIECE + 1
+    figures, count = MetricSamples(), 2 * prometheus.MAX_SERIES_PER_PIECE + 1
     for partition in range(count):
         figures.add(catalog.PARTITION_LAG_RECORDS, partition, "orders", partition)
     pieces = list(expose(figures, accept).pieces)
