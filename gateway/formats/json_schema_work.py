@@ -55,7 +55,7 @@ class Work(NamedTuple):
 
     Attributes:
         branches: Subschemas that look at it.
-        compared: Steps to compare it with the values of `enum` and `const`.
+        compared: Steps to compare it with the values of `enum` and `const`, and to look up names.
         numbers: Integers of an `enum`, each of which is compared with it if it is a float.
         patterns: Regular expressions that are matched with it.
     """
@@ -257,6 +257,8 @@ def _measure_own_work(keyword: str, content: Any) -> Work:
         return Work(patterns=1)
     if keyword == "patternProperties" and isinstance(content, dict):
         return Work(patterns=len(content))
+    if keyword == "dependentRequired" and isinstance(content, dict):
+        return Work(compared=_HASHED_STEPS * len(content))  # each name is looked up in an object
     values = content if keyword == "enum" and isinstance(content, list) else []
     if keyword == "const" and isinstance(content, (dict, list)):
         values = [content]

@@ -177,9 +177,9 @@ class SidecarApplication:
         scope = {"type": "http", "path": path, "method": "GET"}
         return any(route.matches(scope)[0] is not Match.NONE for route in self.routes)
 
-    def get_body_limits(self, content_type: bytes) -> tuple[float, float]:
-        """Return the limits of a request body by its content type: bytes, and seconds to arrive."""
-        if content_type.lower().startswith(NDJSON):
+    def get_body_limits(self, path: str, content_type: bytes) -> tuple[float, float]:
+        """Return the limits of a request body: bytes, and seconds to arrive."""
+        if path.startswith("/producers/") and content_type.lower().startswith(NDJSON):
             return math.inf, math.inf  # a stream of lines; its reader limits both
         if self.context.section.guarded:
             # Only an authenticated client learns that a body is too large: the endpoint's own

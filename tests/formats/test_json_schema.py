@@ -290,8 +290,15 @@ def test_a_value_with_too_many_parts_for_its_branches_is_refused():
         ({"items": {"oneOf": [{"const": {"a": [n] * 10}} for n in range(500)]}}, {"a": [1] * 10}),
         ({"items": {"patternProperties": {f"a{n}": {} for n in range(2000)}}}, {"b" * 99: 1}),
         ({"items": {"allOf": [{"pattern": f"[ab]*c|{n}"} for n in range(2000)]}}, "a" * 300),
+        (
+            {
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "items": {"dependentRequired": {f"p{n}": ["z"] for n in range(37_000)}},
+            },
+            {},
+        ),
     ],
-    ids=["objects", "floats", "integers", "const", "names", "patterns"],
+    ids=["objects", "floats", "integers", "const", "names", "patterns", "dependentRequired"],
 )
 def test_what_is_compared_or_matched_with_all_of_a_value_is_bounded(schema: Any, value: Any):
     """A schema and a value of 1 MB in all took minutes: an `enum` counted as a tenth of itself."""

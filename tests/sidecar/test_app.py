@@ -74,3 +74,11 @@ async def test_an_idempotency_key_is_given_once(http):
     answer = await http.post("/producers/orders", json=body, headers=headers)
     assert answer.status_code == 400
     assert "header Idempotency-Key" in answer.text
+
+
+async def test_only_records_to_write_are_a_stream_without_limits(http):
+    """NDJSON had no limit of bytes or of time on any path, and was in no account of memory."""
+    headers = {"content-type": "application/x-ndjson"}
+    for path in ("/reactive/shop/pause", "/consumers/g/instances/i/records"):
+        answer = await http.post(path, content=b" " * 4_300_000, headers=headers)
+        assert answer.status_code == 413, path

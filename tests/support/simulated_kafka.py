@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import uuid
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -476,6 +477,9 @@ class SimulatedCluster:
         return frozenset(self._kafka.topics)
 
     list_topics = fetch_all
+
+    async def match_topics(self, pattern: re.Pattern[str]) -> frozenset[str]:
+        return frozenset(filter(pattern.fullmatch, await self.fetch_all()))
 
     async def describe_topic(self, name: str) -> TopicMetadata:
         await self.wait_reachable()

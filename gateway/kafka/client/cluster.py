@@ -7,6 +7,7 @@ the background, and `Cluster.is_reachable` and `Cluster.error` tell the current 
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -183,6 +184,10 @@ class Cluster:
     async def list_topics(self) -> frozenset[str]:
         """Return the names of all topics that may be described, at most a few seconds old."""
         return await self.metadata.topic_names.fetch_all()
+
+    async def match_topics(self, pattern: re.Pattern[str]) -> frozenset[str]:
+        """Return the names of `list_topics` that a pattern matches: the same until they change."""
+        return await self.metadata.topic_names.match(pattern)
 
     async def fetch_cleanup_policy(self, topic: str) -> str | None:
         """Return the `cleanup.policy`, such as `compact,delete`.

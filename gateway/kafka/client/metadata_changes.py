@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from gateway.core.error_code import ErrorCode
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
@@ -128,6 +130,9 @@ class TopicNames:
         self._names: frozenset[str] = frozenset()
         self._expires_at = float("-inf")
         self._fetch_task: asyncio.Task[frozenset[str]] | None = None
+        self._match_lock = asyncio.Lock()
+        # By pattern, the names that it was matched with, and those that it matches.
+        self._matches = WeakKeyDictionary[re.Pattern[str], tuple[frozenset[str], frozenset[str]]]()
 
     async def fetch_all(self) -> frozenset[str]:
         if asyncio.get_running_loop().time() < self._expires_at:
@@ -136,6 +141,26 @@ class TopicNames:
             self._fetch_task = start_shared_task(self._fetch())
         return await wait_for_shared(self._fetch_task)
 
+    async def match(self, pattern: re.Pattern[str]) -> frozenset[str]:
+        """Return the names that a pattern matches as a whole: the same object until they change.
+
+        There may be thousands of names and of patterns. So each name is matched once, one pattern
+        at a time, and other tasks run meanwhile.
+        """
+        names = await self.fetch_all()
+        async with self._match_lock:
+            known, matches = self._matches.get(pattern, (frozenset[str](), frozenset[str]()))
+            if names is not known:
+                found = set(matches & names)
+                for index, name in enumerate(names - known):
+                    if index % 100 == 99:
+                        await asyncio.sleep(0)
+                    if pattern.fullmatch(name):
+                        found.add(name)
+                matches = matches if found == matches else frozenset(found)
+                self._matches[pattern] = names, matches
+            return matches
+
     async def close(self) -> None:
         if self._fetch_task is not None:
             self._fetch_task.cancel()
@@ -143,6 +168,7 @@ class TopicNames:
 
     async def _fetch(self) -> frozenset[str]:
         _, response = await self._brokers.fetch_metadata(None)
-        self._names = frozenset(response.topics)
+        if self._names != response.topics.keys():
+            self._names = frozenset(response.topics)
         self._expires_at = asyncio.get_running_loop().time() + self._max_age_s
         return self._names

@@ -487,14 +487,15 @@ class Assignment:
         former: frozenset[str] | None = None
         while True:
             try:
-                names = await self._cluster.list_topics()
+                matches = await self._cluster.match_topics(pattern)
             except KafkaError as exc:
                 await asyncio.sleep(exc.retry_after or RETRY_DELAY_S)
                 continue
-            matches = frozenset(name for name in names if self._options.is_matched(pattern, name))
-            self._later_topics |= matches - (matches if former is None else former)
-            former = matches
-            member.subscribe(matches)
+            if matches is not former:
+                topics = frozenset(filter(self._options.is_visible, matches))
+                self._later_topics |= topics - (topics if former is None else former)
+                former = matches
+                member.subscribe(topics)
             await asyncio.sleep(PATTERN_INTERVAL_S)
 
     def _on_metadata_change(self, change: TopicChange) -> None:

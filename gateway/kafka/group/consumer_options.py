@@ -7,7 +7,6 @@ classic protocol. Kafka 3.7 to 3.9 offer version 0, and refuse it unless a previ
 from __future__ import annotations
 
 import random
-import re
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
@@ -82,9 +81,9 @@ class ConsumerOptions:
     prefetch: bool = False
     hidden_topics: frozenset[str] = frozenset()
 
-    def is_matched(self, pattern: re.Pattern[str], topic: str) -> bool:
-        is_hidden = topic.startswith("__") or topic in self.hidden_topics
-        return not is_hidden and pattern.fullmatch(topic) is not None
+    def is_visible(self, topic: str) -> bool:
+        """Return whether patterns may match a topic."""
+        return not topic.startswith("__") and topic not in self.hidden_topics
 
     @property
     def offset_spec(self) -> int | None:

@@ -257,7 +257,8 @@ class ConsumerComponent(Component):
     ) -> Response:
         topics: Sequence[str] = instance.topics
         if instance.pattern is not None:
-            topics = sorted(filter(instance.is_matched, await self._context.cluster.list_topics()))
+            matches = await self._context.cluster.match_topics(instance.pattern)
+            topics = sorted(filter(instance.is_visible, matches))
         return dialect.build_response(request, dialect.format_topics(instance, topics))
 
     async def _unsubscribe(

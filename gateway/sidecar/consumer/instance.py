@@ -206,9 +206,9 @@ class ConsumerInstance:
     def assignment(self) -> frozenset[TopicPartition]:
         return frozenset() if self._consumer is None else self._consumer.assignment
 
-    def is_matched(self, topic: str) -> bool:
-        pattern = self.pattern
-        return pattern is not None and self._consumer_options.is_matched(pattern, topic)
+    def is_visible(self, topic: str) -> bool:
+        """Return whether the instance's pattern may match a topic."""
+        return self._consumer_options.is_visible(topic)
 
     @property
     def is_subscribed(self) -> bool:

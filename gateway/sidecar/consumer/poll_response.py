@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -58,8 +57,6 @@ class PollResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("extensions", {})[DISCONNECT_AT_EOF] = True
-        # What is received after the body is read can only be the disconnect.
-        await Request(scope, receive).body()
         gone = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             async with self._instance.lock_for_poll(self._timeout_s) as remaining_s:
@@ -110,7 +107,7 @@ async def _send_response(response: Response, gone: asyncio.Future[Any], send: Se
 
 
 async def wait_for_disconnect(receive: Receive) -> object:
-    """Return when the client has closed its connection; its request must have been read before."""
+    """Drop the body of a request that was not read, and return when its client has disconnected."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

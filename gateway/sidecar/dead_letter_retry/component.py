@@ -103,6 +103,7 @@ class DeadLetterComponent(Component):
 
     async def _retry(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
+        await self._context.authorize(request, WRITE_SCOPE)
         parameters = self._context.spec["retryDeadLetters"].parse_parameters(request)
         group = get_group(self._context.section, parameters.get("group"))
         queue = await self._open_queue(request, group.group, self._resolve_topic(parameters, group))
@@ -201,6 +202,7 @@ class DeadLetterComponent(Component):
 
     async def _commit(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
+        await self._context.authorize(request, WRITE_SCOPE)
         wanted = await self._context.spec["commitDeadLetters"].read_body(request, MAX_BODY_BYTES)
         queue = await self._open_queue(request, wanted["group"], wanted["topic"])
         topic = await self._context.get_topic(queue.topic)

@@ -139,6 +139,7 @@ class ReplayComponent(Component):
 
     async def _create_replay(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
+        identity = await self._context.authorize(request, WRITE_SCOPE)
         fields = await self._context.spec["startReplay"].read_body(request, MAX_BODY_BYTES)
         # 1.0 is an integer to JSON Schema, and a float to Python.
         body: dict[str, Any] = {
@@ -148,9 +149,8 @@ class ReplayComponent(Component):
         group = self._parse_group(body)
         await self._context.authorize(request, READ_SCOPE, [body["topic"]], group or None)
         target = self._parse_target(body)
-        identity = ""
         if target:
-            identity = await self._context.authorize(request, WRITE_SCOPE, [target])
+            await self._context.authorize(request, WRITE_SCOPE, [target])
             if target.startswith("__") or target in self._context.section.internal_topics:
                 problem = f"{target} is not for copies; name a topic of your own"
                 raise create_invalid_request("destinationTopic", problem)

@@ -96,7 +96,7 @@ class CoHostedApp(Protocol):
     def owns_path(self, path: str) -> bool:
         """Return whether a decoded path belongs to this application."""
 
-    def get_body_limits(self, content_type: bytes) -> tuple[float, float]:
+    def get_body_limits(self, path: str, content_type: bytes) -> tuple[float, float]:
         """Return the most bytes of a request body, and the seconds for them to arrive.
 
         Infinity means that the application enforces the limit itself.

@@ -616,7 +616,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if not co_hosted_app.owns_path(path):
             return None
         content_type = next((value for name, value in self.headers if name == b"content-type"), b"")
-        return co_hosted_app.get_body_limits(content_type)
+        return co_hosted_app.get_body_limits(path, content_type)
 
     @property
     def _max_body_bytes(self) -> float:

@@ -33,6 +33,17 @@ class FakeBrokers:
         return 1, MetadataResponse(0, None, (), found)
 
 
+class FakePattern:
+    """Matches names that begin with its letter, and writes down which it was asked for."""
+
+    def __init__(self, letter: str, log: list[tuple[str, str]]) -> None:
+        self._letter, self._log = letter, log
+
+    def fullmatch(self, name: str) -> bool:
+        self._log.append((self._letter, name))
+        return name.startswith(self._letter)
+
+
 def build_topic_names(**options: Any) -> tuple[TopicNames, Any]:
     brokers: Any = FakeBrokers()
     return TopicNames(brokers, **options), brokers
@@ -95,3 +106,35 @@ async def test_nothing_of_it_outlives_its_end():
     await made.close()
     with pytest.raises(BrokerUnavailable):
         await asking
+
+
+async def test_a_pattern_is_matched_with_new_names_only():
+    """Each consumer matched all names every 5 s, which took all of the event loop's time."""
+    made, brokers = build_topic_names(max_age_s=0.0)
+    brokers.may_answer.set()
+    log: list[tuple[str, str]] = []
+    pattern: Any = FakePattern("a", log)
+    matches = await made.match(pattern)
+    assert matches == {"a"}
+    brokers.topics = ["a", "b"]
+    assert await made.match(pattern) is matches
+    brokers.topics = ["ab", "b"]
+    assert await made.match(pattern) == {"ab"}
+    assert log == [("a", "a"), ("a", "b"), ("a", "ab")]
+
+
+async def test_other_tasks_run_while_patterns_are_matched():
+    """Thousands of names were matched in one piece."""
+    made, brokers = build_topic_names()
+    brokers.may_answer.set()
+    brokers.topics = [f"a{n}" for n in range(1000)]
+    await made.fetch_all()
+    log: list[tuple[str, str]] = []
+    patterns: list[Any] = [FakePattern(letter, log) for letter in "ab"]
+    matching = asyncio.gather(*map(made.match, patterns))
+    most = done = 0
+    while not matching.done():
+        await asyncio.sleep(0)
+        most, done = max(most, len(log) - done), len(log)
+    assert [len(matches) for matches in await matching] == [1000, 0]
+    assert most <= 100

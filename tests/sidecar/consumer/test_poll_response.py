@@ -120,3 +120,16 @@ async def test_the_turn_is_over_whatever_became_of_it():
     assert connection.sent[0]["status"] == 503 and instance.calls == []
     async with asyncio.timeout(5), instance.lock_for_change():
         assert not instance.is_polling
+
+
+async def test_a_body_without_an_end_is_dropped_and_holds_up_no_answer():
+    """It was collected before the poll, of any size if it was called NDJSON."""
+    connection = FakeConnection()
+
+    async def receive() -> Message:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": bytes(1000), "more_body": True}
+
+    connection.receive = receive  # type: ignore[method-assign]
+    async with asyncio.timeout(30):
+        assert (await deliver_records(connection)).calls == ["returned", "True"]

@@ -545,7 +545,7 @@ class OwningApp:
     def owns_path(self, path: str) -> bool:
         return True
 
-    def get_body_limits(self, content_type: bytes) -> tuple[float, float]:
+    def get_body_limits(self, path: str, content_type: bytes) -> tuple[float, float]:
         return 1000, 10.0
 
 
