@@ -24,6 +24,7 @@ from .status import StatusError, build_error_response
 # The scopes of the contract.
 WRITE_SCOPE = "kafka:w"
 READ_SCOPE = "kafka:r"
+ADMIN_SCOPE = "admin"
 AUTHENTICATED = ""  # no scope: any client that the guards know
 
 
