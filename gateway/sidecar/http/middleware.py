@@ -50,6 +50,18 @@ async def allow_anyone(
     return ""
 
 
+def has_place(identity: str, holders: Sequence[str], limit: int) -> bool:
+    """Return whether a client may take one more of `limit` places.
+
+    An identity has at most as many as are left, so half of them are left to others. Clients without
+    an identity are not distinguished, and share all places.
+
+    Args:
+        holders: The identity that has each place that is taken.
+    """
+    return (holders.count(identity) if identity else 0) < limit - len(holders)
+
+
 _MARK = "\ue02f"  # for private use in Unicode; followed by a digit that says what it stands for
 _SLASH, _ITSELF = f"{_MARK}0", f"{_MARK}1"
 _ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)

@@ -30,7 +30,7 @@ from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.backends import get_group
 from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
+from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, has_place
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import create_http_client
@@ -58,7 +58,8 @@ class ReplayComponent(Component):
         self._store = ReplayStore(context, settings.topic)
         # Distinguishes processes, also those that a restart in the same container replaced.
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._jobs: dict[str, ReplayJob] = {}
+        # With the client that started the replay, by the replay's id.
+        self._jobs: dict[str, tuple[str, ReplayJob]] = {}
         self._job_tasks = BackgroundTasks(log)
         self._client = create_http_client()
         self.routes = [
@@ -84,7 +85,7 @@ class ReplayComponent(Component):
 
     async def _stop(self) -> None:
         """Stop all jobs; other sidecars continue those that had time to release their replay."""
-        for job in self._jobs.values():
+        for _, job in self._jobs.values():
             job.stop()
         await self._job_tasks.close(STOP_TIMEOUT_S)
 
@@ -108,8 +109,11 @@ class ReplayComponent(Component):
             return
         for id in self._store.replays.list_abandoned(asyncio.get_running_loop().time()):
             replay = self._store.replays.get(id)
-            if replay is not None and id not in self._jobs and len(self._jobs) < MAX_JOBS:
+            if replay is not None and id not in self._jobs and self._has_place(replay):
                 self._start_job(replay)
+
+    def _has_place(self, replay: Replay) -> bool:
+        return has_place(replay.by, [client for client, _ in self._jobs.values()], MAX_JOBS)
 
     def _start_job(self, replay: Replay, transactions: TransactionalProducer | None = None) -> None:
         """Start the job of a replay, unless its back end is not configured here."""
@@ -123,7 +127,7 @@ class ReplayComponent(Component):
         job = ReplayJob(
             self._context, self._store, replay.id, self._owner, delivery, transactions=transactions
         )
-        self._jobs[replay.id] = job
+        self._jobs[replay.id] = replay.by, job
         task = self._job_tasks.start(self._run_job(job, delivery), f"replay {replay.id}")
         task.add_done_callback(lambda _: self._jobs.pop(replay.id, None))
 
@@ -139,6 +143,7 @@ class ReplayComponent(Component):
 
     async def _create_replay(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
+        identity = await self._context.authorize(request, WRITE_SCOPE)
         fields = await self._context.spec["startReplay"].read_body(request, MAX_BODY_BYTES)
         # 1.0 is an integer to JSON Schema, and a float to Python.
         body: dict[str, Any] = {
@@ -148,9 +153,8 @@ class ReplayComponent(Component):
         group = self._parse_group(body)
         await self._context.authorize(request, READ_SCOPE, [body["topic"]], group or None)
         target = self._parse_target(body)
-        identity = ""
         if target:
-            identity = await self._context.authorize(request, WRITE_SCOPE, [target])
+            await self._context.authorize(request, WRITE_SCOPE, [target])
             if target.startswith("__") or target in self._context.section.internal_topics:
                 problem = f"{target} is not for copies; name a topic of your own"
                 raise create_invalid_request("destinationTopic", problem)
@@ -159,7 +163,7 @@ class ReplayComponent(Component):
         await self._wait_until_loaded()
         transactions = self._store.create_transactions(replay.id)
         await transactions.start()
-        if len(self._jobs) < MAX_JOBS:  # otherwise a sidecar with capacity takes it
+        if self._has_place(replay):  # otherwise a sidecar with capacity takes it
             replay = replay.with_owner(self._owner, replay.created)
         await self._write_new_replay(replay, transactions)
         if replay.owner:
