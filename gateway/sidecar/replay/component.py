@@ -34,6 +34,7 @@ from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, has_place
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import create_http_client
+from gateway.sidecar.turns import Turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -44,6 +45,7 @@ from .store import ReplayStore, render_replay
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 << 10
+MAX_RUNNING = 400  # replays, of all sidecars
 MAX_JOBS = 16  # replays that one sidecar works on at a time
 STOP_TIMEOUT_S = 3.0  # for the steps in progress when the sidecar ends
 LOAD_TIMEOUT_S = 5.0  # for a request to wait until a sidecar that has just started is ready
@@ -161,6 +163,11 @@ class ReplayComponent(Component):
             await self._context.get_topic(target)
         replay = await self._build_replay(body, target, group, identity)
         await self._wait_until_loaded()
+        running = [each.by for each in self._store.replays if each.is_running]
+        if not has_place(identity, running, MAX_RUNNING):
+            problem = f"{len(running)} replays run, or too many of them are yours"
+            advice = "wait until some are done, or cancel some"
+            raise StatusError(429, f"{problem}; {advice}", code="TOO_MANY_REPLAYS", retry_after=5.0)
         transactions = self._store.create_transactions(replay.id)
         await transactions.start()
         if self._has_place(replay):  # otherwise a sidecar with capacity takes it
@@ -254,7 +261,12 @@ class ReplayComponent(Component):
     async def _list(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
         await self._wait_until_loaded()
-        return build_json_response([self._render(replay) for replay in self._store.replays])
+        rendered, turns = [], Turns()
+        for replay in self._store.replays:
+            if turns.is_over():
+                await turns.pass_on()
+            rendered.append(self._render(replay))
+        return build_json_response(rendered)
 
     async def _get_replay(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
