@@ -291,16 +291,7 @@ class FormatError(GatewayError):
 
 
 class SchemaNotFound(FormatError):
-    """The schema registry has no schema of an id.
-
-    Attributes:
-        missing_s: For how many seconds that is known. A registry that follows another one learns of
-            new schemas a moment later.
-    """
-
-    def __init__(self, message: str, *, missing_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.missing_s = missing_s
+    """The schema registry has no schema of an id."""
 
 
 class RegistryUnavailable(GatewayError):

@@ -138,7 +138,9 @@ SIDECAR_CODES = {
     "REPLAY_IN_DOUBT": "Kafka does not say whether the replay was created; look for it.",
     "REPLAY_NOT_FOUND": "No replay has this id.",
     "RETRIED_ELSEWHERE": "Another sidecar sends the same records again. Come back later.",
-    "TOO_MANY_INSTANCES": "`sidecar.consumer.instances` are in use. Delete one, or wait.",
+    "TOO_MANY_INSTANCES": "`sidecar.consumer.instances` are in use, or too many are yours. Delete "
+    "one, or wait.",
+    "TOO_MANY_REPLAYS": "Too many replays run, in all or of yours. Cancel one, or wait.",
     "UNKNOWN_ASSAULT": "There is no assault of this name.",
     "UNKNOWN_GROUP": "The group does not exist, or is not configured.",
     "UNKNOWN_PARTITION": "The topic has no such partition.",

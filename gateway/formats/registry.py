@@ -182,14 +182,8 @@ class CachedRegistryClient:
                 is_expected=_is_schema,
             )
         except RegistryNotFound as exc:
-            former, missing_s = self._errors.get(id), 0.0
-            if former is not None and isinstance(former.error, SchemaNotFound):
-                asked_at = former.expires_at - MISSING_TTL_S
-                missing_s = former.error.missing_s + self._now() - asked_at
             problem = f"the registry has no schema with the id {id} ({exc})"
-            raise SchemaNotFound(
-                f"{problem}; write with one of its schemas", missing_s=missing_s
-            ) from None
+            raise SchemaNotFound(f"{problem}; write with one of its schemas") from None
         except RegistryRejected as exc:
             raise FormatError(f"the registry gives no schema with the id {id}: {exc}") from None
         return await self._build_schema(id, response)

@@ -26,6 +26,7 @@ from starlette.routing import Route
 from gateway.config.source.substitution import suggest
 from gateway.config.source.yaml_document import dumps
 from gateway.config.types.address import is_loopback
+from gateway.sidecar.http.middleware import ADMIN_SCOPE
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.samples import MetricSamples
@@ -39,7 +40,6 @@ from .groups import GroupEndpoints
 
 log = logging.getLogger(__name__)
 
-ADMIN_SCOPE = "admin"
 MAX_BODY_BYTES = 64 << 10
 SHUTDOWN_DELAY_S = 0.2  # so that the answer is sent before the process ends
 ROOT_LOGGER = "ROOT"  # light-4j's name of the root logger

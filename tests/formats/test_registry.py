@@ -352,7 +352,6 @@ async def test_an_error_that_is_cached_keeps_nothing_of_those_who_caught_it(fake
             asked.get_cached(7)
         errors.append(told.value)
     assert errors[0] is not errors[1]
-    assert [error.missing_s for error in errors] == [0.0, 0.0]
     await asked.close()
 
 
@@ -371,17 +370,6 @@ async def test_that_a_schema_was_deleted_is_no_outage(code: int):
         with pytest.raises(FormatError, match="soft deleted"):
             await asked.get_by_version("orders-value", 1)
         await asked.close()
-
-
-async def test_how_long_a_schema_is_missing_is_known(fake: Fake, url: str):
-    now = 100.0
-    asked = registry(url, now=lambda: now)
-    for expected in (0.0, 6.0, 12.0):
-        now = 100.0 + expected
-        with pytest.raises(SchemaNotFound) as told:
-            await asked.get_by_id(7)
-        assert told.value.missing_s == expected
-    await asked.close()
 
 
 async def test_tls_trusts_its_authority_and_shows_its_certificate(fake: Fake, tmp_path: Path):

@@ -125,6 +125,25 @@ async def test_of_what_is_not_there_either(http: httpx.AsyncClient, method: str,
     assert (await http.request(method, path, headers=ada)).status_code in (404, 405)
 
 
+@pytest.mark.parametrize(
+    ("group", "token", "status"),
+    [
+        ("g", "without admin", 403),
+        ("g.dlq", "without admin", 403),
+        ("h", "without admin", 200),
+        ("g", "of-ada", 200),
+    ],
+)
+async def test_who_joins_a_group_of_the_configuration_needs_to_be_its_operator(
+    http: httpx.AsyncClient, group: str, token: str, status: int
+):
+    """A client that may not pause a group became a member of it: its polls took records, and their
+    offsets were committed, that the back end never got."""
+    headers = {"authorization": f"Bearer {token}"}
+    answer = await http.post(f"/consumers/{group}", json={}, headers=headers)
+    assert answer.status_code == status, answer.text
+
+
 async def test_the_dialect_is_answered_in_its_words(http: httpx.AsyncClient):
     answer = await http.post("/consumers/g", content=b"{}", headers=V2)
     assert (answer.status_code, answer.json()["error_code"]) == (401, 40101)

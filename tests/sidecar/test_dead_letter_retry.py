@@ -13,9 +13,11 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Producer
+from support.app_server import running_app
 from support.backend import FakeBackend, running_backend
 from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed, write_dead_letters
+from support.registry import FakeRegistry
 from support.sidecars import running_sidecar, wait_until_ready
 
 from gateway.core.delivery.verdict import (
@@ -51,6 +53,14 @@ class DeadLetterSetting:
 
     def write_sealed(self, numbers: Sequence[int], group: str | None = None) -> None:
         write_dead_letters(self.kafka, self.topic, numbers, group or self.group)
+
+    def write_foreign(self, value: bytes, key: bytes | None = None) -> None:
+        """A letter of the offset 9, from no group that is known."""
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers})
+        headers = [("X-Origin-Topic", self.topic), ("X-Origin-Partition", b"1")]
+        headers += [("X-Origin-Offset", b"9"), ("X-Origin-Timestamp", b"1")]
+        producer.produce(f"{self.topic}.dlq", value, key, partition=1, headers=headers)
+        assert producer.flush(60) == 0
 
     def list_delivered(self) -> list[int]:
         return [record["value"]["n"] for call in self.backend.calls for record in call["records"]]
@@ -179,6 +189,24 @@ async def test_two_sidecars_that_are_asked_at_once_leave_dead_letters_to_each_ot
     assert len(setting.list_delivered()) <= 3 * 40
 
 
+async def test_one_whose_schema_is_missing_is_not_waited_for(kafka):
+    """Each request began to wait anew, so it was a 503, and it kept all others of its batch."""
+    topic = kafka.create_unique_topic(partitions=2)
+    kafka.create_topic(f"{topic}.dlq", 2)
+    async with running_app(FakeRegistry().app) as url, running_backend() as backend:
+        setting = DeadLetterSetting(kafka, backend, topic, httpx.AsyncClient())
+        sections = setting.build_sections()
+        sections["reactive"]["groups"]["keyFormat"] = "avro"
+        catalogs = {"registry": {"type": "schema-registry", "url": url}}
+        async with running_sidecar(kafka.bootstrap, catalogs=catalogs, **sections) as http:
+            setting.http = http
+            await wait_until_ready(http)
+            setting.write_foreign(b"{}", key=b"\0\0\0\0\x63\x02")
+            (found,) = (await setting.request_redelivery())["records"]
+    assert (found["outcome"], found["retries"]) == ("returned", 1)
+    assert "no schema with the id 99" in found["stacktrace"]
+
+
 async def test_one_that_is_too_large_to_come_again_holds_up_no_other(kafka):
     """Its stack trace was longer than before, so that no retry of any dead letter succeeded."""
     topic = kafka.create_unique_topic(partitions=2)
@@ -188,11 +216,7 @@ async def test_one_that_is_too_large_to_come_again_holds_up_no_other(kafka):
         async with running_sidecar(kafka.bootstrap, **setting.build_sections()) as http:
             setting.http = http
             await wait_until_ready(http)
-            producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-            headers = [("X-Origin-Topic", topic), ("X-Origin-Partition", b"1")]
-            headers += [("X-Origin-Offset", b"9"), ("X-Origin-Timestamp", b"1")]
-            producer.produce(f"{topic}.dlq", os.urandom(4800), partition=1, headers=headers)
-            assert producer.flush(60) == 0
+            setting.write_foreign(os.urandom(4800))
             setting.write_sealed([1, 3])
             backend.set_orders(fail=1)
             found = await setting.request_redelivery()

@@ -380,6 +380,31 @@ async def test_a_back_end_gets_them_in_batches_and_what_fails_is_a_dead_letter(k
     assert [json.loads(letter.value())["n"] for letter in letters] == [50, 60, 70, 80, 90]
 
 
+async def test_replays_of_one_client_leave_places_to_those_of_others(kafka, section):
+    """16 of one client to a back end that was away were all that a sidecar works on at a time."""
+    source = kafka.create_unique_topic()
+    fill_topic(kafka, source, 1)
+    users = {name: {"token": name, "roles": ["kafka:r", "kafka:w"]} for name in ("alice", "bob")}
+    bearer = {"headers": {"authorization": "Bearer {credentials}"}}
+    guards = {"users": {"type": "inline", "credentials": bearer, "users": users}}
+    async with running_backend() as backend:
+        backend.set_orders(say=503)
+        group = {"group": f"{source}.group", "topics": [source]}
+        reactive = {"groups": {**group, "backend": {"host": backend.base_url}}}
+        options = {"replay": section, "reactive": reactive, "guarded": {"users": []}}
+        async with running_sidecar(kafka.bootstrap, guards=guards, **options) as http:
+
+            async def request_owner(client: str) -> str | None:
+                http.headers["authorization"] = f"Bearer {client}"
+                body = {"topic": source, "destination": "backend"}
+                owner: str | None = (await start_replay(http, body))["owner"]
+                return owner
+
+            owners = [await request_owner("alice") for _ in range(9)]
+            assert [bool(owner) for owner in owners] == [True] * 8 + [False]
+            assert await request_owner("bob")
+
+
 async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):
     """What it gets twice is what was not noted yet, in order."""
     source, count = kafka.create_unique_topic(), 600

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from gateway.config.sections.sidecar import Group, Sidecar
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable
 from gateway.formats.codec import Codecs
+from gateway.kafka.produce.pending_records import OffsetResults, ProducerRecord
 from gateway.sidecar.context import NullAuditor
 from gateway.sidecar.reactive.group import ReactiveGroup
 from gateway.sidecar.reactive.message import ORIGIN_OFFSET_HEADER, ORIGIN_PARTITION_HEADER
@@ -160,7 +161,7 @@ class GroupSimulation:
             transport=httpx.MockTransport(self.handle_backend_request), timeout=None
         )
         producer = SimpleNamespace(
-            send=lambda *letter, **more: self._put_dead_letter(cluster, *letter)
+            send_many=lambda letters, **_: self._put_dead_letters(cluster, letters)
         )
         context: Any = SimpleNamespace(
             settings=SimpleNamespace(listen=SimpleNamespace(drain_timeout=20.0)),
@@ -381,19 +382,21 @@ class GroupSimulation:
             if len(ahead) > 2 * BATCH_RECORDS:
                 self.oracle.violations.append(f"ahead of the commits: {key} {start} {ahead}")
 
-    async def _put_dead_letter(
-        self, cluster: SimulatedCluster, tp: TopicPartition, key: Any, value: Any, headers: Any
-    ) -> None:
+    async def _put_dead_letters(
+        self, cluster: SimulatedCluster, letters: Sequence[ProducerRecord]
+    ) -> OffsetResults:
         """The producer of dead letters."""
         await asyncio.sleep(0.01)
         if cluster.failure_mode:
             await asyncio.sleep(5)
-            raise BrokerUnavailable("Kafka is away", retry_after=1.0)
-        said = dict(headers)
-        self.oracle.dead_lettered.add(
-            (
-                UUID(json.loads(value)["id"]),
-                int(said[ORIGIN_PARTITION_HEADER]),
-                int(said[ORIGIN_OFFSET_HEADER]),
+            return [BrokerUnavailable("Kafka is away", retry_after=1.0)] * len(letters)
+        for _, _, value, headers, _ in letters:
+            said: dict[str, Any] = dict(headers)
+            self.oracle.dead_lettered.add(
+                (
+                    UUID(json.loads(value or b"")["id"]),
+                    int(said[ORIGIN_PARTITION_HEADER]),
+                    int(said[ORIGIN_OFFSET_HEADER]),
+                )
             )
-        )
+        return [0] * len(letters)

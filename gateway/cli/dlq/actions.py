@@ -101,7 +101,9 @@ async def _retry_to_backend(
     end_offsets = {tp: waiting.stop for tp, waiting in (await queue.fetch_ranges()).items()}
     async with create_http_client() as client:
         backend = BackendClient(client, settings.backend, accept_empty=settings.accept_empty)
-        encoder = BatchEncoder(context.codecs, context.section, settings)
+        encoder = BatchEncoder(
+            context.codecs, context.section, settings, missing_schema_timeout_s=0.0
+        )
         retry = DeadLetterRetry(queue, backend, encoder, context.auditor)
         with show_progress(limit or await _count_waiting(queue)) as advance:
             while limit is None or counts.total() < limit:

@@ -563,6 +563,13 @@ class Sidecar(Section):
         return frozenset(owner.topic for owner in owners)
 
     @property
+    def reactive_groups(self) -> frozenset[str]:
+        """The groups of `reactive`, and those that commit how far their dead letters are."""
+        groups = () if self.reactive is None else self.reactive.groups
+        names = frozenset(group.group for group in groups)
+        return names | {group.group + group.dead_letter_topic_ext for group in groups}
+
+    @property
     def dead_letter_suffixes(self) -> frozenset[str]:
         groups = () if self.reactive is None else self.reactive.groups
         general = (self.dead_letter or DeadLetter()).topic_ext

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from gateway.core.log.record import TopicPartition
 
+MAX_REPLAYS = 1000  # that a process knows, unless more than these run
 RATE_WINDOW_S = 10.0  # seconds over which the rate of a running replay is measured
 
 
@@ -187,18 +188,20 @@ class Replays:
 
     Each process has one and applies the records of the replays' topic to it. After
     `silence_timeout_s` seconds without news a running replay is taken over. Each process waits up
-    to half as long again, so that not all of them take over at once.
+    to half as long again, so that not all of them take over at once. Of more than `max_replays`,
+    those that ended first are forgotten.
     """
 
     silence_timeout_s: float = 5.0
     random: Callable[[], float] = random.random
-    _tracked: dict[str, _TrackedReplay] = field(default_factory=dict)
+    max_replays: int = MAX_REPLAYS
+    _tracked: dict[str, _TrackedReplay] = field(default_factory=dict)  # the last to change is last
 
     def apply_record(self, id: str, replay: Replay | None, now: float) -> None:
         if replay is None:
             self._tracked.pop(id, None)
             return
-        tracked = self._tracked.get(id)
+        tracked = self._tracked.pop(id, None)
         steps: deque[tuple[float, int]] = tracked.progress if tracked is not None else deque()
         steps.append((now, replay.records))
         # Two steps are kept however old they are: a slow replay has a rate, too.
@@ -207,6 +210,9 @@ class Replays:
         # Drawn again for each change, so that no process is always the first to take over.
         timeout_s = self.silence_timeout_s * (1 + self.random() / 2)
         self._tracked[id] = _TrackedReplay(replay, now, timeout_s, steps)
+        if len(self._tracked) > self.max_replays:
+            ended = (id for id, each in self._tracked.items() if not each.replay.is_running)
+            self._tracked.pop(next(ended, ""), None)
 
     def get(self, id: str) -> Replay | None:
         tracked = self._tracked.get(id)
@@ -227,7 +233,9 @@ class Replays:
 
     def get_rate(self, id: str, now: float) -> float:
         """Return the records per second: recently while it runs, over its whole time afterwards."""
-        tracked = self._tracked[id]
+        tracked = self._tracked.get(id)
+        if tracked is None:
+            return 0.0
         replay = tracked.replay
         if not replay.is_running:
             seconds = (replay.updated - replay.created) / 1000

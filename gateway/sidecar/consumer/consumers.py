@@ -24,7 +24,7 @@ from gateway.sidecar.component import Component
 from gateway.sidecar.context import AuditEvent, Context, NullAuditor
 from gateway.sidecar.http.body import read_body
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
-from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
+from gateway.sidecar.http.middleware import ADMIN_SCOPE, READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.topics import check_offsets, check_partitions, describe_topics
@@ -206,7 +206,9 @@ class ConsumerComponent(Component):
 
     async def _create(self, request: Request, dialect: Dialect) -> Response:
         group = request.path_params["group"]
-        identity = await self._context.authorize(request, WRITE_SCOPE, (), group)
+        # A member takes partitions from the others, and its commits pass over their records.
+        scope = ADMIN_SCOPE if group in self._context.section.reactive_groups else WRITE_SCOPE
+        identity = await self._context.authorize(request, scope, (), group)
         try:
             self._context.spec["createConsumerInstanceInGroup"].parse_parameters(request)
             body = await self._read_body(request, dialect, "createConsumerInstanceInGroup")

@@ -20,6 +20,7 @@ from gateway.config.sections.sidecar import Consumer
 from gateway.config.types.units import format_duration
 from gateway.kafka.client.cluster import Cluster
 from gateway.sidecar.context import Auditor
+from gateway.sidecar.http.middleware import has_place
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.memory import trim_memory
 
@@ -108,16 +109,15 @@ class ConsumerInstances:
         """Create an instance, with a chosen name if the options have none.
 
         Only a client with the same identity finds it. Raises StatusError 409 for a name that
-        exists, and 429 for too many instances.
+        exists, and 429 for too many instances, in all or of this client.
         """
         key = InstanceKey(group, options.name or f"{self.process_id}-{uuid.uuid4()}")
         if key in self._instances:
             problem = f"group {group} has an instance {key.name} already; delete it, or use that"
             raise StatusError(409, problem, code="INSTANCE_EXISTS")
-        if len(self._instances) >= self._settings.instances:
-            problem = (
-                f"there are {len(self._instances)} instances; delete some, or raise `instances`"
-            )
+        if not has_place(identity, [each.identity for each in self], self._settings.instances):
+            reason = f"there are {len(self._instances)} instances, or too many of them are yours"
+            problem = f"{reason}; delete some, or raise `instances`"
             raise StatusError(429, problem, code="TOO_MANY_INSTANCES", retry_after=5.0)
         instance = ConsumerInstance(
             self._cluster, self._settings, group, key.name, options,

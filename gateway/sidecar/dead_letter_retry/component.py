@@ -131,7 +131,7 @@ class DeadLetterComponent(Component):
         retry = DeadLetterRetry(
             queue,
             BackendClient(self._client, group.backend, accept_empty=group.accept_empty),
-            BatchEncoder(self._context.codecs, settings, group),
+            BatchEncoder(self._context.codecs, settings, group, missing_schema_timeout_s=0.0),
             self._context.auditor,
         )
         transactions = create_transactions(self._context, queue)

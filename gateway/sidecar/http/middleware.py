@@ -24,6 +24,7 @@ from .status import StatusError, build_error_response
 # The scopes of the contract.
 WRITE_SCOPE = "kafka:w"
 READ_SCOPE = "kafka:r"
+ADMIN_SCOPE = "admin"
 AUTHENTICATED = ""  # no scope: any client that the guards know
 
 
@@ -47,6 +48,18 @@ async def allow_anyone(
     request: Request, scope: str, topics: Sequence[str] = (), group: str | None = None
 ) -> str:
     return ""
+
+
+def has_place(identity: str, holders: Sequence[str], limit: int) -> bool:
+    """Return whether a client may take one more of `limit` places.
+
+    An identity has at most as many as are left, so half of them are left to others. Clients without
+    an identity are not distinguished, and share all places.
+
+    Args:
+        holders: The identity that has each place that is taken.
+    """
+    return (holders.count(identity) if identity else 0) < limit - len(holders)
 
 
 _MARK = "\ue02f"  # for private use in Unicode; followed by a digit that says what it stands for

@@ -62,9 +62,12 @@ class EncodedBatch(NamedTuple):
 class BatchEncoder:
     """Encode batches of one group, in the formats of its topics.
 
+    A batch that cannot be encoded yet is passed again, before any other.
+
     Args:
         missing_schema_timeout_s: For how many seconds the registry is asked again for a schema that
-            it does not have: a record was written with it, so there is one, or was.
+            it does not have: a record was written with it, and a registry that follows another one
+            learns of new schemas a moment later.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class BatchEncoder:
     ) -> None:
         self._missing_schema_timeout_s = missing_schema_timeout_s
         self._now = now
-        self._waiting_topics: set[str] = set()  # for schemas
+        self._waiting_since: dict[str, float] = {}  # for schemas, by topic
         self._paused_until: dict[str, float] = {}  # by topic
         self._codecs = codecs
         self._section = section
@@ -90,7 +93,8 @@ class BatchEncoder:
         objects: list[bytes] = []
         sent: list[Record] = []
         unreadable: dict[int, str] = {}
-        has_loaded, awaited_error = False, None
+        missing: dict[str, str] = {}  # errors by topic
+        has_loaded = False
         turns = Turns()
         for index, record in enumerate(records):
             if turns.is_over():
@@ -108,13 +112,13 @@ class BatchEncoder:
                         await self._load_schemas(record)
                 sent.append(record)
             except SchemaNotFound as error:
-                if self._should_wait(record.tp.topic, error.missing_s):
-                    awaited_error = error
-                unreadable[index] = str(error)
+                missing[record.tp.topic] = unreadable[index] = str(error)
             except FormatError as error:
                 unreadable[index] = str(error)
-        if awaited_error is not None:
-            raise RegistryUnavailable(str(awaited_error), retry_after=MISSING_TTL_S)
+        awaited = [error for topic, error in missing.items() if self._should_wait(topic)]
+        if awaited:
+            raise RegistryUnavailable(awaited[0], retry_after=MISSING_TTL_S)
+        self._waiting_since.clear()
         return EncodedBatch(b"[" + b",".join(objects) + b"]", sent, unreadable)
 
     def get_formats(self, topic: str) -> tuple[SerializationFormat, SerializationFormat]:
@@ -151,16 +155,14 @@ class BatchEncoder:
             return PLAIN_CODECS[format].decode_fragment(data)
         return orjson.Fragment(self._codecs.decode_text_cached(format, data))
 
-    def _should_wait(self, topic: str, missing_s: float) -> bool:
+    def _should_wait(self, topic: str) -> bool:
         """Return whether the registry is asked again for a schema of a topic."""
-        if missing_s < self._missing_schema_timeout_s:
-            if self._now() < self._paused_until.get(topic, 0.0):
-                return False
-            self._waiting_topics.add(topic)
+        now = self._now()
+        if now < self._paused_until.get(topic, 0.0):
+            return False
+        if now - self._waiting_since.setdefault(topic, now) < self._missing_schema_timeout_s:
             return True
-        if topic in self._waiting_topics:  # in vain
-            self._waiting_topics.remove(topic)
-            self._paused_until[topic] = self._now() + MISSING_SCHEMA_PAUSE_S
+        self._paused_until[topic] = now + MISSING_SCHEMA_PAUSE_S  # it was in vain
         return False
 
     async def _load_all_schemas(self, records: Sequence[Record]) -> None:

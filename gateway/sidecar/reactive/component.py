@@ -21,7 +21,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned
 from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.middleware import READ_SCOPE
+from gateway.sidecar.http.middleware import ADMIN_SCOPE, READ_SCOPE
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -33,7 +33,6 @@ from .state import describe_group
 
 log = logging.getLogger(__name__)
 
-ADMIN_SCOPE = "admin"  # required to pause and to seek
 MAX_BODY_BYTES = 256 << 10
 LIST_OFFSETS_TIMEOUT_S = 5.0  # for Kafka to answer
 OFFSET_SPECS: Mapping[str, int] = {"beginning": -2, "end": -1}  # as timestamps of ListOffsets

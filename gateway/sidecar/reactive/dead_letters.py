@@ -10,7 +10,9 @@ from typing import NamedTuple
 from gateway.config.sections.sidecar import Group
 from gateway.core.delivery.delivery_queue import DeadLetterRecord
 from gateway.core.error_code import TOO_LARGE_ERRORS
-from gateway.errors import GatewayError, PartitionFailed
+from gateway.errors import GatewayError, PartitionFailed, WritesFull
+from gateway.kafka.produce.pending_records import ProducerRecord
+from gateway.kafka.produce.producer import Producer
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
 from gateway.sidecar.context import Context
@@ -54,24 +56,28 @@ class DeadLetterWriter:
         return cls(context, settings.group, ext, create=settings.dead_letter_make)
 
     async def write(self, dead: Sequence[DeadLetterRecord]) -> DeadLetterResult:
-        topics: dict[str, TopicMetadata | str] = {}
-        for topic in {dead_letter.record.tp.topic for dead_letter in dead}:
-            topics[topic] = await self._resolve_topic(topic)
-        # They start in order, and none is suspended before the producer has it, so they keep their
-        # order in Kafka, but for those that are sent again compressed.
-        reasons = await asyncio.gather(
-            *(
-                self._write_one(dead_letter, topics[dead_letter.record.tp.topic])
-                for dead_letter in dead
-            )
-        )
-        unwritten, refused = [], []
-        for dead_letter, reason in zip(dead, reasons, strict=True):
-            if reason is None:
+        origins = {dead_letter.record.tp.topic for dead_letter in dead}
+        topics = {origin: await self._resolve_topic(origin) for origin in origins}
+        writes = [self._build_write(each, topics[each.record.tp.topic]) for each in dead]
+        records = [write for write in writes if isinstance(write, ProducerRecord)]
+        # By one call, so they keep their order in Kafka, but for those that are sent again smaller.
+        first_results = await _send(self._context.producer, records)
+        results = iter(await asyncio.gather(*map(self._send_smaller, records, first_results)))
+        unwritten, refused, reason = [], [], ""
+        for dead_letter, write in zip(dead, writes, strict=True):
+            result = next(results) if isinstance(write, ProducerRecord) else write
+            record = dead_letter.record
+            if _is_too_large(result):
+                log.error(
+                    "%s offset %d of group %s is given up without a dead letter: it is too large "
+                    "for %s; raise max.message.bytes there, and replay it",
+                    record.tp, record.offset, self._group, record.tp.topic + self._ext,
+                )  # fmt: skip
                 refused.append(dead_letter)
-            elif reason:
+            elif isinstance(result, GatewayError):
                 unwritten.append(dead_letter)
-        return DeadLetterResult(unwritten, next(filter(None, reasons), ""), refused)
+                reason = reason or f"dead letters of {record.tp} cannot be written: {result}"
+        return DeadLetterResult(unwritten, reason, refused)
 
     def build_message(self, dead: DeadLetterRecord) -> DeadLetterMessage:
         record = dead.record
@@ -80,38 +86,37 @@ class DeadLetterWriter:
             tuple(record.headers), self._group, dead.reason, *get_ids(record),
         )  # fmt: skip
 
-    async def _resolve_topic(self, origin: str) -> TopicMetadata | str:
+    async def _resolve_topic(self, origin: str) -> TopicMetadata | GatewayError:
         try:
             return await self._get_or_create_topic(origin)
         except GatewayError as error:
-            return str(error)
+            return error
 
-    async def _write_one(self, dead: DeadLetterRecord, topic: TopicMetadata | str) -> str | None:
-        """Write a dead letter, and return why it is perhaps not written; None if it is refused."""
-        record = dead.record
-        if isinstance(topic, str):
-            return f"dead letters of {record.tp} cannot be written: {topic}"
+    def _build_write(
+        self, dead: DeadLetterRecord, topic: TopicMetadata | GatewayError
+    ) -> ProducerRecord | GatewayError:
+        if isinstance(topic, GatewayError):
+            return topic
         message = self.build_message(dead)
-        headers: Headers | None = message.to_headers()
         tp = choose_partition(topic, message.origin.partition, message.key)
+        return ProducerRecord(tp, message.key, message.value, message.to_headers())
+
+    async def _send_smaller(
+        self, write: ProducerRecord, result: int | GatewayError
+    ) -> int | GatewayError:
+        """Send a dead letter again that is too large: compressed, then with shorter headers.
+
+        It is compressed only if need be: the record may be from a compressed batch.
+        """
+        producers = [self._context.gzip_producer]
+        headers: Headers | None = write.headers
         while headers is not None:
-            # Compressed only if need be: the record may be from a compressed batch.
-            for producer in (self._context.producer, self._context.gzip_producer):
-                try:
-                    await producer.send(
-                        tp, message.key, message.value, headers, timeout_s=WRITE_TIMEOUT_S
-                    )
-                    return ""
-                except GatewayError as error:
-                    if not isinstance(error, PartitionFailed) or error.code not in TOO_LARGE_ERRORS:
-                        return f"dead letters of {record.tp} cannot be written: {error}"
-            headers = shorten_headers(headers)
-        log.error(
-            "%s offset %d of group %s is given up without a dead letter: it is too large for %s; "
-            "raise max.message.bytes there, and replay it",
-            record.tp, record.offset, self._group, topic.name,
-        )  # fmt: skip
-        return None
+            for producer in producers:
+                if _is_too_large(result):
+                    [result] = await _send(producer, [write._replace(headers=headers)])
+            producers = [self._context.producer, self._context.gzip_producer]
+            headers = shorten_headers(headers) if _is_too_large(result) else None
+        return result
 
     async def _get_or_create_topic(self, origin: str) -> TopicMetadata:
         name = origin + self._ext
@@ -126,3 +131,16 @@ class DeadLetterWriter:
             partitions=count or BROKER_DEFAULT,
             configs={"max.message.bytes": str(MAX_MESSAGE_BYTES)},
         )
+
+
+async def _send(
+    producer: Producer, writes: Sequence[ProducerRecord]
+) -> Sequence[int | GatewayError]:
+    try:
+        return await producer.send_many(writes, timeout_s=WRITE_TIMEOUT_S)
+    except WritesFull as error:
+        return [error] * len(writes)
+
+
+def _is_too_large(result: int | GatewayError) -> bool:
+    return isinstance(result, PartitionFailed) and result.code in TOO_LARGE_ERRORS

@@ -30,10 +30,11 @@ from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.backends import get_group
 from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
+from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, has_place
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import create_http_client
+from gateway.sidecar.turns import Turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -44,6 +45,7 @@ from .store import ReplayStore, render_replay
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 << 10
+MAX_RUNNING = 400  # replays, of all sidecars
 MAX_JOBS = 16  # replays that one sidecar works on at a time
 STOP_TIMEOUT_S = 3.0  # for the steps in progress when the sidecar ends
 LOAD_TIMEOUT_S = 5.0  # for a request to wait until a sidecar that has just started is ready
@@ -58,7 +60,8 @@ class ReplayComponent(Component):
         self._store = ReplayStore(context, settings.topic)
         # Distinguishes processes, also those that a restart in the same container replaced.
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._jobs: dict[str, ReplayJob] = {}
+        # With the client that started the replay, by the replay's id.
+        self._jobs: dict[str, tuple[str, ReplayJob]] = {}
         self._job_tasks = BackgroundTasks(log)
         self._client = create_http_client()
         self.routes = [
@@ -84,7 +87,7 @@ class ReplayComponent(Component):
 
     async def _stop(self) -> None:
         """Stop all jobs; other sidecars continue those that had time to release their replay."""
-        for job in self._jobs.values():
+        for _, job in self._jobs.values():
             job.stop()
         await self._job_tasks.close(STOP_TIMEOUT_S)
 
@@ -108,8 +111,11 @@ class ReplayComponent(Component):
             return
         for id in self._store.replays.list_abandoned(asyncio.get_running_loop().time()):
             replay = self._store.replays.get(id)
-            if replay is not None and id not in self._jobs and len(self._jobs) < MAX_JOBS:
+            if replay is not None and id not in self._jobs and self._has_place(replay):
                 self._start_job(replay)
+
+    def _has_place(self, replay: Replay) -> bool:
+        return has_place(replay.by, [client for client, _ in self._jobs.values()], MAX_JOBS)
 
     def _start_job(self, replay: Replay, transactions: TransactionalProducer | None = None) -> None:
         """Start the job of a replay, unless its back end is not configured here."""
@@ -123,7 +129,7 @@ class ReplayComponent(Component):
         job = ReplayJob(
             self._context, self._store, replay.id, self._owner, delivery, transactions=transactions
         )
-        self._jobs[replay.id] = job
+        self._jobs[replay.id] = replay.by, job
         task = self._job_tasks.start(self._run_job(job, delivery), f"replay {replay.id}")
         task.add_done_callback(lambda _: self._jobs.pop(replay.id, None))
 
@@ -157,9 +163,14 @@ class ReplayComponent(Component):
             await self._context.get_topic(target)
         replay = await self._build_replay(body, target, group, identity)
         await self._wait_until_loaded()
+        running = [each.by for each in self._store.replays if each.is_running]
+        if not has_place(identity, running, MAX_RUNNING):
+            problem = f"{len(running)} replays run, or too many of them are yours"
+            advice = "wait until some are done, or cancel some"
+            raise StatusError(429, f"{problem}; {advice}", code="TOO_MANY_REPLAYS", retry_after=5.0)
         transactions = self._store.create_transactions(replay.id)
         await transactions.start()
-        if len(self._jobs) < MAX_JOBS:  # otherwise a sidecar with capacity takes it
+        if self._has_place(replay):  # otherwise a sidecar with capacity takes it
             replay = replay.with_owner(self._owner, replay.created)
         await self._write_new_replay(replay, transactions)
         if replay.owner:
@@ -250,7 +261,12 @@ class ReplayComponent(Component):
     async def _list(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
         await self._wait_until_loaded()
-        return build_json_response([self._render(replay) for replay in self._store.replays])
+        rendered, turns = [], Turns()
+        for replay in self._store.replays:
+            if turns.is_over():
+                await turns.pass_on()
+            rendered.append(self._render(replay))
+        return build_json_response(rendered)
 
     async def _get_replay(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)

@@ -81,6 +81,19 @@ def test_one_whose_owner_is_silent_is_taken_over_and_one_that_was_given_up_at_on
     assert replays.list_abandoned(now=10.0) == ["a", "b"]
 
 
+def test_those_that_ended_first_are_forgotten():
+    """None ever was: each took 9 KB of every sidecar, and all came with each list."""
+    replays = Replays(max_replays=2)
+    running = build_replay("a", p0=1)
+    replays.apply_record("a", running, now=0.0)
+    for id in ("b", "c"):
+        replays.apply_record(id, build_replay(id, p0=1), now=0.0)
+    for id in ("c", "b"):
+        replays.apply_record(id, build_replay(id, p0=1).with_end(ReplayState.DONE, 1), now=1.0)
+    assert [replay.id for replay in replays] == ["a", "b"]
+    assert replays.get_rate("c", now=2.0) == 0.0
+
+
 def test_the_rate_is_that_of_late_while_it_runs_and_of_all_its_time_after():
     replays = Replays()
     some = build_replay(p0=1000)

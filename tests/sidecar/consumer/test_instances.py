@@ -47,6 +47,17 @@ async def test_there_are_no_more_than_there_may_be():
     add_instance(instances)
 
 
+async def test_one_client_leaves_as_many_to_others_as_it_has():
+    """One took all 10,000 of a process, within 14 seconds, for as long as it liked."""
+    instances = build_instances(instances=8)
+    for identity, count in (("alice", 4), ("bob", 2), ("carol", 1), ("dave", 1)):
+        for _ in range(count):
+            add_instance(instances, identity=identity)
+        with pytest.raises(StatusError) as one_too_many:
+            add_instance(instances, identity=identity)
+        assert one_too_many.value.status == 429
+
+
 async def test_an_instance_is_found_only_by_its_own_client():
     instances = build_instances()
     add_instance(instances, "mine", identity="alice")

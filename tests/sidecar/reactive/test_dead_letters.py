@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.core.delivery.delivery_queue import DeadLetterRecord
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import BrokerUnavailable, KafkaError, PartitionFailed, UnknownTopic
-from gateway.kafka.produce.pending_records import compute_partition
+from gateway.errors import BrokerUnavailable, KafkaError, PartitionFailed, UnknownTopic, WritesFull
+from gateway.kafka.produce.pending_records import OffsetResults, ProducerRecord, compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 
@@ -22,6 +22,7 @@ class FakeContext:
         self.producer = self.gzip_producer = self
         self.partition_count = partition_count
         self.max_header_bytes = max_header_bytes
+        self.room = 1 << 20
         self.errors_by_value: dict[bytes, KafkaError] = {}
         self.sent_records: list[tuple[TopicPartition, bytes | None, dict[str, bytes | None]]] = []
 
@@ -31,21 +32,21 @@ class FakeContext:
         one = PartitionMetadata(0, 0, (), (), 0)
         return TopicMetadata(name, None, 0, dict.fromkeys(range(self.partition_count), one))
 
-    def send(
-        self, tp: TopicPartition, key: bytes | None, value: bytes | None, headers: Any, **_: Any
-    ) -> asyncio.Future[int]:
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    async def send_many(self, records: Sequence[ProducerRecord], **_: Any) -> OffsetResults:
+        if sum(len(record.value or b"") for record in records) > self.room:
+            raise WritesFull("too much waits", retry_after=1.0)
+        return [self._send(record) for record in records]
+
+    def _send(self, record: ProducerRecord) -> int | KafkaError:
+        tp, _, value, headers, _ = record
         if sum(len(text or b"") for _, text in headers) > self.max_header_bytes:
-            why = PartitionFailed(
+            return PartitionFailed(
                 "too large", topic=tp.topic, partition=tp.partition, code=MESSAGE_TOO_LARGE
             )
-            future.set_exception(why)
-        elif (error := self.errors_by_value.get(value or b"")) is not None:
-            future.set_exception(error)
-        else:
-            self.sent_records.append((tp, value, dict(headers)))
-            future.set_result(len(self.sent_records))
-        return future
+        if (error := self.errors_by_value.get(value or b"")) is not None:
+            return error
+        self.sent_records.append((tp, value, dict(headers)))
+        return len(self.sent_records)
 
 
 def build_dead_letters(kafka: FakeContext) -> DeadLetterWriter:
@@ -87,6 +88,17 @@ async def test_dead_letters_that_kafka_refuses_are_returned_with_the_reason():
     assert left == [two]
     assert why == "dead letters of orders-0 cannot be written: no leader"
     assert [value for _, value, _ in kafka.sent_records] == [b"a", b"c"]
+
+
+async def test_none_is_written_before_one_that_the_producer_has_no_room_for():
+    """The producer refuses large records first: smaller ones behind them came before them."""
+    kafka = FakeContext()
+    kafka.room = 100
+    several = [build_dead_letter(b"a" * 150), build_dead_letter(b"b")]
+    left, why, _ = await build_dead_letters(kafka).write(several)
+    assert left == several
+    assert "too much waits" in why
+    assert not kafka.sent_records
 
 
 async def test_without_their_topic_all_are_left():
