@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message
 from gateway import config
 from gateway.cli.options import KafkaSource
 from gateway.config import Settings, Topic
-from gateway.config.source.expression import find_closest
+from gateway.config.source.substitution import find_closest
 from gateway.errors import KafkaError
 from gateway.web.app.app import Application, create_app
 
