@@ -18,6 +18,7 @@ from support.clients.ndjson import NdjsonClient
 from support.clients.raw import RawClient
 from support.clients.secure import SecureEventSource
 from support.clients.websocket import WebSocketClient
+from support.grouped import SINGLE_NAMES, iter_single_events
 from support.received import GapEvent, ReceivedItem, ReceivedRecord, parse_envelope, parse_gaps
 
 from gateway.core.log.record import TopicPartition
@@ -136,11 +137,13 @@ class ClientLog:
             data = json.loads(event["data"])
             self.connections[-1].resume_mode = data["resume"]
             self.pending = {_read_partition(each) for each in data["pending"]}
-        elif name == "ready":
-            self.pending.discard(_read_partition(json.loads(event["data"])))
-        elif name == "error":
-            self.error_count += 1
-            self._check_error(json.loads(event["data"]))
+        elif name in ("ready", "error", *SINGLE_NAMES):
+            for single, data in iter_single_events(name, json.loads(event["data"])):
+                if single == "ready":
+                    self.pending.discard(_read_partition(data))
+                else:
+                    self.error_count += 1
+                    self._check_error(data)
         self._note_position(event["id"], is_record=name in ("message", "delete"))
         if name not in ("message", "delete", "position"):
             self.notes.append((now, name, event["data"][:300]))

@@ -40,11 +40,6 @@ def encode_event(
     return head + encode_data(payload, name) + tail
 
 
-def encode_comment() -> bytes:
-    """Return a heartbeat, with one newline: on a second one some clients dispatch an event."""
-    return b":\n"
-
-
 def encode_retry(ms: int) -> bytes:
     """Return the line that sets the reconnection delay; it takes effect when it is read."""
     return b"retry: %d\n" % ms

@@ -38,6 +38,7 @@ from support.claims import (
 from support.clients.raw import RawClient
 from support.clients.wires import CLIENT_BY_WIRE, WireName
 from support.gateways import GatewayThread, build_config, running_gateway
+from support.grouped import iter_single_events
 from support.issuer import AUDIENCE, ISSUER_NAME, TokenIssuer
 from support.multiplex import MultiplexClient
 from support.waiting import WAIT_TIMEOUT_S, wait_until
@@ -127,10 +128,12 @@ class Stream:
         elif kind == "end":
             self.reason = data["reason"]
             assert self.reason == self.ends, f"it ended: {data}"
-        elif kind == "ready":  # on a slow machine, a topic is read only after some have begun
-            partition = data["topic"], data["partition"]
-            assert partition in self._pending, f"ready, but not pending: {data}"
-            self._pending.remove(partition)
+        elif kind in ("ready", "partitions-ready"):
+            # On a slow machine, a topic is read only after some have begun.
+            for _, each in iter_single_events(kind, data):
+                partition = each["topic"], each["partition"]
+                assert partition in self._pending, f"ready, but not pending: {data}"
+                self._pending.remove(partition)
         else:
             assert kind in ("position", "challenge"), f"{kind}: {data}"
 

@@ -143,9 +143,7 @@ async def test_heartbeats_go_on_while_members_of_a_herd_take_nothing(embedded: E
         await shown.write_orders(800, 2000)
         outlet = BoundedOutlet()
         await shown.follow_orders(outlet, SseWire(), heartbeat=0.1)
-        await wait_until(
-            lambda: outlet.received.count(b"\n:\n") + outlet.received.startswith(b":\n") > 2
-        )
+        await wait_until(lambda: outlet.received.count(SseWire().encode_heartbeat()) > 2)
 
 
 @pytest.mark.parametrize("more", [0, 800])

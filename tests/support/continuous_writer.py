@@ -20,6 +20,7 @@ from typing import Any, Self
 from confluent_kafka import KafkaError, Message, Producer
 from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
+from support.grouped import iter_single_events
 from support.oracle import AckedRecord, StreamOracle
 from support.waiting import wait_until
 
@@ -156,7 +157,12 @@ class TimedClient(RawClient):
 
     def get_event_data(self, name: str) -> list[Any]:
         """The data of all events of one name."""
-        return [json.loads(each["data"]) for each in self.events if each["event"] == name]
+        return [
+            data
+            for each in self.events
+            if each["event"] in (name, f"partitions-{name}")
+            for _, data in iter_single_events(each["event"], json.loads(each["data"]))
+        ]
 
     def get_pending(self) -> set[TopicPartition]:
         """What the last `begin` named so."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from support.clients.websocket import FrameParser
+from support.grouped import iter_single_events
 from support.isolation import IsolationError, Offsets, ViewRequest, ViewSegment, WrittenRecord
 from support.message_parser import MessageParser
 from support.ndjson_parser import NdjsonParser
@@ -279,11 +280,11 @@ class IsolatedClient:
                 raise IsolationError(f"{event.data} to {ask}")
             tp = TopicPartition(told["topic"], told["partition"])
             self.segments[-1].gaps.append((tp, told["from"], told["to"]))
-        elif event.event_type == "ready":
-            told = event.parse_json()
-            tp = TopicPartition(told["topic"], told["partition"])
-            self.segments[-1].starts.setdefault(tp, told["offset"])
-        elif event.event_type == "error":
+        elif event.event_type in ("ready", "partitions-ready"):
+            for _, told in iter_single_events(event.event_type, event.parse_json()):
+                tp = TopicPartition(told["topic"], told["partition"])
+                self.segments[-1].starts.setdefault(tp, told["offset"])
+        elif event.event_type in ("error", "partitions-error"):
             raise IsolationError(f"{event.data} to {self.request}")
         self._keep_id(event.last_event_id)
 

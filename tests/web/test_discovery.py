@@ -174,12 +174,12 @@ async def test_streams_have_what_a_client_needs(shop: httpx.AsyncClient):
 
 def test_parameters_are_those_that_the_route_takes():
     told = describe_streams(loads(SHOP))
-    always = ["until", "lastEventId", "wait", "positions", "grouped", "credit"]
+    always = ["until", "lastEventId", "wait", "positions", "credit"]
     assert list_parameters(told["/events/orders"]) == ["customer", "from", *always]
     assert list_parameters(told["/pay/{region}"]) == ["region", "card", "from", *always]
     assert list_parameters(told["/live"]) == always, "it has no history to begin in"
     chosen = ["from", "until", "lastEventId", "filter", "fields"]
-    assert list_parameters(told["/part"]) == [*chosen, "wait", "positions", "grouped", "credit"]
+    assert list_parameters(told["/part"]) == [*chosen, "wait", "positions", "credit"]
     assert "Allowed: orders, pay-*" in told["/topics/{names}"]["parameters"][0]["description"]
     customer, begin, *_ = told["/events/orders"]["parameters"]
     assert "required" not in customer, "one of the two paths does without"
@@ -435,9 +435,9 @@ BEGIN = {
 }
 CHALLENGE = {"guard": "jwt0", "expires": 1_700_000_000.5, "url": "/streams/x/token"}
 WIRES: dict[str, list[Wire]] = {
-    "sse": [SseWire(), SseWire(grouped=True)],
-    "ndjson": [NdjsonWire(), NdjsonWire(positions=True), NdjsonWire(positions=True, grouped=True)],
-    "websocket.send": [WebSocketWire(), WebSocketWire(labelled=True), WebSocketWire(grouped=True)],
+    "sse": [SseWire()],
+    "ndjson": [NdjsonWire(), NdjsonWire(positions=True)],
+    "websocket.send": [WebSocketWire(), WebSocketWire(labelled=True)],
 }
 
 
@@ -445,6 +445,7 @@ def encode_entries(wire: Wire, format: Format) -> list[tuple[str, Any]]:
     """All that a client hears, by the names that tell it apart."""
     encoder = wire.create_encoder(format)
     entries = [entry._replace(tp=tp) for entry in ENTRIES for tp in (TP, OTHER)]
+    entries += ENTRIES  # alone: `ready` and `error` of several partitions are other events
     heads = [(entry.tp, encoder.encode_entry(entry)) for entry in entries]
     events = [ChannelEvent(tp, head, b"AAAA") for tp, head in heads if head is not None]
     events.append(ChannelEvent(TP, encoder.encode_position(), b"AAAB"))

@@ -44,7 +44,7 @@ def test_any_payload_arrives_with_only_its_line_breaks_folded(payload: bytes, na
     data=st.data(),
 )
 def test_events_are_the_same_wherever_the_bytes_are_cut(sent: list, data: st.DataObject):
-    stream = b"".join(sse.encode_event(*each) + sse.encode_comment() for each in sent)
+    stream = b"".join(sse.encode_event(*each) for each in sent)
     cut = data.draw(st.integers(0, len(stream)))
     parser = SseParser()
     assert parser.feed(stream[:cut]) + parser.feed(stream[cut:]) == parse_stream(stream)
@@ -70,18 +70,6 @@ def test_an_empty_payload_is_still_an_event():
 def test_an_event_without_a_token_leaves_the_id_as_it_was():
     events = parse_stream(sse.encode_event(None, b"a", TOKEN) + sse.encode_event("ready", b"{}"))
     assert [e.last_event_id for e in events] == [TOKEN.decode()] * 2
-
-
-def test_a_heartbeat_is_a_comment_that_ends_in_one_newline():
-    parser = SseParser()
-    assert parser.feed(sse.encode_comment()) == []
-    assert parser.comment_count == 1
-    assert sse.encode_comment().count(b"\n") == 1
-
-
-def test_a_heartbeat_inside_an_event_does_no_harm():
-    stream = sse.encode_data(b"a") + sse.encode_comment() + sse.encode_id(TOKEN)
-    assert parse_stream(stream) == [SseEvent("message", b"a", TOKEN.decode())]
 
 
 def test_retry_holds_from_the_moment_its_line_is_read():

@@ -9,6 +9,7 @@ import os
 import re
 import ssl
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -46,6 +47,10 @@ class StatusReporter:
                 self.report(
                     f"{_format_partition(data)} is ready at {data.get('offset')}{note}", "good"
                 )
+            case "partitions-ready":
+                self.report(f"{_format_groups(data)} are ready", "good")
+            case "partitions-error":
+                self.report(f"{_format_groups(data)} cannot be read for now", "bad")
             case "gap":
                 self.report(describe_gap(data), "warn")
             case "error":
@@ -74,6 +79,14 @@ def _describe_begin(data: dict[str, Any]) -> str:
     unnamed = len(pending) - MAX_SHOWN_PARTITIONS
     more = f" and {unnamed} more" if unnamed > 0 else ""
     return f"following {topics}; not ready yet: {', '.join(pending[:MAX_SHOWN_PARTITIONS])}{more}"
+
+
+def _format_groups(data: dict[str, Any]) -> str:
+    """Return the topics of an event about several partitions, with how many there are of each."""
+    counts: Counter[str] = Counter()
+    for group in data.get("topics") or ():
+        counts[group.get("topic")] += len(group.get("partitions") or ())
+    return ", ".join(f"{count} partitions of {topic}" for topic, count in counts.items())
 
 
 def _format_partition(data: dict[str, Any]) -> str:

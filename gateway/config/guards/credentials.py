@@ -14,7 +14,7 @@ from gateway.config.types.section import Problem, Section, create_value_error
 
 CREDENTIALS_PLACEHOLDER = "{credentials}"
 RESERVED_QUERY_PARAMETERS = frozenset(
-    {"credit", "dictionary", "fields", "filter", "from", "grouped", "lastEventId", "positions"}
+    {"credit", "dictionary", "fields", "filter", "from", "lastEventId", "positions"}
     | {"until", "wait"}
 )
 """The query parameters that the gateway reads itself, so that no guard can use them."""

@@ -116,7 +116,7 @@ class ReadyEvent(EntryEvent[Ready]):
 
 class PartitionsReadyEvent(ControlEvent):
     name = "partitions-ready"
-    summary = "Sent with ?grouped."
+    summary = "Several partitions can be read (again)."
     schema: ClassVar[Schema | None] = {
         **_build_topics_schema(
             {
@@ -126,7 +126,7 @@ class PartitionsReadyEvent(ControlEvent):
             }
         ),
         "description": "Partitions can be read (again), each from its offset on; sent in place of "
-        "`ready` with ?grouped.",
+        "as many `ready`.",
     }
 
 
@@ -159,7 +159,7 @@ class GapEvent(EntryEvent[Gap]):
 
 class PositionEvent(ControlEvent):
     name = "position"
-    summary = "The position moved: see the id. With ?grouped also a heartbeat, without an id."
+    summary = "The position moved: see the id. Without an id it is a heartbeat."
     position = "always"
 
 
@@ -182,7 +182,7 @@ class ErrorEvent(EntryEvent[Fault]):
 
 class PartitionsErrorEvent(ControlEvent):
     name = "partitions-error"
-    summary = "Sent with ?grouped."
+    summary = "Several partitions cannot be read for now."
     schema: ClassVar[Schema | None] = {
         **_build_topics_schema(
             {
@@ -190,8 +190,8 @@ class PartitionsErrorEvent(ControlEvent):
                 "partitions": {"type": "array", "items": COUNT_SCHEMA},
             }
         ),
-        "description": "Partitions cannot be read for now; sent in place of `error` with "
-        "?grouped. The stream goes on.",
+        "description": "Partitions cannot be read for now; sent in place of as many `error`. "
+        "The stream goes on.",
     }
 
 

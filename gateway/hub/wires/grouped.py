@@ -1,9 +1,9 @@
-"""Join events about many partitions into one, for clients that say they understand it.
+"""Join events about many partitions into one.
 
-One restart of a broker makes thousands of partitions ready again, which are as many `ready` events
-to every client of them. On a grouped wire, events that follow each other without a record or
-another event between them are one `partitions-ready` event (or `partitions-error`) for each
-`MAX_PARTITIONS` of them. One partition alone has the same event as on any other wire.
+One restart of a broker makes thousands of partitions ready again, which would be as many `ready`
+events to every client of them. Events that follow each other without a record or another event
+between them are one `partitions-ready` event (or `partitions-error`) for each `MAX_PARTITIONS` of
+them. One partition alone keeps its `ready` or `error`.
 
 A joined event names each partition once, with the last that its run says about it: its groups have
 no order in time, so a partition in two of them would end in either state. The heads of `ready` and

@@ -50,18 +50,16 @@ class NdjsonWire:
     Attributes:
         positions: Each line says where the stream stands after it; `begin`, `ready` and moves of
             the position while idle have lines of their own.
-        grouped: The client understands lines about many partitions (see `grouped`).
     """
 
     positions: bool = False
-    grouped: bool = False
 
     @property
     def name(self) -> str:
         return "ndjson"
 
     def create_encoder(self, format: Format) -> NdjsonEncoder:
-        return NdjsonEncoder(format, self.positions, grouped=self.grouped)
+        return NdjsonEncoder(format, self.positions)
 
     def encode_begin(
         self,
@@ -97,9 +95,8 @@ class NdjsonWire:
 class NdjsonEncoder:
     """Encode entries as lines; with positions, a head is a line that `encode_events` completes."""
 
-    def __init__(self, format: Format, positions: bool, *, grouped: bool = False) -> None:
+    def __init__(self, format: Format, positions: bool) -> None:
         self._format = format
-        self._grouped = grouped
         self._encode_json = create_json_encoder(format)
         self._positions = positions
 
@@ -110,17 +107,15 @@ class NdjsonEncoder:
         name, data = line
         if name == "record" and not self._positions:
             return b"%b\n" % data
-        head = self._encode_head(name, data)
-        return create_status_head(entry, head) if self._grouped else head
+        return create_status_head(entry, self._encode_head(name, data))
 
     def encode_position(self) -> bytes:
         return b"{" if self._positions else b""
 
     def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
-        if self._grouped:
-            events = iter_joined_statuses(
-                events, lambda name, data: self._encode_head(name, orjson.dumps(data))
-            )
+        events = iter_joined_statuses(
+            events, lambda name, data: self._encode_head(name, orjson.dumps(data))
+        )
         if not self._positions:
             return b"".join([event.payload for event in events])
         parts: list[bytes] = []

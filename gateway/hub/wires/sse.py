@@ -27,28 +27,20 @@ from .wire import end_retries
 # Seconds after which EventSource reconnects; drawn at random, so that not all do so at once.
 RETRY_RANGE_S = (1.0, 3.0)
 _POSITION_HEAD = sse.encode_data(b"{}", "position")
-_HEARTBEAT = sse.encode_comment()
-# A page does not see comments: without this, it takes a connection that died for an idle one.
-_VISIBLE_HEARTBEAT = _POSITION_HEAD + b"\n"
+# A page does not see comments: it would take a connection that died for an idle one.
+_HEARTBEAT = _POSITION_HEAD + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class SseWire:
-    """Encode a stream for EventSource. A wire is a value: equal ones share the chunks of a view.
-
-    Attributes:
-        grouped: The client understands events about many partitions (see `grouped`), and is sent
-            heartbeats that its page can see.
-    """
-
-    grouped: bool = False
+    """Encode a stream for EventSource. A wire is a value: equal ones share the chunks of a view."""
 
     @property
     def name(self) -> str:
         return "sse"
 
     def create_encoder(self, format: Format) -> SseEncoder:
-        return SseEncoder(format, grouped=self.grouped)
+        return SseEncoder(format)
 
     def encode_begin(
         self,
@@ -71,8 +63,8 @@ class SseWire:
         return encode_control(kind, data) + b"\n"
 
     def encode_heartbeat(self) -> bytes:
-        """Return a comment, which EventSource ignores, or an event without an id."""
-        return _VISIBLE_HEARTBEAT if self.grouped else _HEARTBEAT
+        """Return an event without an id."""
+        return _HEARTBEAT
 
     def encode_end(
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
@@ -85,9 +77,8 @@ class SseWire:
 class SseEncoder:
     """Encode entries as events. A head is an event to which `encode_events` adds the end."""
 
-    def __init__(self, format: Format, *, grouped: bool = False) -> None:
+    def __init__(self, format: Format) -> None:
         self._format = format
-        self._grouped = grouped
 
     def encode_entry(self, entry: StreamItem) -> bytes | None:
         if type(entry) is Record:
@@ -96,20 +87,14 @@ class SseEncoder:
         description = describe_entry(entry)
         if description is None:
             return None
-        return (
-            create_status_head(entry, encode_control(*description))
-            if self._grouped
-            else encode_control(*description)
-        )
+        return create_status_head(entry, encode_control(*description))
 
     def encode_position(self) -> bytes:
         return _POSITION_HEAD
 
     def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
-        if self._grouped:
-            events = iter_joined_statuses(events, encode_control)
         parts: list[bytes] = []
-        for _, head, token_text, _ in events:
+        for _, head, token_text, _ in iter_joined_statuses(events, encode_control):
             parts.append(head)
             parts.append(
                 b"\n" if token_text is None else sse.encode_id(seal_token(token_text, view_digest))

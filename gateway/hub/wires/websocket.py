@@ -40,12 +40,10 @@ class WebSocketWire:
             here lack the label, so that all subscriptions of a view share them whatever ids their
             clients chose; the connection adds it (`wire.websocket.insert_member`).
         deflate: The client accepts compressed frames (RFC 7692).
-        grouped: The client understands events about many partitions (see `grouped`).
     """
 
     labelled: bool = False
     deflate: bool = False
-    grouped: bool = False
 
     @property
     def name(self) -> str:
@@ -129,8 +127,7 @@ class MessageEncoder:
         description = describe_entry(entry)
         if description is None:
             return None
-        head = self._encode_control(*description)
-        return create_status_head(entry, head) if self._wire.grouped else head
+        return create_status_head(entry, self._encode_control(*description))
 
     def _encode_control(self, name: str, data: dict[str, Any]) -> ControlHead:
         return ControlHead(self._wire.open_message(name, orjson.dumps(data)))
@@ -139,12 +136,10 @@ class MessageEncoder:
         return self._position_head
 
     def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
-        if self._wire.grouped:
-            events = iter_joined_statuses(events, self._encode_control)
         frames: list[bytes] = []
         batch: list[bytes] = []
         size, batch_token = 0, None
-        for _, head, token_text, _ in events:
+        for _, head, token_text, _ in iter_joined_statuses(events, self._encode_control):
             # The position of a message is that after its last record: where not every record has
             # one, a record with a position must be the last of its message.
             if (

@@ -245,11 +245,6 @@ class StreamDescription:
         yield Parameter("wait", "query", description, transports=("ndjson",))
         description = "A position with every record."
         yield Parameter("positions", "query", description, transports=("ndjson",))
-        description = (
-            "Events about many partitions, partitions-ready and partitions-error; and heartbeats "
-            "of server-sent events as `position`."
-        )
-        yield Parameter("grouped", "query", description)
         description = "How many records may be sent before more are granted; without it, no limit."
         yield Parameter("credit", "query", description, transports=("websocket",))
 

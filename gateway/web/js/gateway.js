@@ -46,8 +46,7 @@ tp:"&&globalThis.location?.protocol==="https:"){return`${problem}: a page of htt
 /gateway.js in a tab; if the browser warns of the certificate, it is not trusted; else the address i\
 s wrong, or the gateway does not run`}if(/CERT|SELF_SIGNED/.test(failure)){return`${problem}: its ce\
 rtificate is not trusted; name its CA in NODE_EXTRA_CA_CERTS`}return`${problem}: check the address, \
-and whether the gateway runs`}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function requestGroupedEvents(path){
-return/[?&]grouped\b/.test(path)?path:`${path}${path.includes("?")?"&":"?"}grouped=true`}function splitGroupedEvent(type,{
+and whether the gateway runs`}var GROUPED_EVENT_TYPES={"partitions-ready":"ready","partitions-error":"error"};function splitGroupedEvent(type,{
 topics}){return topics.flatMap(({topic,code,resolved,partitions,offsets})=>partitions.map((partition,n)=>{
 if(type==="partitions-ready")return{topic,partition,offset:offsets[n],resolved};const problem=`${topic}\
 -${partition} cannot be read for now (${code})`;return{topic,partition,code,message:`${problem}; the\
@@ -56,11 +55,11 @@ if(type==="partitions-ready")return{topic,partition,offset:offsets[n],resolved};
 var EventSourceTransport=class{#multiplexer;#subscription;#source=null;#hasOpened=false;#timer=null;#firstEventTimer=null;#silenceTimer=null;#heartbeatMs=0;#receivedAt=0;constructor(multiplexer,subscription){
 this.#multiplexer=multiplexer;this.#subscription=subscription}subscribe(){this.#clearTimers();const{
 request,position}=this.#subscription;const{base,path,from,filter,fields,credentials}=request;const url=new URL(
-base+requestGroupedEvents(path));const start=position?{lastEventId:position}:{from};const query={...start,
-filter:filter&&JSON.stringify(filter),fields:fields?.join()};for(const[name,value]of Object.entries(
-query))if(value)url.searchParams.set(name,value);const options={withCredentials:Boolean(credentials)};
-const source=this.#source=new this.#multiplexer.EventSource(url.href,options);this.#subscription.isAtPosition=
-true;this.#hasOpened=false;source.onopen=()=>this.#hasOpened=true;this.#firstEventTimer=setTimeout(()=>this.#multiplexer.
+base+path);const start=position?{lastEventId:position}:{from};const query={...start,filter:filter&&JSON.
+stringify(filter),fields:fields?.join()};for(const[name,value]of Object.entries(query))if(value)url.
+searchParams.set(name,value);const options={withCredentials:Boolean(credentials)};const source=this.#source=
+new this.#multiplexer.EventSource(url.href,options);this.#subscription.isAtPosition=true;this.#hasOpened=
+false;source.onopen=()=>this.#hasOpened=true;this.#firstEventTimer=setTimeout(()=>this.#multiplexer.
 explainFailure(this.#subscription,{isSilent:true}),FIRST_EVENT_TIMEOUT_MS);for(const type of EVENT_TYPES){
 source.addEventListener(type,event=>{if(source!==this.#source)return;clearTimeout(this.#firstEventTimer);
 this.#receivedAt=Date.now();if(event.data!==void 0)this.#handleEvent(event);else if(type==="error")this.#handleFailure(
@@ -131,24 +130,23 @@ subscription);for(const write of this.#writes.values())write.isSent=false;this.#
 this.#checkSilence()}#sendSubscribe(subscription){clearTimeout(subscription.reopenTimer);const id=subscription.
 id=`s${++this.#lastNumber}`;this.#subscriptionsById.set(id,subscription);const{position,request}=subscription;
 const{path,from,filter,fields,credit}=request;const start=position?{lastEventId:position}:{from};const view={
-path:requestGroupedEvents(path),filter:filter??void 0,fields:fields??void 0};subscription.isAtPosition=
-true;this.#send({type:"subscribe",id,...view,...start,credit})}#handleMessage(data){const{id,...message}=JSON.
-parse(data);this.#receivedAt=Date.now();this.#attempts=0;const{type}=message;const subscription=this.#subscriptionsById.
-get(id);if(type==="records"&&subscription?.request.texts)message.records=splitRecords(data);if(subscription)
-this.#multiplexer.handleMessage(subscription,message);else if(this.#writes.has(id)){if(message.code!==
-"draining")this.#settleWrite(id,message)}else if(type==="challenge")this.requestToken();else if(type===
-"error"&&id===void 0)postToMembers(this.#listMembers(),message)}#sendWrites(){let capacity=MAX_WRITES_IN_FLIGHT;
-for(const write of this.#writes.values()){if(!this.#isOpen||capacity--===0)return;if(!write.isSent)this.#send(
-{type:"produce",...write.message});write.isSent=true}}#settleWrite(id,{type,...answer}){const{member}=this.#writes.
-get(id);this.#writes.delete(id);this.#sendWrites();const outcome=type==="error"?{error:answer}:answer;
-postToMembers([member],{type:"answer",id,...outcome});this.#closeWhenIdle()}#handleClose({code}={}){
-const wasOpen=this.#isOpen;this.#dropSocket();this.#clearTimer("drained");if(!wasOpen)this.#attempts++;
-if(!wasOpen&&this.jwt)this.requestToken();this.#subscriptionsById.clear();const subscriptions=[...this.#subscriptions];
-for(const subscription of subscriptions){this.#multiplexer.handleDisconnect(subscription);this.#multiplexer.
-explainFailure(subscription)}if(!subscriptions.length)this.#explainPendingWrites();if(this.#attempts>
-1&&!this.#hasEverOpened){for(const subscription of subscriptions){this.#multiplexer.switchTransport(
-subscription,true)}}if(!this.#subscriptions.size&&!this.#writes.size)return this.close();this.#attempts=
-Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#explainPendingWrites(){
+path,filter:filter??void 0,fields:fields??void 0};subscription.isAtPosition=true;this.#send({type:"s\
+ubscribe",id,...view,...start,credit})}#handleMessage(data){const{id,...message}=JSON.parse(data);this.#receivedAt=
+Date.now();this.#attempts=0;const{type}=message;const subscription=this.#subscriptionsById.get(id);if(type===
+"records"&&subscription?.request.texts)message.records=splitRecords(data);if(subscription)this.#multiplexer.
+handleMessage(subscription,message);else if(this.#writes.has(id)){if(message.code!=="draining")this.#settleWrite(
+id,message)}else if(type==="challenge")this.requestToken();else if(type==="error"&&id===void 0)postToMembers(
+this.#listMembers(),message)}#sendWrites(){let capacity=MAX_WRITES_IN_FLIGHT;for(const write of this.#writes.
+values()){if(!this.#isOpen||capacity--===0)return;if(!write.isSent)this.#send({type:"produce",...write.
+message});write.isSent=true}}#settleWrite(id,{type,...answer}){const{member}=this.#writes.get(id);this.#writes.
+delete(id);this.#sendWrites();const outcome=type==="error"?{error:answer}:answer;postToMembers([member],
+{type:"answer",id,...outcome});this.#closeWhenIdle()}#handleClose({code}={}){const wasOpen=this.#isOpen;
+this.#dropSocket();this.#clearTimer("drained");if(!wasOpen)this.#attempts++;if(!wasOpen&&this.jwt)this.
+requestToken();this.#subscriptionsById.clear();const subscriptions=[...this.#subscriptions];for(const subscription of subscriptions){
+this.#multiplexer.handleDisconnect(subscription);this.#multiplexer.explainFailure(subscription)}if(!subscriptions.
+length)this.#explainPendingWrites();if(this.#attempts>1&&!this.#hasEverOpened){for(const subscription of subscriptions){
+this.#multiplexer.switchTransport(subscription,true)}}if(!this.#subscriptions.size&&!this.#writes.size)
+return this.close();this.#attempts=Math.max(this.#attempts,MIN_ATTEMPTS_BY_CLOSE_CODE[code]??0);this.#scheduleRetry()}#explainPendingWrites(){
 const[write]=this.#writes.values();if(!write||this.#attempts!==2)return;const request={base:this.#url.
 replace(/^ws/,"http").slice(0,-3),path:write.message.path};this.#multiplexer.explainWrites(this.#listMembers(),
 request,this.#attempts,this.jwt)}#dropSocket(){const socket=this.#socket;this.#socket=null;this.#isOpen=

@@ -110,11 +110,6 @@ def wants_positions(request: HTTPConnection) -> bool:
     return _parse_flag("positions", get_query_pairs(request))
 
 
-def is_grouped(query_pairs: Iterable[tuple[str, str]]) -> bool:
-    """Return whether the client takes events about many partitions, by `?grouped`."""
-    return _parse_flag("grouped", query_pairs)
-
-
 def _parse_flag(name: str, query_pairs: Iterable[tuple[str, str]]) -> bool:
     """Return whether a flag is set; it is not set if it is absent."""
     values = [value for key, value in query_pairs if key == name]

@@ -79,9 +79,7 @@ class NdjsonResponse(StreamingResponse):
 
 async def respond(routes: Routes, match: Match, request: Request) -> AsgiResponse:
     """Return the response to a request for lines: the stream, once its BEGIN is due, or a page."""
-    plain_wire = NdjsonWire(
-        query.wants_positions(request), query.is_grouped(query.get_query_pairs(request))
-    )
+    plain_wire = NdjsonWire(query.wants_positions(request))
     wait_s = query.get_wait(request)
     if wait_s is not None:
         return await _respond_with_page(routes, match, request, plain_wire, wait_s)

@@ -32,7 +32,6 @@ from gateway.errors import (
 from gateway.hub.wires.sse import SseWire, encode_control
 from gateway.web.http import problems
 from gateway.web.http.security_headers import NOSNIFF_HEADERS
-from gateway.web.routing import query
 from gateway.web.routing.block_errors import RoutePaused
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
@@ -52,8 +51,8 @@ STREAM_HEADERS = {
     **NOSNIFF_HEADERS,
 }
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
-SSE_WIRES = {grouped: SseWire(grouped) for grouped in (False, True)}
-"""The wires, by whether the client accepts events about several partitions."""
+
+SSE_WIRE = SseWire()
 
 # When an EventSource reconnects that could not be served; at random, so that not all come at once.
 RETRY_AFTER_RANGE_S = (3.0, 10.0)
@@ -87,8 +86,7 @@ class SseResponse(EventSourceResponse):
 
 async def respond(routes: Routes, match: Match, request: Request) -> AsgiResponse:
     """Return the response to a request for events, once the stream's BEGIN is due."""
-    plain_wire = SSE_WIRES[query.is_grouped(query.get_query_pairs(request))]
-    events, coding = await negotiate_stream(routes, match, request, plain_wire)
+    events, coding = await negotiate_stream(routes, match, request, SSE_WIRE)
     wire, headers = choose_wire(events, request.scope), STREAM_HEADERS | coding
     open_stream = partial(HttpStream.open, routes, match, request)
     stream = await open_stream(wire)

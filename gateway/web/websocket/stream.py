@@ -17,7 +17,6 @@ from gateway.hub.fanout.client import Handover
 from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.web.access import Granted
 from gateway.web.routing.paths import Match
-from gateway.web.routing.query import is_grouped
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import OpenStream, StreamChange
 from gateway.wire.websocket import insert_member
@@ -86,7 +85,7 @@ class WebSocketStream(OpenStream):
         `request` is the handshake, if it asks for the same as `query`: to build one takes 9 us.
         """
         deflate = self._owner.socket.deflate
-        wire = WebSocketWire(self.label is not None, deflate, is_grouped(self.query))
+        wire = WebSocketWire(self.label is not None, deflate)
         if handover is not None:
             client = await self.routes.resume_client(self.match, self.query, wire, handover)
         else:
@@ -124,16 +123,16 @@ class WebSocketStream(OpenStream):
     async def build_change(self, selection: Selection, granted: Granted) -> StreamChange:
         """Return a change to the selection of a message, without applying it.
 
-        A path in the message replaces the path and query of the stream, except for `until` and
-        `grouped`. Without a path, parameters that the message does not mention stay as the last
+        A path in the message replaces the path and query of the stream, except for `until`.
+        Without a path, parameters that the message does not mention stay as the last
         change has set them.
         """
         path, query = self.match.path, self.query
         if self._pending_change is not None:
             path, query = self._pending_change.match.path, self._pending_change.query
         if selection.path is not None:
-            # These say how the stream is sent, not what it shows.
-            kept = [pair for pair in query if pair[0] in ("until", "grouped")]
+            # It says where the stream ends, not what it shows.
+            kept = [pair for pair in query if pair[0] == "until"]
             path, chosen = parse_target(selection.path)
             query = [*chosen, *(pair for pair in kept if pair[0] not in dict(chosen))]
         query = merge_query(query, build_selection_query(selection))

@@ -22,6 +22,9 @@ from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.core.log.record import Skip
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.pacing import MAX_REST_S, BatchPacing
+from gateway.hub.wires.sse import SseWire
+
+HEARTBEAT = SseWire().encode_heartbeat()
 
 
 def attach_clients(
@@ -176,16 +179,16 @@ async def test_an_idle_stream_is_kept_alive_and_a_busy_one_needs_nothing():
     await run_loop_turns()
     for client in clients:
         client.check_heartbeat(now + 30)
-    assert all(outlet.chunks[-1] != b":\n" for outlet in outlets)
+    assert all(outlet.chunks[-1] != HEARTBEAT for outlet in outlets)
     for client in clients:
         client.check_heartbeat(now + 61)
-    assert all(outlet.chunks[-1] == b":\n" for outlet in outlets)
+    assert all(outlet.chunks[-1] == HEARTBEAT for outlet in outlets)
     write_records(clients[0], b"1")
     await run_loop_turns()
     for client in clients:
         client.check_heartbeat(now + 62)
     assert all(outlet.values == [1] for outlet in outlets)
-    assert all(outlet.chunks[-1] != b":\n" for outlet in outlets)
+    assert all(outlet.chunks[-1] != HEARTBEAT for outlet in outlets)
 
 
 async def test_a_lifetime_that_is_over_ends_it():

@@ -16,12 +16,13 @@ from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.client_source import ClientSource
 from gateway.hub.fanout.delivery import PullDelivery, PushDelivery
 from gateway.hub.fanout.pacing import RateLimiter
+from gateway.hub.wires.sse import SseWire
 
 
-async def test_an_idle_client_gets_a_comment_every_heartbeat():
+async def test_an_idle_client_gets_every_heartbeat():
     stream = create_client(heartbeat=0.01).pull().iter_bytes()
     await anext(stream)
-    assert [await anext(stream) for _ in range(3)] == [b":\n"] * 3
+    assert [await anext(stream) for _ in range(3)] == [SseWire().encode_heartbeat()] * 3
     await stream.aclose()
 
 

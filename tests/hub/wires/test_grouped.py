@@ -1,4 +1,4 @@
-"""`ready` and `error` of many partitions are one event on a grouped wire, and no other."""
+"""`ready` and `error` of many partitions are one event on every wire."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def parse_messages(data: bytes) -> WireEvents:
 
 
 WIRES = {
-    "sse": (SseWire(grouped=True), parse_sse),
-    "ndjson": (NdjsonWire(positions=True, grouped=True), parse_lines),
-    "websocket": (WebSocketWire(grouped=True), parse_messages),
+    "sse": (SseWire(), parse_sse),
+    "ndjson": (NdjsonWire(positions=True), parse_lines),
+    "websocket": (WebSocketWire(), parse_messages),
 }
 EVERY = pytest.mark.parametrize("wire", WIRES)
 
@@ -130,7 +130,7 @@ def test_many_that_cannot_be_read_are_one_event_by_topic_and_cause(wire: str):
 
 
 @EVERY
-def test_one_alone_is_as_on_any_wire(wire: str):
+def test_one_alone_keeps_its_event(wire: str):
     (first, second) = decode_entries(wire, ready(3), fault(4))
     assert first == (
         "ready",
@@ -208,18 +208,15 @@ runs = st.lists(
 
 @EVERY
 @given(entries=runs)
-def test_grouped_or_not_each_partition_ends_at_the_same_state(wire: str, entries: list[Entry]):
-    plain = {"sse": SseWire(), "ndjson": NdjsonWire(positions=True), "websocket": WebSocketWire()}[
-        wire
-    ]
-    alone = WIRES[wire][1](encode_entries(plain, entries))
+def test_each_partition_ends_at_the_state_that_single_events_tell(wire: str, entries: list[Entry]):
+    alone = [event for entry in entries for event in decode_entries(wire, entry)]
     grouped = decode_entries(wire, *entries)
     assert build_state(grouped) == build_state(alone)
-    assert [each[2] for each in grouped[-1:]] == [each[2] for each in alone[-1:]]
+    assert [each[2] for each in grouped[-1:]] == [build_id(len(entries) - 1) for _ in alone[-1:]]
 
 
 def test_ids_that_are_not_sent_with_each_event_are_the_last_there_is():
-    encoder = SseWire(grouped=True).create_encoder(VALUE)
+    encoder = SseWire().create_encoder(VALUE)
     heads = [encoder.encode_entry(ready(n)) or b"" for n in range(3)]
     texts = [None, b"1", None]
     events = [ChannelEvent(None, head, text) for head, text in zip(heads, texts, strict=True)]
@@ -229,24 +226,16 @@ def test_ids_that_are_not_sent_with_each_event_are_the_last_there_is():
 
 def test_lines_without_positions_tell_errors_alone():
     entries = [ready(0), ready(1), fault(0), fault(1)]
-    (line,) = encode_entries(NdjsonWire(grouped=True), entries).splitlines()
+    (line,) = encode_entries(NdjsonWire(), entries).splitlines()
     assert list(json.loads(line)) == ["@partitions-error"]
 
 
 def test_that_partitions_are_ready_is_nothing_that_a_page_waits_for():
-    wire = NdjsonWire(positions=True, grouped=True)
+    wire = NdjsonWire(positions=True)
     assert not wire.has_content(encode_entries(wire, [ready(0), ready(1)]))
     assert wire.has_content(encode_entries(wire, [fault(0), fault(1)]))
 
 
-@pytest.mark.parametrize("wire", [SseWire(), NdjsonWire(positions=True), WebSocketWire()])
-def test_who_did_not_ask_for_it_gets_one_event_each(wire: Wire):
-    data = encode_entries(wire, map(ready, range(100)))
-    assert data.count(b'"partition":') == 100 and b"partitions-ready" not in data
-
-
 @pytest.mark.parametrize("around", [ChunkedWire, GzipWire])
 def test_wires_around_others_group_as_well(around: Any):
-    wire = around(SseWire(grouped=True))
-    assert wire != around(SseWire())
-    assert len(encode_entries(wire, map(ready, range(100)))) < 2_000
+    assert len(encode_entries(around(SseWire()), map(ready, range(100)))) < 2_000

@@ -49,7 +49,7 @@ def load(*routes: dict[str, Any]) -> Settings:
 def test_a_stream_reads_its_own_parameters_those_of_its_templates_and_of_its_guards():
     settings = load(STREAM)
     names = list_parameters(settings.routes[0], settings)
-    own = {"from", "until", "lastEventId", "filter", "fields", "wait", "positions", "grouped"}
+    own = {"from", "until", "lastEventId", "filter", "fields", "wait", "positions"}
     assert names == own | {"credit", "dictionary", "customer", "access_token", "session"}
 
 

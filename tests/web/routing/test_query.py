@@ -300,10 +300,3 @@ def test_who_asks_for_positions(target: str, wanted: bool):
 def test_positions_that_are_neither_wanted_nor_not_are_a_400(target: str):
     with pytest.raises(RequestError, match=r"\?positions="):
         query.wants_positions(build_request(target))
-
-
-@pytest.mark.parametrize(
-    ("asked", "wanted"), [([], False), ([("grouped", "")], True), ([("grouped", "false")], False)]
-)
-def test_who_asks_for_events_about_many_partitions(asked: list[tuple[str, str]], wanted: bool):
-    assert query.is_grouped([("from", "live"), *asked]) is wanted

@@ -33,7 +33,7 @@ class Stream {
       this.setState("closed", "refused, trying again in 3 s"); // the browser does not try again
       this.timer = setTimeout(() => this.open(), 3000);
     };
-    for (const name of ["message", "begin", "ready", "position", "gap", "delete", "end"]) {
+    for (const name of ["message", "begin", "ready", "partitions-ready", "position", "gap", "delete", "end"]) {
       source.addEventListener(name, (event) => this.receive(event));
     }
   }

@@ -4,7 +4,7 @@ const MAX_EVENTS = 200;          // in a log
 const MAX_EVENT_LENGTH = 4000;   // characters
 const MAX_OPEN_STREAMS = 4;      // of the six connections that a browser has for HTTP/1.1
 const COUNT_INTERVAL_MS = 2000;
-const CONTROL_EVENTS = ["begin", "ready", "position", "gap", "delete", "snapshot-end", "challenge", "end"];
+const CONTROL_EVENTS = ["begin", "ready", "partitions-ready", "partitions-error", "position", "gap", "delete", "snapshot-end", "challenge", "end"];
 
 const root = new URL(".", document.baseURI);  // also right where the gateway is mounted below a path
 const running = new Set();

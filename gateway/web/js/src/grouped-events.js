@@ -1,21 +1,11 @@
 /**
- * Events about many partitions at once, which a stream asks for by `?grouped`. A page gets one
- * event for each partition all the same.
+ * Events about many partitions at once. A page gets one event for each partition all the same.
  *
  * @module
  */
 
 /** What a grouped event consists of, by its type. */
 export const GROUPED_EVENT_TYPES = { "partitions-ready": "ready", "partitions-error": "error" };
-
-/**
- * Add `?grouped` to the query of a path or URL.
- *
- * @param {string} path
- */
-export function requestGroupedEvents(path) {
-  return /[?&]grouped\b/.test(path) ? path : `${path}${path.includes("?") ? "&" : "?"}grouped=true`;
-}
 
 /**
  * Return the single `ready` or `error` events that a grouped event stands for, in order.

@@ -1,5 +1,5 @@
 import { drawBackoff } from "../backoff.js";
-import { GROUPED_EVENT_TYPES, requestGroupedEvents } from "../grouped-events.js";
+import { GROUPED_EVENT_TYPES } from "../grouped-events.js";
 import { fetchAnswer, getRefusal } from "./diagnosis.js";
 
 const EVENT_TYPES = [
@@ -35,7 +35,7 @@ export class EventSourceTransport {
     this.#clearTimers();
     const { request, position } = this.#subscription;
     const { base, path, from, filter, fields, credentials } = request;
-    const url = new URL(base + requestGroupedEvents(path));
+    const url = new URL(base + path);
     const start = position ? { lastEventId: position } : { from };
     const query = { ...start, filter: filter && JSON.stringify(filter), fields: fields?.join() };
     for (const [name, value] of Object.entries(query)) if (value) url.searchParams.set(name, value);

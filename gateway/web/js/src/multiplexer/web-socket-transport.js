@@ -1,5 +1,4 @@
 import { drawBackoff } from "../backoff.js";
-import { requestGroupedEvents } from "../grouped-events.js";
 import { getExpiry } from "../jwt.js";
 import { splitRecords } from "../record-texts.js";
 import { postToMembers } from "./members.js";
@@ -164,7 +163,7 @@ export class WebSocketTransport {
     const { path, from, filter, fields, credit } = request;
     const start = position ? { lastEventId: position } : { from };
     const view = {
-      path: requestGroupedEvents(path),
+      path,
       filter: filter ?? undefined,
       fields: fields ?? undefined,
     };
