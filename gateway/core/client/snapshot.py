@@ -59,6 +59,7 @@ class Snapshot:
         fresh: Partitions of which the client has nothing yet.
         filters: The filters of the view and of its table.
         end_offsets: The end of each partition, as far as it is known.
+        tables: The tables that have begun to be sent, so that each is sent as of one instant.
         is_overdue: The remaining partitions cannot be read now and are not waited for.
         is_closed: The end of the snapshot was sent.
     """
@@ -71,6 +72,7 @@ class Snapshot:
         "is_overdue",
         "records",
         "remaining",
+        "tables",
         "topics",
     )
 
@@ -86,6 +88,7 @@ class Snapshot:
         self.fresh = set(fresh)
         self.filters = filters
         self.end_offsets: dict[TopicPartition, int] = {}
+        self.tables: dict[TopicPartition, TableSnapshot] = {}
         self.records = 0
         self.is_overdue = self.is_closed = False
 
@@ -105,9 +108,18 @@ class Snapshot:
             return
         if position.offset >= end:
             self.remaining.discard(tp)
+            self.tables.pop(tp, None)
 
-    def set_end(self, tp: TopicPartition, offset: int, position: PartitionPosition) -> None:
+    def set_end(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        position: PartitionPosition,
+        table: TableSnapshot | None = None,
+    ) -> None:
         self.end_offsets[tp] = offset
+        if table is not None:
+            self.tables[tp] = table
         self.on_moved(tp, position)
 
     def count_records(self, count: int) -> None:
@@ -120,6 +132,7 @@ class Snapshot:
     def forget_end(self, tp: TopicPartition) -> None:
         """Forget the end of a partition whose log went back: it is of the log's past."""
         self.end_offsets.pop(tp, None)
+        self.tables.pop(tp, None)
 
     def close_if_complete(self) -> SnapshotEnd | None:
         if self.is_closed or (self.remaining and not self.is_overdue):

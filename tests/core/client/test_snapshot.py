@@ -50,6 +50,18 @@ def test_what_cannot_be_read_is_told_as_pending_and_comes_later():
     assert made.is_fresh(B) and made.needs_data(B)
 
 
+def test_a_table_is_held_until_its_end_or_until_its_log_goes_back():
+    """Each client held the tables that it began with for as long as it was connected."""
+    made, topic = snapshot(A, B), KeyedTopic()
+    table = topic.build_edition(A)
+    made.set_end(A, 3, PartitionPosition(0), table)
+    made.set_end(B, 3, PartitionPosition(0), table)
+    assert made.tables == {A: table, B: table}
+    made.on_moved(A, PartitionPosition(3))
+    made.forget_end(B)
+    assert made.tables == {}
+
+
 def test_a_place_that_was_not_held_against_the_log_is_at_no_end():
     made = snapshot()
     made.end_offsets[A] = 3
