@@ -136,9 +136,9 @@ class SnapshotRead:
             reader.set_snapshot_end(tp, end, table_snapshot)
         if subscription.credit == 0:
             return
-        if table_snapshot is not None:
+        if table_snapshot is not None and not table_snapshot.is_released:
             pieces = self._select_entries(table_snapshot, position.offset)
-        elif snapshot.is_fresh(tp):  # its table is spilled
+        elif snapshot.is_fresh(tp):  # its table is spilled, or was released
             end = snapshot.end_offsets[tp]
             pieces = await snapshots.tables.read_window(tp, position, end, snapshot.filters)
         else:

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.config import Topic
 from gateway.core.channel.filters import Condition, Filter, Filters
+from gateway.core.client.snapshot import TableSnapshot
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.record import (
@@ -261,6 +262,26 @@ async def test_tables_take_no_more_than_their_part_of_the_memory(kafka: FakePart
     made = build_tables(kafka, limit=1024)
     assert await made.get_snapshot(A, 30) is None
     assert (made.spilled, made.used_bytes) == ({"prices"}, 0)
+
+
+@pytest.mark.parametrize("filters", [Filters(), Filters((Filter(key=b"k"),)), OF_X])
+async def test_editions_that_clients_still_read_take_no_more_than_tables_leave(
+    kafka: FakePartition, filters: Filters
+):
+    """A client that stopped reading held the version of the table that it began with."""
+    limit = 64 * 1024
+    made, editions = build_tables(kafka, limit=limit), list[TableSnapshot]()
+    for _ in range(20):
+        kafka.write_record("k", None)
+        kafka.write_record("k", '{"of": "x", "text": "%s"}' % ("x" * 10_000))
+        edition = await made.get_snapshot(A, len(kafka.records), filters)
+        assert edition is not None
+        editions.append(edition)
+        made.release_old_snapshots()
+        assert made.used_bytes <= limit
+    released = sum(edition.is_released for edition in editions)
+    assert 0 < released < 20
+    assert all(edition.is_released for edition in editions[:released])
 
 
 async def test_a_history_is_spilled_before_the_table_and_read_by_windows(kafka: FakePartition):
