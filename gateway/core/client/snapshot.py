@@ -217,8 +217,8 @@ class KeyTable:
     The hub creates one per partition and applies to it the entries that it reads. Invariants
     between calls: `_entries` is in offset order (a dictionary keeps the order of insertion, and a
     record that replaces another is inserted again), and `_snapshot` is None or equal to the present
-    table. `_marks` has the snapshots that somebody still holds, oldest first, each with the bytes
-    of its entries, and what `_dropped_bytes` was then.
+    table. `_marks` has the snapshots that somebody still holds, each with the bytes of its entries
+    and what `_dropped_bytes` was then.
     """
 
     __slots__ = (
@@ -274,7 +274,7 @@ class KeyTable:
         if not old:
             return 0
         # They share entries. Those that the table lacks were dropped since the oldest was taken.
-        dropped = self._dropped_bytes - self._marks[old[0]][1]
+        dropped = self._dropped_bytes - min(self._marks[each][1] for each in old)
         own_bytes = sum(each.own_bytes for each in old)
         return own_bytes + min(dropped, sum(self._marks[each][0] for each in old))
 
@@ -296,10 +296,14 @@ class KeyTable:
             self._snapshot = self.create_snapshot(list(self._entries.values()), self.bytes)
         return self._snapshot
 
-    def create_snapshot(self, entries: Sequence[Record | Gap], size: int) -> TableSnapshot:
-        """Return a snapshot of entries of the present table, which are of `size` bytes."""
-        snapshot = TableSnapshot(self.tp, entries, self.position)
-        self._marks[snapshot] = size, self._dropped_bytes
+    def create_snapshot(
+        self, entries: Sequence[Record | Gap], size: int, whole: TableSnapshot | None = None
+    ) -> TableSnapshot:
+        """Return one with entries of `size` bytes, of `whole` or else of the present table."""
+        end = self.position if whole is None else whole.end_position
+        snapshot = TableSnapshot(self.tp, entries, end)
+        dropped = self._dropped_bytes if whole is None else self._marks.get(whole, (0, 0))[1]
+        self._marks[snapshot] = size, dropped
         return snapshot
 
     def select_keys(self, keys: Iterable[bytes]) -> list[Record | Gap]:

@@ -120,10 +120,9 @@ class SnapshotRead:
         table_snapshot = snapshot.tables.get(tp)
         if table_snapshot is None:
             end = await snapshots.ends.find_end(tp)
-            tables, filters = snapshots.tables, snapshot.filters
-            table_snapshot = (
-                await tables.get_snapshot(tp, end, filters) if snapshot.is_fresh(tp) else None
-            )
+            # Without credit only the end is needed: an empty snapshot ends without any.
+            if snapshot.is_fresh(tp) and subscription.credit != 0:
+                table_snapshot = await snapshots.tables.get_snapshot(tp, end, snapshot.filters)
             reader = subscription.private_reader
             # It may have read all that it had to meanwhile, or the log went back.
             if reader is None or reader.positions.get(tp) != position:

@@ -101,6 +101,7 @@ class Tables:
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
         self._view_snapshots = WeakValueDictionary()
         self._locks: dict[TopicPartition, asyncio.Lock] = {}
+        self._view_locks: dict[TopicPartition, asyncio.Lock] = {}
         self._window_slots = asyncio.Semaphore(MAX_OPEN_WINDOWS)
 
     @property
@@ -128,17 +129,21 @@ class Tables:
             for table_type in (KeyTable, RecordHistory):
                 self._drop_table(table_type, tp)
             del self._locks[tp]
+            self._view_locks.pop(tp, None)
 
     async def get_snapshot(
         self, tp: TopicPartition, end: int, filters: Filters = MATCH_ALL
     ) -> TableSnapshot | None:
         """Return a snapshot up to an offset at least; None if the table or history is spilled."""
-        async with self._locks.setdefault(tp, asyncio.Lock()):
-            if not filters.is_key_only:
-                history = await self._get_table(RecordHistory, tp, end)
+        if not filters.is_key_only:
+            # One at a time, so that equal views share it. Tables and documents do not wait for it.
+            async with self._view_locks.setdefault(tp, asyncio.Lock()):
+                async with self._locks.setdefault(tp, asyncio.Lock()):
+                    history = await self._get_table(RecordHistory, tp, end)
                 return (
                     None if history is None else await self._build_view_snapshot(history, filters)
                 )
+        async with self._locks.setdefault(tp, asyncio.Lock()):
             table = await self._get_table(KeyTable, tp, end)
             if table is None or filters.keys is None:
                 return None if table is None else table.take_snapshot()
@@ -186,7 +191,7 @@ class Tables:
                 entry for entry in part if type(entry) is not Record or filters.matches(entry)
             )
             await asyncio.sleep(0)
-        snapshot = history.create_snapshot(table.take_snapshot().entries, table.bytes)
+        snapshot = history.create_snapshot(table.take_snapshot().entries, table.bytes, whole)
         if not snapshot.entries and history.tp.topic not in self._judged_topics:
             self._warn_of_missing_field(history.tp, entries, filters)
         if filters.keys is None:  # else only the records of these keys were looked at: that is fast

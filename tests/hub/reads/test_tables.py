@@ -244,6 +244,23 @@ async def test_equal_views_share_an_edition_and_no_other_is_read_for(kafka: Fake
     assert len(kafka.read_offsets) == reads
 
 
+async def test_a_table_does_not_wait_for_views_that_are_built(kafka: FakePartition):
+    """Views of clients' filters were built under the lock of the partition, one after the other:
+    some hundreds kept its snapshots and documents from everybody."""
+    write_owned(kafka, *("y" for _ in range(20_000)))
+    made, end = build_tables(kafka), 20_000
+    await made.get_snapshot(A, end)
+    await made.get_snapshot(A, end, OF_X)
+    view = asyncio.create_task(
+        made.get_snapshot(A, end, Filters((Filter(fields=(("/of", "y"),)),)))
+    )
+    await asyncio.sleep(0)
+    assert await made.get_snapshot(A, end) is not None
+    assert await made.get_latest(A, end, b"k") is not None
+    assert not view.done()
+    assert await view is not None
+
+
 async def test_filters_of_keys_alone_need_no_more_than_the_table(kafka: FakePartition):
     write_owned(kafka, "x", "y")
     kafka.write_record("l", "1")
