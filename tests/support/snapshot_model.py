@@ -165,7 +165,6 @@ class SnapshotClient:
         self.state, self._confirmed_state = ClientState(), ClientState()
         self.last_offsets: list[int] | None = None
         self.received_lines: list[str] = []
-        self._editions: dict[TopicPartition, TableSnapshot] = {}
         """snapshot: it begins with one, and is brought it in blocks or one by one."""
         fresh = dict.fromkeys(PARTITIONS, PartitionPosition(0)) if has_snapshot else {}
         self.subscription = self._create_subscription(fresh, PARTITIONS)
@@ -209,7 +208,6 @@ class SnapshotClient:
             positions,
             SubscriptionTerms(slow_policy=self.slow_policy, snapshot=snapshot),
         )
-        self._editions.clear()
         if self.last_offsets is None:
             self._confirm_token(sub.begin()[1])
         return sub
@@ -233,8 +231,8 @@ class SnapshotClient:
             elif not snapshot.is_fresh(tp):
                 reader.set_snapshot_end(tp, len(self.topic.written_records[tp]))
             else:
-                edition = self._editions.setdefault(tp, self.topic.build_edition(tp))
-                reader.set_snapshot_end(tp, edition.end_position.offset or 0)
+                edition = snapshot.tables.get(tp) or self.topic.build_edition(tp)
+                reader.set_snapshot_end(tp, edition.end_position.offset or 0, edition)
                 reader.feed_snapshot(tp, place, self._get_pieces(edition, place.offset))
 
     def _get_pieces(self, edition: TableSnapshot, offset: int) -> Iterable[Entry | SnapshotBlock]:

@@ -73,7 +73,7 @@ class CatchUp:
             return has_credit or tp not in snapshot.end_offsets
         if not has_credit or log.start_offset is None or self._buffer.is_gathering(tp):
             return False
-        return position.offset < log.start_offset
+        return position.offset < log.start_offset and not self._is_withheld(tp)
 
     def read_into(self, batch: WriteBatch) -> None:
         cursor, round_robin = self._cursor, self._round_robin
@@ -138,13 +138,11 @@ class CatchUp:
             else:
                 batch.add_entry(entry, position)
             # Every entry may end the stream, the partition, or its part of the snapshot.
+            if positions.has_reached_end(tp) or self._is_withheld(tp):
+                self._buffer.drop(tp)  # else later entries fill it, which nothing takes out again
+                break
             is_turn_over = batch.remaining_bytes <= min_remaining or cursor.credit == 0
-            if (
-                is_turn_over
-                or cursor.end_reason
-                or positions.has_reached_end(tp)
-                or self._is_withheld(tp)
-            ):
+            if is_turn_over or cursor.end_reason:
                 break
         return self._join_in_batch(tp, batch) or batch.remaining_bytes < remaining_before
 

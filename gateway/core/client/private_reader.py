@@ -28,7 +28,7 @@ from gateway.core.log.record import (
 from .catch_up import CatchUp, build_truncation_gap
 from .read_buffer import EntryRun, ReadAnswer, ReadBuffer
 from .shared_cursor import FastForwardPartitions, PrivatePositions, SharedCursor
-from .snapshot import SnapshotBlock
+from .snapshot import SnapshotBlock, TableSnapshot
 from .terms import EndReason, SlowClientPolicy, SubscriptionTerms
 from .write_batch import WriteBatch
 
@@ -196,13 +196,15 @@ class PrivateReader:
         if self.positions.get(tp) == position:
             self._buffer.feed_snapshot(tp, pieces)
 
-    def set_snapshot_end(self, tp: TopicPartition, offset: int) -> None:
+    def set_snapshot_end(
+        self, tp: TopicPartition, offset: int, table: TableSnapshot | None = None
+    ) -> None:
         snapshot, end_offsets = self._cursor.snapshot, self._cursor.end_offsets
         if snapshot is None or tp not in snapshot.remaining:
             return
         if end_offsets is not None:
             offset = min(offset, end_offsets.get(tp, 0))
-        snapshot.set_end(tp, offset, self.positions[tp])
+        snapshot.set_end(tp, offset, self.positions[tp], table)
 
     # What need not be sent.
 

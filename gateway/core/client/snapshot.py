@@ -59,6 +59,7 @@ class Snapshot:
         fresh: Partitions of which the client has nothing yet.
         filters: The filters of the view and of its table.
         end_offsets: The end of each partition, as far as it is known.
+        tables: The tables that have begun to be sent, so that each is sent as of one instant.
         is_overdue: The remaining partitions cannot be read now and are not waited for.
         is_closed: The end of the snapshot was sent.
     """
@@ -71,6 +72,7 @@ class Snapshot:
         "is_overdue",
         "records",
         "remaining",
+        "tables",
         "topics",
     )
 
@@ -86,6 +88,7 @@ class Snapshot:
         self.fresh = set(fresh)
         self.filters = filters
         self.end_offsets: dict[TopicPartition, int] = {}
+        self.tables: dict[TopicPartition, TableSnapshot] = {}
         self.records = 0
         self.is_overdue = self.is_closed = False
 
@@ -105,9 +108,18 @@ class Snapshot:
             return
         if position.offset >= end:
             self.remaining.discard(tp)
+            self.tables.pop(tp, None)
 
-    def set_end(self, tp: TopicPartition, offset: int, position: PartitionPosition) -> None:
+    def set_end(
+        self,
+        tp: TopicPartition,
+        offset: int,
+        position: PartitionPosition,
+        table: TableSnapshot | None = None,
+    ) -> None:
         self.end_offsets[tp] = offset
+        if table is not None:
+            self.tables[tp] = table
         self.on_moved(tp, position)
 
     def count_records(self, count: int) -> None:
@@ -120,6 +132,7 @@ class Snapshot:
     def forget_end(self, tp: TopicPartition) -> None:
         """Forget the end of a partition whose log went back: it is of the log's past."""
         self.end_offsets.pop(tp, None)
+        self.tables.pop(tp, None)
 
     def close_if_complete(self) -> SnapshotEnd | None:
         if self.is_closed or (self.remaining and not self.is_overdue):
@@ -133,6 +146,9 @@ TableKey: TypeAlias = bytes | int  # a key, or the offset of a record without a 
 _get_offset = attrgetter("offset")
 
 
+REFERENCE_BYTES = 8  # bytes for an entry in the list of a snapshot
+
+
 class EncodedSnapshot(Protocol):
     bytes: int
 
@@ -143,9 +159,13 @@ class TableSnapshot:
     The entries are records, and gaps for those that could not be decoded, in offset order: a client
     that is promised the whole table must be informed of missing records. A key whose record is a
     tombstone is not in it. Records without a key are all in it.
+
+    Its `KeyTable` may release it. Clients that still read it go on from Kafka, up to the same end.
     """
 
-    __slots__ = ("__weakref__", "_by_key", "encoded_by_channel", "end_position", "entries", "tp")
+    __slots__ = (
+        "__weakref__", "encoded_by_channel", "end_position", "entries", "is_released", "tp",
+    )  # fmt: skip
 
     def __init__(
         self, tp: TopicPartition, entries: Sequence[Record | Gap], end: PartitionPosition
@@ -154,18 +174,21 @@ class TableSnapshot:
         self.entries = entries
         self.end_position = end
         self.encoded_by_channel: WeakKeyDictionary[object, EncodedSnapshot] = WeakKeyDictionary()
-        self._by_key: dict[bytes, Record] | None = None
+        self.is_released = False
+
+    @property
+    def own_bytes(self) -> int:
+        """Return the bytes that it takes beside the entries, which it shares."""
+        encoded = sum(part.bytes for part in self.encoded_by_channel.values())
+        return REFERENCE_BYTES * len(self.entries) + encoded
+
+    def release(self) -> None:
+        self.entries = ()
+        self.encoded_by_channel.clear()
+        self.is_released = True
 
     def find_index(self, offset: int) -> int:
         return bisect_left(self.entries, offset, key=_get_offset)
-
-    def select_keys(self, keys: Iterable[bytes]) -> TableSnapshot:
-        if self._by_key is None:
-            records = (entry for entry in self.entries if type(entry) is Record)
-            self._by_key = {record.key: record for record in records if record.key is not None}
-        selected: list[Record | Gap] = [entry for entry in self.entries if type(entry) is Gap]
-        selected += [self._by_key[key] for key in keys if key in self._by_key]
-        return TableSnapshot(self.tp, sorted(selected, key=_get_offset), self.end_position)
 
     def read(self, offset: int, max_bytes: int) -> list[Entry]:
         """Return entries from an offset on; the last leads to the next ones, or to the end."""
@@ -194,10 +217,13 @@ class KeyTable:
     The hub creates one per partition and applies to it the entries that it reads. Invariants
     between calls: `_entries` is in offset order (a dictionary keeps the order of insertion, and a
     record that replaces another is inserted again), and `_snapshot` is None or equal to the present
-    table.
+    table. `_marks` has the snapshots that somebody still holds, each with the bytes of its entries
+    and what `_dropped_bytes` was then.
     """
 
-    __slots__ = ("_entries", "_snapshot", "bytes", "position", "tp")
+    __slots__ = (
+        "_dropped_bytes", "_entries", "_marks", "_snapshot", "bytes", "position", "tp",
+    )  # fmt: skip
 
     def __init__(self, tp: TopicPartition, position: PartitionPosition) -> None:
         self.tp = tp
@@ -205,6 +231,8 @@ class KeyTable:
         self.bytes = 0
         self._entries: dict[TableKey, Record | Gap] = {}
         self._snapshot: TableSnapshot | None = None
+        self._marks: WeakKeyDictionary[TableSnapshot, tuple[int, int]] = WeakKeyDictionary()
+        self._dropped_bytes = 0  # of all entries that were ever replaced or removed
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -236,13 +264,52 @@ class KeyTable:
 
     @property
     def total_bytes(self) -> int:
-        encoded = self._snapshot.encoded_by_channel.values() if self._snapshot is not None else ()
-        return self.bytes + sum(part.bytes for part in encoded)
+        present = [each for each in self._marks if each.end_position == self.position]
+        return self.bytes + self.old_bytes + sum(each.own_bytes for each in present)
+
+    @property
+    def old_bytes(self) -> int:
+        """Return how many bytes snapshots of earlier moments take at most beside the table."""
+        old = self._list_old()
+        if not old:
+            return 0
+        # They share entries. Those that the table lacks were dropped since the oldest was taken.
+        dropped = self._dropped_bytes - min(self._marks[each][1] for each in old)
+        own_bytes = sum(each.own_bytes for each in old)
+        return own_bytes + min(dropped, sum(self._marks[each][0] for each in old))
+
+    def release_older_half(self) -> None:
+        old = self._list_old()
+        for snapshot in old[: (len(old) + 1) // 2]:
+            snapshot.release()
+            del self._marks[snapshot]
+
+    def release_all(self) -> None:
+        for snapshot in list(self._marks):
+            snapshot.release()
+
+    def _list_old(self) -> list[TableSnapshot]:
+        return [each for each in self._marks if each.end_position != self.position]
 
     def take_snapshot(self) -> TableSnapshot:
         if self._snapshot is None:
-            self._snapshot = TableSnapshot(self.tp, list(self._entries.values()), self.position)
+            self._snapshot = self.create_snapshot(list(self._entries.values()), self.bytes)
         return self._snapshot
+
+    def create_snapshot(
+        self, entries: Sequence[Record | Gap], size: int, whole: TableSnapshot | None = None
+    ) -> TableSnapshot:
+        """Return one with entries of `size` bytes, of `whole` or else of the present table."""
+        end = self.position if whole is None else whole.end_position
+        snapshot = TableSnapshot(self.tp, entries, end)
+        dropped = self._dropped_bytes if whole is None else self._marks.get(whole, (0, 0))[1]
+        self._marks[snapshot] = size, dropped
+        return snapshot
+
+    def select_keys(self, keys: Iterable[bytes]) -> list[Record | Gap]:
+        gaps = [entry for entry in self._entries.values() if type(entry) is Gap]
+        records = [record for key in keys if (record := self.get(key)) is not None]
+        return sorted([*gaps, *records], key=_get_offset)
 
     def prune(self, start_offset: int) -> None:
         expired_keys: list[TableKey] = []
@@ -264,7 +331,9 @@ class KeyTable:
             self.bytes += buffered_size(record)
 
     def _drop(self, key: TableKey) -> None:
-        self.bytes -= buffered_size(self._entries.pop(key))
+        size = buffered_size(self._entries.pop(key))
+        self.bytes -= size
+        self._dropped_bytes += size
 
 
 class RecordHistory(KeyTable):

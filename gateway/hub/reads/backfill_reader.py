@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import dropwhile
 from time import perf_counter
 from typing import NamedTuple
@@ -22,8 +23,16 @@ from typing import NamedTuple
 from gateway.background_tasks import BackgroundTasks
 from gateway.config import Topic
 from gateway.core.client.read_buffer import EntryRun, ReadAnswer
-from gateway.core.log.partition_reader import OffsetStart, PartitionReader, Start
+from gateway.core.log.partition_reader import (
+    EARLIEST,
+    LATEST,
+    OffsetStart,
+    PartitionReader,
+    Start,
+    TimestampStart,
+)
 from gateway.core.log.record import (
+    NO_EPOCH,
     REWIND_REASONS,
     Entry,
     Fault,
@@ -35,9 +44,11 @@ from gateway.core.log.record import (
 from gateway.hub.wires.transform import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
+from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, OffsetAndTimestamp
 from gateway.kafka.fetch.fetch import TopicModel, get_no_model
 from gateway.kafka.fetch.fetcher import Fetcher
 
+from .leader_queries import LeaderQueries
 from .shared_reads import create_reader
 
 log = logging.getLogger(__name__)
@@ -128,6 +139,10 @@ class BackfillReader:
         self._queues: dict[TopicPartition, dict[asyncio.Future[EntryRun], _ReadRequest]] = {}
         # None while an answer is being handed out.
         self._readers: dict[TopicPartition, PartitionReader | None] = {}
+        self._start_queries: dict[int, LeaderQueries[OffsetAndTimestamp]] = {
+            isolation: LeaderQueries(cluster, partial(self._list_offsets, isolation))
+            for isolation in (READ_COMMITTED, READ_UNCOMMITTED)
+        }
         self._tasks = BackgroundTasks(log)
         self._may_read = asyncio.Event()
         self._may_read.set()
@@ -139,6 +154,8 @@ class BackfillReader:
         for queue in queues.values():
             for result in queue:
                 result.cancel()
+        for queries in self._start_queries.values():
+            await queries.close()
         await self.fetcher.close()
         await self._tasks.close()
 
@@ -176,8 +193,30 @@ class BackfillReader:
 
     async def resolve_start(self, tp: TopicPartition, start: Start) -> PartitionPosition:
         """Return the position of a start, as the shared read would find it."""
+        if isinstance(start, TimestampStart):
+            return await self._find_time(tp, start.timestamp)
         (ready,) = await self._request_read(tp, start, None)
         return PartitionPosition(ready.next_offset, ready.epoch)
+
+    async def _find_time(self, tp: TopicPartition, timestamp: int) -> PartitionPosition:
+        """Find a start by time beside the reads of its partition, which it need not wait for."""
+        is_committed = self._get_topic_settings(tp.topic).isolation == "read_committed"
+        queries = self._start_queries[READ_COMMITTED if is_committed else READ_UNCOMMITTED]
+        # The end first, as by the shared read: a record that is written between the two answers
+        # lies behind it.
+        if timestamp != EARLIEST:
+            end = await queries.ask_until_answered(tp, LATEST)
+        found = await queries.ask_until_answered(tp, timestamp)
+        if found.offset < 0:  # no record is as late
+            found = end
+        leader = self._cluster.leader_for_partition(tp)
+        epoch = leader[1] if found.epoch == NO_EPOCH and leader is not None else found.epoch
+        return PartitionPosition(found.offset, epoch)
+
+    async def _list_offsets(
+        self, isolation: int, specs: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, OffsetAndTimestamp | int]:
+        return await self._cluster.list_offsets(specs, isolation)
 
     async def _request_read(
         self, tp: TopicPartition, start: Start, version: _Version | None

@@ -3,8 +3,8 @@
 After an election, every client that resumes brings an older epoch for every partition: 500 clients
 of 12 partitions would be 6,000 requests to the brokers; asked together they are one per broker.
 
-`EpochEnds` and `StableEnds` are the two questions: where a leader epoch ended, and where a
-partition ends.
+`EpochEnds` and `StableEnds` ask where a leader epoch ended, and where a partition ends;
+`BackfillReader` asks for starts by time.
 """
 
 from __future__ import annotations
@@ -49,6 +49,16 @@ class LeaderQueries(Generic[A]):
         self._send = send
         self._pending: dict[Query, asyncio.Future[A | int | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def ask_until_answered(self, tp: TopicPartition, argument: int) -> A:
+        """Return the leader's answer, however long Kafka takes; cancelled by `close`."""
+        while not self._is_closed:
+            answer = await self.ask(tp, argument)
+            if answer is not None and not isinstance(answer, int):
+                return answer
+            await asyncio.sleep(RETRY_DELAY_S)
+        raise asyncio.CancelledError
 
     async def ask(self, tp: TopicPartition, argument: int) -> A | int | None:
         """Return the leader's answer, or Kafka's error code; None if the request failed."""
@@ -60,6 +70,7 @@ class LeaderQueries(Generic[A]):
 
     async def close(self) -> None:
         """Cancel the requests that are under way; those who wait get no answer."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -147,7 +158,7 @@ class StableEnds:
 
     async def find_end(self, tp: TopicPartition) -> int:
         """Return the end as of some time after this call, however long Kafka takes."""
-        return await _ask_until_answered(self._queries, tp)
+        return (await self._queries.ask_until_answered(tp, LATEST)).offset
 
     async def find_settled_end(self, tp: TopicPartition) -> int:
         """Return an end behind all records that were acknowledged before this call.
@@ -157,7 +168,7 @@ class StableEnds:
         Raises:
             TransactionOpen: The transactions did not end in time.
         """
-        high_watermark = await _ask_until_answered(self._high_watermark_queries, tp)
+        high_watermark = (await self._high_watermark_queries.ask_until_answered(tp, LATEST)).offset
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._transaction_timeout_s
         while (end := await self.find_end(tp)) < high_watermark:
@@ -173,13 +184,3 @@ class StableEnds:
     async def close(self) -> None:
         await self._queries.close()
         await self._high_watermark_queries.close()
-
-
-async def _ask_until_answered(
-    queries: LeaderQueries[OffsetAndTimestamp], tp: TopicPartition
-) -> int:
-    while True:
-        answer = await queries.ask(tp, LATEST)
-        if isinstance(answer, OffsetAndTimestamp):
-            return answer.offset
-        await asyncio.sleep(RETRY_DELAY_S)

@@ -81,8 +81,7 @@ class Snapshots:
 class SnapshotRead:
     """Bring one client its snapshot, and wait `timeout_s` for partitions that cannot be read.
 
-    `Backfill` creates and closes it. It keeps the snapshot of each table that it has begun to send,
-    so that the client sees each partition as of one instant.
+    `Backfill` creates and closes it.
     """
 
     __slots__ = (
@@ -92,7 +91,6 @@ class SnapshotRead:
         "_shared_tail",
         "_snapshots",
         "_subscription",
-        "_table_snapshots",
     )
 
     def __init__(
@@ -109,7 +107,6 @@ class SnapshotRead:
         self._shared_tail = shared_tail
         self._subscription = subscription
         self._on_found = on_found
-        self._table_snapshots: dict[TopicPartition, TableSnapshot] = {}
         self._check_timer = asyncio.get_running_loop().call_later(timeout_s, self._check_overdue)
 
     def close(self) -> None:
@@ -120,28 +117,27 @@ class SnapshotRead:
         subscription, snapshots = self._subscription, self._snapshots
         snapshot = subscription.snapshot
         assert snapshot is not None and position.offset is not None
-        table_snapshot = self._table_snapshots.get(tp)
-        # It is looked up the first time, and again when the log went back.
-        if table_snapshot is None or table_snapshot.end_position.lineage != position.lineage:
+        table_snapshot = snapshot.tables.get(tp)
+        if table_snapshot is None:
             end = await snapshots.ends.find_end(tp)
-            tables, filters = snapshots.tables, snapshot.filters
-            table_snapshot = (
-                await tables.get_snapshot(tp, end, filters) if snapshot.is_fresh(tp) else None
-            )
+            # Without credit only the end is needed: an empty snapshot ends without any.
+            if snapshot.is_fresh(tp) and subscription.credit != 0:
+                table_snapshot = await snapshots.tables.get_snapshot(tp, end, snapshot.filters)
             reader = subscription.private_reader
-            if reader is None:  # it read all that it had to meanwhile
+            # It may have read all that it had to meanwhile, or the log went back.
+            if reader is None or reader.positions.get(tp) != position:
                 return
             if table_snapshot is None:
-                reader.set_snapshot_end(tp, snapshot.end_offsets.get(tp, end))
+                end = snapshot.end_offsets.get(tp, end)
             else:
-                self._table_snapshots[tp] = table_snapshot
                 assert table_snapshot.end_position.offset is not None
-                reader.set_snapshot_end(tp, table_snapshot.end_position.offset)
+                end = table_snapshot.end_position.offset
+            reader.set_snapshot_end(tp, end, table_snapshot)
         if subscription.credit == 0:
             return
-        if table_snapshot is not None:
+        if table_snapshot is not None and not table_snapshot.is_released:
             pieces = self._select_entries(table_snapshot, position.offset)
-        elif snapshot.is_fresh(tp):  # its table is spilled
+        elif snapshot.is_fresh(tp):  # its table is spilled, or was released
             end = snapshot.end_offsets[tp]
             pieces = await snapshots.tables.read_window(tp, position, end, snapshot.filters)
         else:

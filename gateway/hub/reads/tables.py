@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 
 from gateway.config import Topic
 from gateway.config.types.units import format_size
-from gateway.core.channel.conflation import KeyWindow
+from gateway.core.channel.conflation import KeyWindow, buffered_size
 from gateway.core.channel.filters import (
     MATCH_ALL,
     MISSING,
@@ -101,18 +101,25 @@ class Tables:
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
         self._view_snapshots = WeakValueDictionary()
         self._locks: dict[TopicPartition, asyncio.Lock] = {}
+        self._view_locks: dict[TopicPartition, asyncio.Lock] = {}
         self._window_slots = asyncio.Semaphore(MAX_OPEN_WINDOWS)
 
     @property
     def used_bytes(self) -> int:
-        """Return the bytes of all tables, with what was encoded of them."""
-        encoded_views = [
-            encoded
-            for snapshot in self._view_snapshots.values()
-            for encoded in snapshot.encoded_by_channel.values()
-        ]
-        table_bytes = sum(table.total_bytes for table in self._tables.values())
-        return table_bytes + sum(encoded.bytes for encoded in encoded_views)
+        """Return the bytes of all tables, of what was encoded of them, and of old snapshots."""
+        return sum(table.total_bytes for table in self._tables.values())
+
+    def release_old_snapshots(self) -> None:
+        """Release the oldest ones if clients still read more than the tables leave of the limit.
+
+        These clients are sent the rest as if the tables were spilled.
+        """
+        tables = self._tables.values()
+        available = max(0, self._get_limit() - sum(table.bytes for table in tables))
+        while sum(table.old_bytes for table in tables) > available:
+            for table in tables:
+                if table.old_bytes > available // len(tables):
+                    table.release_older_half()
 
     def drop_topic(self, topic: str) -> None:
         self.spilled.discard(topic)
@@ -120,23 +127,28 @@ class Tables:
         self._judged_topics.discard(topic)
         for tp in [tp for tp in self._locks if tp.topic == topic]:
             for table_type in (KeyTable, RecordHistory):
-                self._tables.pop((table_type, tp), None)
+                self._drop_table(table_type, tp)
             del self._locks[tp]
+            self._view_locks.pop(tp, None)
 
     async def get_snapshot(
         self, tp: TopicPartition, end: int, filters: Filters = MATCH_ALL
     ) -> TableSnapshot | None:
         """Return a snapshot up to an offset at least; None if the table or history is spilled."""
-        async with self._locks.setdefault(tp, asyncio.Lock()):
-            if not filters.is_key_only:
-                history = await self._get_table(RecordHistory, tp, end)
+        if not filters.is_key_only:
+            # One at a time, so that equal views share it. Tables and documents do not wait for it.
+            async with self._view_locks.setdefault(tp, asyncio.Lock()):
+                async with self._locks.setdefault(tp, asyncio.Lock()):
+                    history = await self._get_table(RecordHistory, tp, end)
                 return (
                     None if history is None else await self._build_view_snapshot(history, filters)
                 )
+        async with self._locks.setdefault(tp, asyncio.Lock()):
             table = await self._get_table(KeyTable, tp, end)
             if table is None or filters.keys is None:
                 return None if table is None else table.take_snapshot()
-            return table.take_snapshot().select_keys(filters.keys)
+            selected = table.select_keys(filters.keys)
+            return table.create_snapshot(selected, sum(map(buffered_size, selected)))
 
     async def get_latest(
         self, tp: TopicPartition, end: int, key: KeyBytes, filters: Filters = MATCH_ALL
@@ -165,7 +177,8 @@ class Tables:
         """Return the snapshot of a view, shared by clients of equal views while nothing changes."""
         whole, cache_key = history.take_snapshot(), (history.tp, filters)
         snapshot = self._view_snapshots.get(cache_key)
-        if snapshot is not None and snapshot.end_position == whole.end_position:
+        is_present = snapshot is not None and snapshot.end_position == whole.end_position
+        if snapshot is not None and is_present and not snapshot.is_released:
             return snapshot
         entries = whole.entries if filters.keys is None else history.select_keys(filters.keys)
         table = KeyTable(
@@ -178,7 +191,7 @@ class Tables:
                 entry for entry in part if type(entry) is not Record or filters.matches(entry)
             )
             await asyncio.sleep(0)
-        snapshot = TableSnapshot(history.tp, table.take_snapshot().entries, whole.end_position)
+        snapshot = history.create_snapshot(table.take_snapshot().entries, table.bytes, whole)
         if not snapshot.entries and history.tp.topic not in self._judged_topics:
             self._warn_of_missing_field(history.tp, entries, filters)
         if filters.keys is None:  # else only the records of these keys were looked at: that is fast
@@ -213,6 +226,7 @@ class Tables:
             # replaced is not known any more.
             if table is None or table.position.lineage != lineage:
                 start = await self._backfill_reader.resolve_start(tp, TimestampStart(EARLIEST))
+                self._drop_table(table_type, tp)
                 table = self._tables[table_type, tp] = table_type(
                     tp, start._replace(lineage=lineage)
                 )
@@ -221,6 +235,11 @@ class Tables:
                 return table
             table = None  # the log went back: build it anew, unless it is spilled by now
         return None
+
+    def _drop_table(self, table_type: TableType, tp: TopicPartition) -> None:
+        table = self._tables.pop((table_type, tp), None)
+        if table is not None:
+            table.release_all()
 
     def _get_spilled(self, table_type: TableType) -> set[str]:
         return self.spilled if table_type is KeyTable else self.spilled_histories
@@ -331,7 +350,7 @@ class Tables:
             if dropped:
                 self._get_spilled(table_type).add(topic)
                 for key in dropped:
-                    del self._tables[key]
+                    self._drop_table(*key)
                 log.warning(
                     "%s of %s are more than %s (%s): each snapshot reads them from Kafka, "
                     "several times over; raise %s",

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.snapshot_model import KEYS, PARTITIONS, KeyedTopic, SnapshotClient
 from support.snapshot_model import list_keyless as keyless_of
 
+from gateway.core.client.read_buffer import MAX_BUFFER_BYTES, ReadAnswer
 from gateway.core.client.snapshot import Snapshot
+from gateway.core.client.subscription import Subscription
+from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.record import UNVERIFIED_LINEAGE, PartitionPosition, SnapshotEnd
 
 A, B = PARTITIONS
@@ -44,6 +48,18 @@ def test_what_cannot_be_read_is_told_as_pending_and_comes_later():
     assert made.close_if_complete() == SnapshotEnd(("prices",), 0, (B,))
     assert not made.withholds(A), "it is live"
     assert made.is_fresh(B) and made.needs_data(B)
+
+
+def test_a_table_is_held_until_its_end_or_until_its_log_goes_back():
+    """Each client held the tables that it began with for as long as it was connected."""
+    made, topic = snapshot(A, B), KeyedTopic()
+    table = topic.build_edition(A)
+    made.set_end(A, 3, PartitionPosition(0), table)
+    made.set_end(B, 3, PartitionPosition(0), table)
+    assert made.tables == {A: table, B: table}
+    made.on_moved(A, PartitionPosition(3))
+    made.forget_end(B)
+    assert made.tables == {}
 
 
 def test_a_place_that_was_not_held_against_the_log_is_at_no_end():
@@ -89,6 +105,29 @@ def test_a_partition_that_is_through_does_not_go_live_before_the_others():
     rest = client.take_all_lines()
     end = next(n for n, line in enumerate(rest) if line.startswith("snapshot-end 9"))
     assert rest.index("record 0 1 -> 2 8") > end
+
+
+@pytest.mark.parametrize("start", [0, 1], ids=["that came with its last ones", "read meanwhile"])
+def test_a_partition_that_waits_for_the_others_holds_no_later_records(start: int):
+    """Once they filled the buffer, no partition was read any more, and the snapshot never ended."""
+    topic = KeyedTopic(max_log_bytes=1)
+    for _ in range(3):
+        topic.write_record(0, None, bytes(MAX_BUFFER_BYTES))
+    for _ in range(2):
+        topic.write_record(1, b"c")
+    positions = {A: PartitionPosition(start), B: PartitionPosition(0)}
+    subscription = Subscription(topic.channel, positions, SubscriptionTerms(snapshot=snapshot()))
+    reader = subscription.private_reader
+    assert reader is not None
+    reader.set_snapshot_end(A, 1)
+    if start == 0:
+        reader.feed(A, positions[A], ReadAnswer(topic.written_records[A]).get_run())
+        assert subscription.take(1 << 20, 0.0) == b"record 0 0 -> 1 0\n"
+    reader.set_snapshot_end(B, 1)
+    assert reader.list_backfills() == [(B, PartitionPosition(0))]
+    reader.feed(B, positions[B], ReadAnswer(topic.written_records[B][:1]).get_run())
+    assert b"snapshot-end" in subscription.take(1 << 20, 0.0)
+    assert A in dict(reader.list_backfills())
 
 
 def test_one_that_is_cut_within_it_goes_on_from_there_and_hears_what_was_deleted():

@@ -11,7 +11,7 @@ from gateway.core.channel.chunk_ring import RingBudget
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
 from gateway.core.client.private_reader import PrivateReader
-from gateway.core.client.read_buffer import EntryRun, ReadAnswer
+from gateway.core.client.read_buffer import MAX_BUFFER_BYTES, EntryRun, ReadAnswer
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SlowClientPolicy, SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
@@ -286,6 +286,20 @@ def test_an_end_is_reached_when_all_partitions_have():
     gateway.append_records(B, 0)
     assert take_lines(sub) == ["record 1 0 -> 2 1"]
     assert sub.end_reason == "until"
+
+
+def test_records_behind_the_end_of_one_partition_do_not_stop_the_others():
+    """They stayed in the buffer: once it was full of them, no partition was read any more."""
+    gateway = TailFixture(cache=1)
+    gateway.append_records(A, *range(3))
+    gateway.append_records(B, 0, 1)
+    start = PartitionPosition(0)
+    sub = gateway.subscribe((A, start), (B, start), end_offsets={A: 1, B: 1})
+    large = [record(A, n)._replace(value=bytes(MAX_BUFFER_BYTES)) for n in range(3)]
+    get_reader(sub).feed(A, start, build_run(large))
+    assert take_lines(sub) == ["record 0 0 -> 1 0"]
+    assert get_reader(sub).list_backfills() == [(B, start)]
+    assert sub.buffered_bytes == 0
 
 
 def test_only_what_retention_took_ends_those_who_want_to_fail():

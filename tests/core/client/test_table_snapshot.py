@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.channel.conflation import buffered_size
-from gateway.core.client.snapshot import KeyTable, RecordHistory
+from gateway.core.client.snapshot import REFERENCE_BYTES, KeyTable, RecordHistory
 from gateway.core.log.record import (
     Entry,
     Gap,
@@ -98,11 +98,26 @@ def test_whoever_reads_an_edition_in_pieces_gets_all_of_it_once(written, most, d
 
 def test_an_edition_of_some_keys_has_those_and_what_all_must_hear():
     corrupt = Gap(A, 3, 4, 3, GapReason.CORRUPT)
-    edition = build_table(
-        record(0, b"a"), record(1, b"b"), record(2, None), corrupt
-    ).take_snapshot()
-    some = edition.select_keys([b"b", b"nobody"])
-    assert (some.entries, some.end_position) == ([record(1, b"b"), corrupt], edition.end_position)
+    made = build_table(record(0, b"a"), record(1, b"b"), record(2, None), corrupt)
+    assert made.select_keys([b"b", b"nobody"]) == [record(1, b"b"), corrupt]
+
+
+def test_editions_that_somebody_reads_count_as_far_as_the_table_has_replaced_them():
+    """They counted nothing."""
+    made, size = build_table(record(0, b"a"), record(1, b"b")), buffered_size(record(0, b"a"))
+    editions = [made.take_snapshot()]
+    assert made.old_bytes == 0
+    made.apply([record(2, b"a")])
+    editions.append(made.take_snapshot())
+    made.apply([record(3, b"b")])
+    lists = 2 * 2 * REFERENCE_BYTES
+    assert made.old_bytes == 2 * size + lists  # both lack one record, and share another
+    made.apply(record(n, b"a") for n in range(4, 100))
+    assert made.old_bytes == 4 * size + lists  # no more than they have
+    made.release_older_half()
+    assert (editions[0].is_released, editions[0].entries) == (True, ())
+    editions.clear()
+    assert made.old_bytes == 0
 
 
 def test_the_latest_of_one_key_is_looked_up_whatever_came_behind_it():

@@ -16,9 +16,16 @@ from support.waiting import wait_until
 
 from gateway.config import Topic
 from gateway.core.client.read_buffer import EntryRun
-from gateway.core.log.partition_reader import EARLIEST, FetchResult, PartitionReader, TimestampStart
+from gateway.core.log.partition_reader import (
+    EARLIEST,
+    LATEST,
+    FetchResult,
+    PartitionReader,
+    TimestampStart,
+)
 from gateway.core.log.record import Entry, Gap, GapReason, PartitionPosition, Record, TopicPartition
 from gateway.hub.reads.backfill_reader import BackfillReader
+from gateway.kafka.client.offsets import OffsetAndTimestamp
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.fetch.fetch import FetchedPartition
 from gateway.kafka.fetch.fetcher import Deliver
@@ -222,6 +229,24 @@ async def test_the_start_of_a_log_is_found(orders: EmbeddedKafka):
     orders.delete_records("orders", {0: 6})
     async with running_archive(orders) as (made, _):
         assert (await made.resolve_start(TP, TimestampStart(EARLIEST))).offset == 6
+
+
+async def test_a_start_by_time_does_not_wait_for_the_reads_of_its_partition(held):
+    """It had its turn among them: streams that were opened with `?from=` again and again held up
+    all others of the partition, as each start took its turn alone."""
+    made, cluster = held
+    answers = {LATEST: 9, 5: 7, 6: -1}
+
+    async def list_offsets(specs, isolation) -> dict[TopicPartition, OffsetAndTimestamp]:
+        return {tp: OffsetAndTimestamp(answers[time], time, 3) for tp, time in specs.items()}
+
+    cluster.list_offsets = list_offsets
+    reading = asyncio.create_task(made.read(TP, PartitionPosition(0, 0)))
+    await asyncio.sleep(0)
+    assert await made.resolve_start(TP, TimestampStart(5)) == PartitionPosition(7, 3)
+    assert await made.resolve_start(TP, TimestampStart(6)) == PartitionPosition(9, 3)
+    assert not reading.done()
+    reading.cancel()
 
 
 async def test_full_hands_are_given_nothing_more_until_they_are_emptied(orders: EmbeddedKafka):

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.config import Topic
 from gateway.core.channel.filters import Condition, Filter, Filters
+from gateway.core.client.snapshot import TableSnapshot
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.record import (
@@ -243,6 +244,23 @@ async def test_equal_views_share_an_edition_and_no_other_is_read_for(kafka: Fake
     assert len(kafka.read_offsets) == reads
 
 
+async def test_a_table_does_not_wait_for_views_that_are_built(kafka: FakePartition):
+    """Views of clients' filters were built under the lock of the partition, one after the other:
+    some hundreds kept its snapshots and documents from everybody."""
+    write_owned(kafka, *("y" for _ in range(20_000)))
+    made, end = build_tables(kafka), 20_000
+    await made.get_snapshot(A, end)
+    await made.get_snapshot(A, end, OF_X)
+    view = asyncio.create_task(
+        made.get_snapshot(A, end, Filters((Filter(fields=(("/of", "y"),)),)))
+    )
+    await asyncio.sleep(0)
+    assert await made.get_snapshot(A, end) is not None
+    assert await made.get_latest(A, end, b"k") is not None
+    assert not view.done()
+    assert await view is not None
+
+
 async def test_filters_of_keys_alone_need_no_more_than_the_table(kafka: FakePartition):
     write_owned(kafka, "x", "y")
     kafka.write_record("l", "1")
@@ -261,6 +279,26 @@ async def test_tables_take_no_more_than_their_part_of_the_memory(kafka: FakePart
     made = build_tables(kafka, limit=1024)
     assert await made.get_snapshot(A, 30) is None
     assert (made.spilled, made.used_bytes) == ({"prices"}, 0)
+
+
+@pytest.mark.parametrize("filters", [Filters(), Filters((Filter(key=b"k"),)), OF_X])
+async def test_editions_that_clients_still_read_take_no_more_than_tables_leave(
+    kafka: FakePartition, filters: Filters
+):
+    """A client that stopped reading held the version of the table that it began with."""
+    limit = 64 * 1024
+    made, editions = build_tables(kafka, limit=limit), list[TableSnapshot]()
+    for _ in range(20):
+        kafka.write_record("k", None)
+        kafka.write_record("k", '{"of": "x", "text": "%s"}' % ("x" * 10_000))
+        edition = await made.get_snapshot(A, len(kafka.records), filters)
+        assert edition is not None
+        editions.append(edition)
+        made.release_old_snapshots()
+        assert made.used_bytes <= limit
+    released = sum(edition.is_released for edition in editions)
+    assert 0 < released < 20
+    assert all(edition.is_released for edition in editions[:released])
 
 
 async def test_a_history_is_spilled_before_the_table_and_read_by_windows(kafka: FakePartition):
