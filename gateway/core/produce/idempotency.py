@@ -3,8 +3,9 @@
 A key stands for one record, so the digest of its first record is kept beside it: the same key with
 another record is a mistake that is reported (KeyReused), not a repetition. Keys that were written
 are remembered for `max_age_s` seconds; keys in flight as long as they are. Of more than `max_keys`,
-the oldest are dropped, and `may_be_dropped` says for which keys the log has to be read again.
-Sans-I/O: time is an argument, in seconds of any monotonic clock.
+the oldest are dropped: `may_be_dropped` says which keys have to be looked for in the log, and
+`list_dropped_ranges` in which parts of it. Sans-I/O: time is an argument, in seconds of any
+monotonic clock.
 
 A key of the sidecar stands for a request with several records, whose answer is given again. Such
 keys are claimed in a topic of their own instead (`gateway.core.delivery.claims`).
@@ -12,7 +13,7 @@ keys are claimed in a topic of their own instead (`gateway.core.delivery.claims`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar
@@ -20,6 +21,8 @@ from typing import Generic, NamedTuple, TypeVar
 from gateway.errors import KeyReused
 
 F = TypeVar("F")
+
+BLOCK_OFFSETS = 1000  # what is read of a partition's log to find a dropped key again
 
 
 class IdempotencyKey(NamedTuple):
@@ -45,33 +48,31 @@ class RecentNames:
     """Names that were added in the last `max_age_s` seconds, and a few others.
 
     Two Bloom filters (Bloom 1970) of which the older is replaced each time that it is out of date,
-    so that any number of names take 4 MiB. With a million of them, one in 500 others seems to be
-    there.
+    so that any number of names take 8 MiB. With two million of them, one in 1,300 others seems to
+    be there.
     """
 
-    BITS = 1 << 24  # of each filter
+    BITS = 1 << 25  # of each filter
+    HASHES = 6
 
     def __init__(self, max_age_s: float) -> None:
         self._max_age_s = max_age_s
         self._filters = (bytearray(), bytearray())  # the older one first; empty ones have no names
         self._began_at = 0.0  # when the newer one was begun
 
-    def add(self, name: str, now: float) -> None:
+    def add(self, name: Hashable, now: float) -> None:
         self._rotate(now)
         bits = self._filters[1]
         if not bits:
             bits.extend(bytes(self.BITS // 8))
             self._began_at = now
-        for bit in self._list_bits(name):
+        for bit in self._iter_bits(name):
             bits[bit >> 3] |= 1 << (bit & 7)
 
-    def may_have(self, name: str, now: float) -> bool:
+    def may_have(self, name: Hashable, now: float) -> bool:
         self._rotate(now)
-        if not any(self._filters):
-            return False
-        places = self._list_bits(name)
         return any(
-            bits and all(bits[bit >> 3] & (1 << (bit & 7)) for bit in places)
+            bits and all(bits[bit >> 3] & (1 << (bit & 7)) for bit in self._iter_bits(name))
             for bits in self._filters
         )
 
@@ -81,11 +82,11 @@ class RecentNames:
                 self._filters = (self._filters[1], bytearray())
                 self._began_at += self._max_age_s
 
-    def _list_bits(self, name: str) -> tuple[int, ...]:
-        hashed = blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
-        return tuple(
-            int.from_bytes(hashed[start : start + 4]) % self.BITS for start in range(0, 16, 4)
-        )
+    def _iter_bits(self, name: Hashable) -> Iterator[int]:
+        step, bit = divmod(hash(name), 1 << 32)
+        for _ in range(self.HASHES):
+            bit = (bit + step) % self.BITS
+            yield bit
 
 
 @dataclass(slots=True)
@@ -143,7 +144,18 @@ class IdempotencyWindow(Generic[F]):
 
     def may_be_dropped(self, key: IdempotencyKey, now: float) -> bool:
         """Return whether a key that is not known may have been written in the window."""
-        return self._dropped.may_have(repr(key), now)
+        return self._dropped.may_have(key, now)
+
+    def list_dropped_ranges(self, key: IdempotencyKey, offsets: range, now: float) -> list[range]:
+        """Return where in these offsets of its partition's log a dropped key may be."""
+        start, end = offsets.start, offsets.stop
+        if self._dropped.may_have((key, -1), now):  # Kafka did not say its offset
+            return [offsets]
+        return [
+            range(max(start, block * BLOCK_OFFSETS), min(end, (block + 1) * BLOCK_OFFSETS))
+            for block in range(start // BLOCK_OFFSETS, -(-end // BLOCK_OFFSETS))
+            if self._dropped.may_have((key, block), now)
+        ]
 
     def _evict(self, now: float) -> None:
         while self._written:
@@ -151,9 +163,10 @@ class IdempotencyWindow(Generic[F]):
             is_recent = now - self._written[oldest].written_at < self.max_age_s
             if len(self._written) <= self.max_keys and is_recent:
                 return
-            del self._written[oldest]
+            location = self._written.pop(oldest).location
             if is_recent:
-                self._dropped.add(repr(oldest), now)
+                self._dropped.add(oldest, now)
+                self._dropped.add((oldest, location.offset // BLOCK_OFFSETS), now)
 
 
 def hash_record(
