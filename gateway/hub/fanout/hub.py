@@ -52,7 +52,7 @@ from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.produce.producer import MAX_PENDING_BYTES
+from gateway.kafka.produce.pending_records import MAX_PENDING_BYTES
 from gateway.telemetry.traffic import (
     NO_CREDIT,
     SLOW,

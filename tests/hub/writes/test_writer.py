@@ -24,6 +24,7 @@ from gateway.errors import (
     RecordTooLarge,
     RequestError,
     UnknownTopic,
+    WritesFull,
 )
 from gateway.hub.writes.publisher import Produced, Publisher
 from gateway.hub.writes.writer import RecordWriter
@@ -84,7 +85,7 @@ async def test_a_key_is_not_forgotten_for_the_keys_of_others(one):
 
 async def test_writes_that_wait_before_the_producer_are_bounded_too(one):
     """While Kafka stalled, those with an idempotency key waited for its log in any number."""
-    async with running_publisher(one.bootstrap, timeout_s=1.0, max_pending_bytes=3000) as publisher:
+    async with running_publisher(one.bootstrap, timeout_s=1.0, max_pending_bytes=5000) as publisher:
         writer = RecordWriter(publisher)
         await writer.send("t", None, b"first")
         one.down(1)
@@ -104,6 +105,22 @@ async def test_writes_that_wait_before_the_producer_are_bounded_too(one):
         refused = [str(each) for each in results if isinstance(each, BrokerUnavailable)]
         assert len([each for each in refused if "too much waits" in each]) == 2
         await wait_until(lambda: publisher.pending_bytes == 0)
+
+
+async def test_writes_of_a_topic_that_cannot_be_written_leave_memory_to_others(one):
+    """The producer did, but clients' writes count before it, and there one topic took all."""
+    one.create_topic("u")
+    async with running_publisher(one.bootstrap, max_pending_bytes=4000) as publisher:
+        writer = RecordWriter(publisher)
+        for topic in ("t", "u"):
+            await writer.send(topic, None, b"first")
+        one.down(1)
+        with pytest.raises(WritesFull):
+            while True:
+                await writer.send("t", None, b"v", waits=False)
+        other = asyncio.create_task(writer.send("u", None, bytes(200)))
+        one.up(1)
+        assert (await other).topic == "u"
 
 
 async def test_a_repeat_gets_the_offset_of_the_first_one(one):
