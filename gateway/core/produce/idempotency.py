@@ -16,12 +16,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from struct import Struct
 from typing import Generic, NamedTuple, TypeVar
 
 from gateway.errors import KeyReused
 
 F = TypeVar("F")
 
+WRITTEN_KEY_BYTES = 200  # about what the window takes for a key that was written
 BLOCK_OFFSETS = 1000  # what is read of a partition's log to find a dropped key again
 
 
@@ -38,10 +40,8 @@ class RecordLocation(NamedTuple):
     offset: int
 
 
-class _WrittenKey(NamedTuple):
-    digest: bytes
-    location: RecordLocation
-    written_at: float
+# Of a key that was written: the digest of its record, partition, offset, and when it was added.
+_WRITTEN = Struct("<16siqd")
 
 
 class RecentNames:
@@ -59,6 +59,10 @@ class RecentNames:
         self._max_age_s = max_age_s
         self._filters = (bytearray(), bytearray())  # the older one first; empty ones have no names
         self._began_at = 0.0  # when the newer one was begun
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(map(len, self._filters))
 
     def add(self, name: Hashable, now: float) -> None:
         self._rotate(now)
@@ -94,12 +98,13 @@ class IdempotencyWindow(Generic[F]):
     """The keys that one gateway remembers.
 
     The publisher owns it. Its type parameter stands for a write in flight, such as its task.
-    Invariant: `_written` is in the order of writing, so that expired keys are at its start.
+    Invariant: `_written` is in the order of writing, so that expired keys are at its start. It has
+    digests and packed values: keys that were read from a log have any length.
     """
 
     max_keys: int = 100_000
     max_age_s: float = 600.0
-    _written: dict[IdempotencyKey, _WrittenKey] = field(default_factory=dict)  # oldest first
+    _written: dict[bytes, bytes] = field(default_factory=dict)  # oldest first
     _in_flight: dict[IdempotencyKey, tuple[bytes, F]] = field(default_factory=dict)
     _dropped: RecentNames = field(init=False)
 
@@ -109,16 +114,22 @@ class IdempotencyWindow(Generic[F]):
     def __len__(self) -> int:
         return len(self._written) + len(self._in_flight)
 
+    @property
+    def used_bytes(self) -> int:
+        """Return about what the keys that were written take."""
+        return len(self._written) * WRITTEN_KEY_BYTES + self._dropped.used_bytes
+
     def lookup_written(
         self, key: IdempotencyKey, digest: bytes, now: float
     ) -> RecordLocation | None:
         """Return where the key's record is; None if it was not written. Raises KeyReused."""
         self._evict(now)
-        written = self._written.get(key)
+        written = self._written.get(_digest_key(key))
         if written is None:
             return None
-        _require_same_digest(key, written.digest, digest)
-        return written.location
+        written_digest, partition, offset, _ = _WRITTEN.unpack(written)
+        _require_same_digest(key, written_digest, digest)
+        return RecordLocation(partition, offset)
 
     def lookup_in_flight(self, key: IdempotencyKey, digest: bytes) -> F | None:
         """Return the write of the key's record that is in flight, if any. Raises KeyReused."""
@@ -139,34 +150,39 @@ class IdempotencyWindow(Generic[F]):
         self, key: IdempotencyKey, digest: bytes, location: RecordLocation, now: float
     ) -> None:
         """Record that a record with this key is in Kafka, by any writer. The first counts."""
-        self._written.setdefault(key, _WrittenKey(digest, location, now))
+        self._written.setdefault(_digest_key(key), _WRITTEN.pack(digest, *location, now))
         self._evict(now)
 
     def may_be_dropped(self, key: IdempotencyKey, now: float) -> bool:
         """Return whether a key that is not known may have been written in the window."""
-        return self._dropped.may_have(key, now)
+        return self._dropped.may_have(_digest_key(key), now)
 
     def list_dropped_ranges(self, key: IdempotencyKey, offsets: range, now: float) -> list[range]:
         """Return where in these offsets of its partition's log a dropped key may be."""
-        start, end = offsets.start, offsets.stop
-        if self._dropped.may_have((key, -1), now):  # Kafka did not say its offset
+        start, end, name = offsets.start, offsets.stop, _digest_key(key)
+        if self._dropped.may_have((name, -1), now):  # Kafka did not say its offset
             return [offsets]
         return [
             range(max(start, block * BLOCK_OFFSETS), min(end, (block + 1) * BLOCK_OFFSETS))
             for block in range(start // BLOCK_OFFSETS, -(-end // BLOCK_OFFSETS))
-            if self._dropped.may_have((key, block), now)
+            if self._dropped.may_have((name, block), now)
         ]
 
     def _evict(self, now: float) -> None:
         while self._written:
             oldest = next(iter(self._written))
-            is_recent = now - self._written[oldest].written_at < self.max_age_s
+            _, _, offset, written_at = _WRITTEN.unpack(self._written[oldest])
+            is_recent = now - written_at < self.max_age_s
             if len(self._written) <= self.max_keys and is_recent:
                 return
-            location = self._written.pop(oldest).location
+            del self._written[oldest]
             if is_recent:
                 self._dropped.add(oldest, now)
-                self._dropped.add((oldest, location.offset // BLOCK_OFFSETS), now)
+                self._dropped.add((oldest, offset // BLOCK_OFFSETS), now)
+
+
+def _digest_key(key: IdempotencyKey) -> bytes:
+    return blake2b(repr(key).encode(), digest_size=16).digest()
 
 
 def hash_record(

@@ -101,7 +101,8 @@ _STALLED = frozenset({SLOW, NO_CREDIT, THROTTLED})  # clients that take nothing 
 VIEW_COPIES = 3
 # What `gateway_memory_bytes` lists; the cache is counted apart, by topic.
 MEMORY_PARTS = (
-    "cache", "rings", "tables", "backlog", "writes", "views", "inflated", "dictionaries", *HeldPart,
+    "cache", "rings", "tables", "backlog", "writes", "keys", "views", "inflated", "dictionaries",
+    *HeldPart,
 )  # fmt: skip
 PINNED_PARTS = (  # parts of memory that cannot be freed
     "tables", "views", HeldPart.UNSENT, HeldPart.RECEIVED, HeldPart.RESPONSES,
@@ -700,6 +701,7 @@ class Hub:
             "tables": self.snapshots.tables.used_bytes,
             "backlog": backlog,
             "writes": self.publisher.pending_bytes,
+            "keys": self.publisher.idempotency_window.used_bytes,
             "views": VIEW_COPIES * views,
             "inflated": self.cluster.decompression_slot.held_bytes,
             "dictionaries": self.dictionaries.used_bytes,
