@@ -176,6 +176,9 @@ class RecordWriter:
         documents = self._publisher.document_locks
         key, topic = write.key, write.topic
         if documents is not None and key is not None and documents.is_compared(topic):
+            if write.check_allowed is not None:
+                # What it waits for, such as the end of a transaction, holds up no other write then.
+                await write.check_allowed()
             stack.callback(await documents.lock_keys(topic, [key]))
         if write.check_allowed is not None:
             await write.check_allowed()

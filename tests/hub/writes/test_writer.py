@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
+from support.gateways import build_config
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.topic_reads import open_cluster, read_entries
 from support.waiting import wait_until
 
+from gateway.config import Settings, Topic
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import (
@@ -26,6 +28,7 @@ from gateway.errors import (
     UnknownTopic,
     WritesFull,
 )
+from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Produced, Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
@@ -444,6 +447,31 @@ async def test_what_may_not_be_written_is_not_but_what_is_there_was_allowed_befo
             "t", None, b"v", idempotency_key="1", check_allowed=refuse_write
         )
         assert (again.repeated, asked) == (True, 2)
+
+
+async def test_what_a_condition_waits_for_holds_up_no_other_write_of_the_document(one):
+    """While a transaction was open, each write with If-Match waited five seconds with the document
+    locked: others' writes of it were a 503."""
+    document = {"capability": "fetch", "topic": "t", "filters": [{"key": "${params.id}"}]}
+    routes = [{"when": [{"path": "/{id}"}], "with": document}]
+    settings = Settings.model_validate(build_config(one.bootstrap, ["t"], routes))
+    is_asked, transaction_ended = asyncio.Event(), asyncio.Event()
+
+    async def check_condition() -> None:
+        is_asked.set()
+        await transaction_ended.wait()
+
+    async with running_publisher(one.bootstrap) as publisher:
+        publisher.document_locks = DocumentKeyLocks(
+            publisher, lambda name: Topic(name=name), settings
+        )
+        conditional = asyncio.create_task(
+            RecordWriter(publisher).send("t", b"k", b"v", check_allowed=check_condition)
+        )
+        await is_asked.wait()
+        assert await RecordWriter(publisher).send("t", b"k", b"v") == Produced("t", 0, 0)
+        transaction_ended.set()
+        assert await conditional == Produced("t", 0, 1)
 
 
 async def test_a_repeat_is_the_same_record_however_each_attempt_is_traced(one):
