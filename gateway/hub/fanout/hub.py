@@ -399,10 +399,13 @@ class Hub:
                     handover_route=None if handover is None else handover.route,
                 )
                 start = replace(start, token=token)
-            shared_tail = self._get_shared_tail(view)
-            subscription = await self._create_subscription(
-                shared_tail, view, start, wire, options, deadline
-            )
+            while True:
+                shared_tail = self._get_shared_tail(view)
+                subscription = await self._create_subscription(
+                    shared_tail, view, start, wire, options, deadline
+                )
+                if self._tails.get((view.topics, view.interval)) is shared_tail:
+                    break  # else other settings ended its reads meanwhile
         number = next(self._numbers) if handover is None else handover.number
         source = ClientSource(self.read_services, shared_tail, subscription, wire, start, number)
         if options.rate is not None:
