@@ -52,7 +52,6 @@ from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.produce.pending_records import MAX_PENDING_BYTES
 from gateway.telemetry.traffic import (
     NO_CREDIT,
     SLOW,
@@ -229,12 +228,10 @@ class Hub:
         self.epoch_ends = EpochEnds(self.cluster)
         self.key_partitions = KeyPartitions(self.cluster, self.topics.get_settings)
         self.token_verifier = TokenVerifier(self.cluster, self.topics, self.settings.tokens)
+        max_pending_bytes = self.settings.memory // WRITES_MEMORY_DIVISOR // len(self.process_hubs)
         self.publisher = Publisher(
             self.cluster,
-            max_pending_bytes=min(
-                MAX_PENDING_BYTES,
-                self.settings.memory // WRITES_MEMORY_DIVISOR // len(self.process_hubs),
-            ),
+            max_pending_bytes=max_pending_bytes,
             models=self.models,
         )
         self.publisher.tracing = self.tracing

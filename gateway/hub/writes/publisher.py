@@ -63,10 +63,12 @@ class PendingWrite(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes."""
-        return estimate_size(self.key, self.value, self.headers)
+        """Return about how many bytes it takes until it has ended."""
+        return WRITE_OVERHEAD_BYTES + estimate_size(self.key, self.value, self.headers)
 
 
+# What a write takes besides its record, most of all its task.
+WRITE_OVERHEAD_BYTES = 5000
 # Seconds until a client gets a result for its record, or the error that nobody knows it.
 WRITE_TIMEOUT_S = 10.0
 
@@ -116,7 +118,7 @@ class Publisher:
         self.cluster = cluster
         self.models = models
         self.timeout_s = timeout_s
-        self.producer = Producer(cluster)
+        self.producer = Producer(cluster, max_pending_bytes=max_pending_bytes)
         self.idempotency_window: IdempotencyWindow[asyncio.Task[Produced]] = IdempotencyWindow(
             max_keys, window_s
         )

@@ -4,6 +4,7 @@ rules, by a real broker: the embedded one takes a batch twice."""
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -88,7 +89,9 @@ async def test_a_key_is_not_forgotten_for_the_keys_of_others(one):
 
 async def test_writes_that_wait_before_the_producer_are_bounded_too(one):
     """While Kafka stalled, those with an idempotency key waited for its log in any number."""
-    async with running_publisher(one.bootstrap, timeout_s=1.0, max_pending_bytes=5000) as publisher:
+    async with running_publisher(
+        one.bootstrap, timeout_s=1.0, max_pending_bytes=28000
+    ) as publisher:
         writer = RecordWriter(publisher)
         await writer.send("t", None, b"first")
         one.down(1)
@@ -110,10 +113,27 @@ async def test_writes_that_wait_before_the_producer_are_bounded_too(one):
         await wait_until(lambda: publisher.pending_bytes == 0)
 
 
+async def test_what_a_small_write_takes_counts(one):
+    """Its record of 70 bytes counted, and not the 5 KB of the rest of the write: while Kafka
+    stalled, writes of one byte took 80 times what memory allowed them."""
+    async with running_publisher(one.bootstrap) as publisher:
+        await RecordWriter(publisher).send("t", None, b"v")
+        one.delay(1, 3600)
+        tracemalloc.start()
+        try:
+            for _ in range(1000):
+                await RecordWriter(publisher).send("t", None, b"v", waits=False)
+            await wait_until(lambda: publisher.producer.pending_bytes >= 1000 * len(b"v"))
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert publisher.pending_bytes / 2 < taken < publisher.pending_bytes * 1.5
+
+
 async def test_writes_of_a_topic_that_cannot_be_written_leave_memory_to_others(one):
     """The producer did, but clients' writes count before it, and there one topic took all."""
     one.create_topic("u")
-    async with running_publisher(one.bootstrap, max_pending_bytes=4000) as publisher:
+    async with running_publisher(one.bootstrap, max_pending_bytes=40_000) as publisher:
         writer = RecordWriter(publisher)
         for topic in ("t", "u"):
             await writer.send(topic, None, b"first")
