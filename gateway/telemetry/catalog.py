@@ -253,10 +253,10 @@ MEMORY_BYTES = _gauge(
     "gateway_memory_bytes",
     "What the option memory limits, by part: cache, rings (recent chunks), tables (snapshots), "
     "backlog (read and not sent yet), writes (records of clients that Kafka does not have yet), "
-    "views (what clients ask for), inflated (large batches being "
-    "decoded), dictionaries (for compression); and of clients: unsent (not accepted by slow "
-    "connections), received (messages and requests, incomplete or being handled), responses "
-    "(pages being put together), replies (of services, for requests that ask later).",
+    "keys (idempotency keys that were written), views (what clients ask for), inflated (large "
+    "batches being decoded), dictionaries (for compression); and of clients: unsent (not accepted "
+    "by slow connections), received (messages and requests, incomplete or being handled), "
+    "responses (pages being put together), replies (of services, for requests that ask later).",
     "part", unit="bytes",
 )  # fmt: skip
 MEMORY_RELEASES = _counter(

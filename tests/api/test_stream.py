@@ -186,6 +186,32 @@ async def test_a_stream_goes_on_when_its_topic_is_read_otherwise(orders: Embedde
     assert numbers(event for event in heard if isinstance(event, Record)) == list(range(12))
 
 
+async def test_a_stream_that_opens_while_its_topic_is_read_otherwise_hears_all(
+    orders: EmbeddedKafka,
+):
+    """It was given the reads that the reload had just ended, and heard nothing more, for ever."""
+    before, after = (
+        Settings.model_validate(build_config(orders.bootstrap, [{"name": "orders", **options}]))
+        for options in ({}, {"cache": {"bytes": "1MiB"}})
+    )
+    async with asyncio.timeout(60), Gateway(before) as gateway:
+        await put(orders, range(3))
+        async with gateway.subscribe("orders", start="earliest") as stream:
+            await anext(stream)
+        counts = gateway.hub.cluster.request_counts
+        asked = counts["ListOffsets"]
+        orders.delay(1, 0.3)
+        stream = gateway.subscribe("orders", start="earliest")
+        first = asyncio.ensure_future(anext(stream))
+        await wait_until(lambda: counts["ListOffsets"] > asked)
+        gateway.adopt(after)
+        orders.delay(1, 0.0)
+        await put(orders, range(3, 6))
+        got = [await first, *[await anext(stream) for _ in range(5)]]
+        assert numbers(got) == list(range(6))
+        await stream.aclose()
+
+
 async def test_streams_of_the_same_share_one_read(gateway: Gateway, orders: EmbeddedKafka):
     async with (
         gateway.subscribe("orders") as one,

@@ -3,8 +3,9 @@
 A key stands for one record, so the digest of its first record is kept beside it: the same key with
 another record is a mistake that is reported (KeyReused), not a repetition. Keys that were written
 are remembered for `max_age_s` seconds; keys in flight as long as they are. Of more than `max_keys`,
-the oldest are dropped, and `may_be_dropped` says for which keys the log has to be read again.
-Sans-I/O: time is an argument, in seconds of any monotonic clock.
+the oldest are dropped: `may_be_dropped` says which keys have to be looked for in the log, and
+`list_dropped_ranges` in which parts of it. Sans-I/O: time is an argument, in seconds of any
+monotonic clock.
 
 A key of the sidecar stands for a request with several records, whose answer is given again. Such
 keys are claimed in a topic of their own instead (`gateway.core.delivery.claims`).
@@ -12,14 +13,18 @@ keys are claimed in a topic of their own instead (`gateway.core.delivery.claims`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from struct import Struct
 from typing import Generic, NamedTuple, TypeVar
 
 from gateway.errors import KeyReused
 
 F = TypeVar("F")
+
+WRITTEN_KEY_BYTES = 200  # about what the window takes for a key that was written
+BLOCK_OFFSETS = 1000  # what is read of a partition's log to find a dropped key again
 
 
 class IdempotencyKey(NamedTuple):
@@ -35,43 +40,43 @@ class RecordLocation(NamedTuple):
     offset: int
 
 
-class _WrittenKey(NamedTuple):
-    digest: bytes
-    location: RecordLocation
-    written_at: float
+# Of a key that was written: the digest of its record, partition, offset, and when it was added.
+_WRITTEN = Struct("<16siqd")
 
 
 class RecentNames:
     """Names that were added in the last `max_age_s` seconds, and a few others.
 
     Two Bloom filters (Bloom 1970) of which the older is replaced each time that it is out of date,
-    so that any number of names take 4 MiB. With a million of them, one in 500 others seems to be
-    there.
+    so that any number of names take 8 MiB. With two million of them, one in 1,300 others seems to
+    be there.
     """
 
-    BITS = 1 << 24  # of each filter
+    BITS = 1 << 25  # of each filter
+    HASHES = 6
 
     def __init__(self, max_age_s: float) -> None:
         self._max_age_s = max_age_s
         self._filters = (bytearray(), bytearray())  # the older one first; empty ones have no names
         self._began_at = 0.0  # when the newer one was begun
 
-    def add(self, name: str, now: float) -> None:
+    @property
+    def used_bytes(self) -> int:
+        return sum(map(len, self._filters))
+
+    def add(self, name: Hashable, now: float) -> None:
         self._rotate(now)
         bits = self._filters[1]
         if not bits:
             bits.extend(bytes(self.BITS // 8))
             self._began_at = now
-        for bit in self._list_bits(name):
+        for bit in self._iter_bits(name):
             bits[bit >> 3] |= 1 << (bit & 7)
 
-    def may_have(self, name: str, now: float) -> bool:
+    def may_have(self, name: Hashable, now: float) -> bool:
         self._rotate(now)
-        if not any(self._filters):
-            return False
-        places = self._list_bits(name)
         return any(
-            bits and all(bits[bit >> 3] & (1 << (bit & 7)) for bit in places)
+            bits and all(bits[bit >> 3] & (1 << (bit & 7)) for bit in self._iter_bits(name))
             for bits in self._filters
         )
 
@@ -81,11 +86,11 @@ class RecentNames:
                 self._filters = (self._filters[1], bytearray())
                 self._began_at += self._max_age_s
 
-    def _list_bits(self, name: str) -> tuple[int, ...]:
-        hashed = blake2b(name.encode(errors="surrogateescape"), digest_size=16).digest()
-        return tuple(
-            int.from_bytes(hashed[start : start + 4]) % self.BITS for start in range(0, 16, 4)
-        )
+    def _iter_bits(self, name: Hashable) -> Iterator[int]:
+        step, bit = divmod(hash(name), 1 << 32)
+        for _ in range(self.HASHES):
+            bit = (bit + step) % self.BITS
+            yield bit
 
 
 @dataclass(slots=True)
@@ -93,12 +98,13 @@ class IdempotencyWindow(Generic[F]):
     """The keys that one gateway remembers.
 
     The publisher owns it. Its type parameter stands for a write in flight, such as its task.
-    Invariant: `_written` is in the order of writing, so that expired keys are at its start.
+    Invariant: `_written` is in the order of writing, so that expired keys are at its start. It has
+    digests and packed values: keys that were read from a log have any length.
     """
 
     max_keys: int = 100_000
     max_age_s: float = 600.0
-    _written: dict[IdempotencyKey, _WrittenKey] = field(default_factory=dict)  # oldest first
+    _written: dict[bytes, bytes] = field(default_factory=dict)  # oldest first
     _in_flight: dict[IdempotencyKey, tuple[bytes, F]] = field(default_factory=dict)
     _dropped: RecentNames = field(init=False)
 
@@ -108,16 +114,22 @@ class IdempotencyWindow(Generic[F]):
     def __len__(self) -> int:
         return len(self._written) + len(self._in_flight)
 
+    @property
+    def used_bytes(self) -> int:
+        """Return about what the keys that were written take."""
+        return len(self._written) * WRITTEN_KEY_BYTES + self._dropped.used_bytes
+
     def lookup_written(
         self, key: IdempotencyKey, digest: bytes, now: float
     ) -> RecordLocation | None:
         """Return where the key's record is; None if it was not written. Raises KeyReused."""
         self._evict(now)
-        written = self._written.get(key)
+        written = self._written.get(_digest_key(key))
         if written is None:
             return None
-        _require_same_digest(key, written.digest, digest)
-        return written.location
+        written_digest, partition, offset, _ = _WRITTEN.unpack(written)
+        _require_same_digest(key, written_digest, digest)
+        return RecordLocation(partition, offset)
 
     def lookup_in_flight(self, key: IdempotencyKey, digest: bytes) -> F | None:
         """Return the write of the key's record that is in flight, if any. Raises KeyReused."""
@@ -138,22 +150,39 @@ class IdempotencyWindow(Generic[F]):
         self, key: IdempotencyKey, digest: bytes, location: RecordLocation, now: float
     ) -> None:
         """Record that a record with this key is in Kafka, by any writer. The first counts."""
-        self._written.setdefault(key, _WrittenKey(digest, location, now))
+        self._written.setdefault(_digest_key(key), _WRITTEN.pack(digest, *location, now))
         self._evict(now)
 
     def may_be_dropped(self, key: IdempotencyKey, now: float) -> bool:
         """Return whether a key that is not known may have been written in the window."""
-        return self._dropped.may_have(repr(key), now)
+        return self._dropped.may_have(_digest_key(key), now)
+
+    def list_dropped_ranges(self, key: IdempotencyKey, offsets: range, now: float) -> list[range]:
+        """Return where in these offsets of its partition's log a dropped key may be."""
+        start, end, name = offsets.start, offsets.stop, _digest_key(key)
+        if self._dropped.may_have((name, -1), now):  # Kafka did not say its offset
+            return [offsets]
+        return [
+            range(max(start, block * BLOCK_OFFSETS), min(end, (block + 1) * BLOCK_OFFSETS))
+            for block in range(start // BLOCK_OFFSETS, -(-end // BLOCK_OFFSETS))
+            if self._dropped.may_have((name, block), now)
+        ]
 
     def _evict(self, now: float) -> None:
         while self._written:
             oldest = next(iter(self._written))
-            is_recent = now - self._written[oldest].written_at < self.max_age_s
+            _, _, offset, written_at = _WRITTEN.unpack(self._written[oldest])
+            is_recent = now - written_at < self.max_age_s
             if len(self._written) <= self.max_keys and is_recent:
                 return
             del self._written[oldest]
             if is_recent:
-                self._dropped.add(repr(oldest), now)
+                self._dropped.add(oldest, now)
+                self._dropped.add((oldest, offset // BLOCK_OFFSETS), now)
+
+
+def _digest_key(key: IdempotencyKey) -> bytes:
+    return blake2b(repr(key).encode(), digest_size=16).digest()
 
 
 def hash_record(

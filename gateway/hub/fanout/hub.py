@@ -52,7 +52,6 @@ from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.produce.producer import MAX_PENDING_BYTES
 from gateway.telemetry.traffic import (
     NO_CREDIT,
     SLOW,
@@ -101,7 +100,8 @@ _STALLED = frozenset({SLOW, NO_CREDIT, THROTTLED})  # clients that take nothing 
 VIEW_COPIES = 3
 # What `gateway_memory_bytes` lists; the cache is counted apart, by topic.
 MEMORY_PARTS = (
-    "cache", "rings", "tables", "backlog", "writes", "views", "inflated", "dictionaries", *HeldPart,
+    "cache", "rings", "tables", "backlog", "writes", "keys", "views", "inflated", "dictionaries",
+    *HeldPart,
 )  # fmt: skip
 PINNED_PARTS = (  # parts of memory that cannot be freed
     "tables", "views", HeldPart.UNSENT, HeldPart.RECEIVED, HeldPart.RESPONSES,
@@ -228,12 +228,10 @@ class Hub:
         self.epoch_ends = EpochEnds(self.cluster)
         self.key_partitions = KeyPartitions(self.cluster, self.topics.get_settings)
         self.token_verifier = TokenVerifier(self.cluster, self.topics, self.settings.tokens)
+        max_pending_bytes = self.settings.memory // WRITES_MEMORY_DIVISOR // len(self.process_hubs)
         self.publisher = Publisher(
             self.cluster,
-            max_pending_bytes=min(
-                MAX_PENDING_BYTES,
-                self.settings.memory // WRITES_MEMORY_DIVISOR // len(self.process_hubs),
-            ),
+            max_pending_bytes=max_pending_bytes,
             models=self.models,
         )
         self.publisher.tracing = self.tracing
@@ -398,10 +396,13 @@ class Hub:
                     handover_route=None if handover is None else handover.route,
                 )
                 start = replace(start, token=token)
-            shared_tail = self._get_shared_tail(view)
-            subscription = await self._create_subscription(
-                shared_tail, view, start, wire, options, deadline
-            )
+            while True:
+                shared_tail = self._get_shared_tail(view)
+                subscription = await self._create_subscription(
+                    shared_tail, view, start, wire, options, deadline
+                )
+                if self._tails.get((view.topics, view.interval)) is shared_tail:
+                    break  # else other settings ended its reads meanwhile
         number = next(self._numbers) if handover is None else handover.number
         source = ClientSource(self.read_services, shared_tail, subscription, wire, start, number)
         if options.rate is not None:
@@ -701,6 +702,7 @@ class Hub:
             "tables": self.snapshots.tables.used_bytes,
             "backlog": backlog,
             "writes": self.publisher.pending_bytes,
+            "keys": self.publisher.idempotency_window.used_bytes,
             "views": VIEW_COPIES * views,
             "inflated": self.cluster.decompression_slot.held_bytes,
             "dictionaries": self.dictionaries.used_bytes,

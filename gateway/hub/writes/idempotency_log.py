@@ -32,6 +32,8 @@ RESERVED_HEADERS = frozenset({KEY_HEADER, SCOPE_HEADER})
 CLOCK_SKEW_S = 60.0  # seconds by which the clocks of two gateways may differ
 # Records that are read whatever their timestamps say, which may be missing.
 MIN_SCANNED_RECORDS = 1000
+# Of a fetch in search of one key: about as much as a range of `list_dropped_ranges` takes.
+SEARCH_FETCH_BYTES = 128 << 10
 RETRY_DELAY_S = 0.1  # seconds until a partition that cannot be read is tried again
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -72,6 +74,7 @@ class IdempotencyLog:
         # Every key is known that was in the log at this time, by the loop's clock.
         self._read_up_to_at = float("-inf")
         self._lock = asyncio.Lock()
+        self._search_lock = asyncio.Lock()
 
     async def catch_up(self) -> None:
         """Return when every key that is in the log at this instant is known.
@@ -92,8 +95,11 @@ class IdempotencyLog:
                     self._read_up_to_at = started_at
 
     async def find_dropped(self, key: IdempotencyKey) -> None:
-        """Return when the window has a key again that it has dropped, if the log has it."""
-        async with self._lock:
+        """Return when the window has a key again that it has dropped, if the log has it.
+
+        Writes with other keys go on meanwhile.
+        """
+        async with self._search_lock:
             while not await self._try_to_read(self._search_log(key)):
                 pass
 
@@ -114,11 +120,15 @@ class IdempotencyLog:
             await self._find_window_start(end),
             await fetch_offset(self._cluster, self._tp, EARLIEST),
         )
-        async for read in iter_uncommitted(self._cluster, self._tp, start, end):
-            for record in read.records:
-                if _read_key(record) == key:
-                    self._learn_key(record)
-                    return
+        now = asyncio.get_running_loop().time()
+        for part in self._known_keys.list_dropped_ranges(key, range(start, end), now):
+            async for read in iter_uncommitted(
+                self._cluster, self._tp, part.start, part.stop, max_bytes=SEARCH_FETCH_BYTES
+            ):
+                for record in read.records:
+                    if _read_key(record) == key:
+                        self._learn_key(record)
+                        return
 
     async def _read_log(self) -> None:
         metadata = self._cluster.get_topic(self._tp.topic)

@@ -12,8 +12,13 @@ from gateway.core.produce.idempotency import IdempotencyKey, IdempotencyWindow
 from gateway.errors import InvalidRecord, WritesFull
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.existing_topics import get_known_topic, require_reachable, watch_topic
-from gateway.kafka.produce.pending_records import compute_partition, estimate_size
-from gateway.kafka.produce.producer import MAX_PENDING_BYTES, Producer
+from gateway.kafka.produce.pending_records import (
+    MAX_PENDING_BYTES,
+    PendingBytes,
+    compute_partition,
+    estimate_size,
+)
+from gateway.kafka.produce.producer import Producer
 from gateway.kafka.protocol.requests import TopicMetadata
 
 from .idempotency_log import Headers, IdempotencyLog
@@ -58,10 +63,12 @@ class PendingWrite(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes."""
-        return estimate_size(self.key, self.value, self.headers)
+        """Return about how many bytes it takes until it has ended."""
+        return WRITE_OVERHEAD_BYTES + estimate_size(self.key, self.value, self.headers)
 
 
+# What a write takes besides its record, most of all its task.
+WRITE_OVERHEAD_BYTES = 5000
 # Seconds until a client gets a result for its record, or the error that nobody knows it.
 WRITE_TIMEOUT_S = 10.0
 
@@ -94,8 +101,8 @@ class Publisher:
     Clients wait `timeout_s` for the result of a write. Idempotency keys count for `window_s`; of
     more than `max_keys` the oldest are looked for in the log. Records are encoded by `models`.
 
-    Above `max_pending_bytes` of records whose writes have begun and not ended, no write begins.
-    Those that look for their key, or wait for another write, are not with the producer yet.
+    Records count for `max_pending_bytes` from the beginning of their writes to the end: those that
+    look for their key, or wait for another write, are not with the producer yet.
     """
 
     def __init__(
@@ -111,15 +118,14 @@ class Publisher:
         self.cluster = cluster
         self.models = models
         self.timeout_s = timeout_s
-        self.producer = Producer(cluster)
+        self.producer = Producer(cluster, max_pending_bytes=max_pending_bytes)
         self.idempotency_window: IdempotencyWindow[asyncio.Task[Produced]] = IdempotencyWindow(
             max_keys, window_s
         )
         self.key_locks: KeyLocks | None = None
         self.document_locks: DocumentLocks | None = None
         self.tracing: Tracing | None = None
-        self.pending_bytes = 0
-        self._max_pending_bytes = max_pending_bytes
+        self._pending_bytes = PendingBytes(max_pending_bytes)
         self._window_s = window_s
         self._idempotency_logs: dict[TopicPartition, IdempotencyLog] = {}
         self._tasks: set[asyncio.Task[Produced]] = set()
@@ -134,26 +140,30 @@ class Publisher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def start_write(self, work: Coroutine[Any, Any, Produced], size: int) -> asyncio.Task[Produced]:
-        """Start a write that goes on, until `close`, if nobody waits for its task any more.
+    @property
+    def pending_bytes(self) -> int:
+        return self._pending_bytes.total
 
-        `size` is how many bytes it holds meanwhile.
+    def start_write(
+        self, work: Coroutine[Any, Any, Produced], write: PendingWrite
+    ) -> asyncio.Task[Produced]:
+        """Start a write that goes on, until `close`, if nobody waits for its task any more.
 
         Raises:
             WritesFull: Too much waits already.
         """
-        # As by the producer, one that is larger than the limit alone is accepted alone.
-        if self.pending_bytes and self.pending_bytes + size > self._max_pending_bytes:
+        topic, size = write.topic, write.size
+        if not self._pending_bytes.has_room(topic, size):
             work.close()  # or there would be a warning that it was never awaited
             raise WritesFull("too much waits to be written; try again", retry_after=1.0)
-        self.pending_bytes += size
+        self._pending_bytes.resize_call(topic, 0, size)
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(partial(self._on_write_done, size))
+        task.add_done_callback(partial(self._on_write_done, topic, size))
         return task
 
-    def _on_write_done(self, size: int, task: asyncio.Task[Produced]) -> None:
-        self.pending_bytes -= size
+    def _on_write_done(self, topic: str, size: int, task: asyncio.Task[Produced]) -> None:
+        self._pending_bytes.resize_call(topic, size, 0)
         self._tasks.discard(task)
         if not task.cancelled():
             # Whoever waits for the task gets its exception. Retrieved here as well, it causes no

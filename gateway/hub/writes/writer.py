@@ -131,7 +131,7 @@ class RecordWriter:
         try:
             if write.idempotency_key is not None:
                 return await self._send_once(write, write.idempotency_key)
-            task = self._publisher.start_write(self._write(write), write.size)
+            task = self._publisher.start_write(self._write(write), write)
             return await _await_result(task, write)
         except PartitionFailed as exc:
             raise _build_refusal(exc) from exc
@@ -145,9 +145,9 @@ class RecordWriter:
         in_flight = window.lookup_in_flight(key, write.digest)
         if in_flight is not None:
             # It holds the bytes of its request until the other write ends: it counts as one, too.
-            task = self._publisher.start_write(_join(in_flight), write.size)
+            task = self._publisher.start_write(_join(in_flight), write)
             return await _await_result(task, write)
-        task = self._publisher.start_write(self._write_once(write, key), write.size)
+        task = self._publisher.start_write(self._write_once(write, key), write)
         # No await since the look-ups above, so that no other call can have begun the same key.
         window.begin(key, write.digest, task)
         return await _await_result(task, write)
@@ -176,6 +176,9 @@ class RecordWriter:
         documents = self._publisher.document_locks
         key, topic = write.key, write.topic
         if documents is not None and key is not None and documents.is_compared(topic):
+            if write.check_allowed is not None:
+                # What it waits for, such as the end of a transaction, holds up no other write then.
+                await write.check_allowed()
             stack.callback(await documents.lock_keys(topic, [key]))
         if write.check_allowed is not None:
             await write.check_allowed()

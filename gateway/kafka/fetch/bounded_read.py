@@ -138,14 +138,20 @@ async def iter_records_at(
 
 
 async def iter_uncommitted(
-    cluster: Cluster, tp: TopicPartition, start: int, end: int
+    cluster: Cluster,
+    tp: TopicPartition,
+    start: int,
+    end: int,
+    *,
+    max_bytes: int = MAX_FETCH_BYTES,
 ) -> AsyncIterator[PartitionRead]:
     """Yield the records from `start` on, at least up to `end`, also those of open transactions.
 
-    The last read may go beyond `end`, as batches come whole. Records that are damaged are left out.
+    Each read is a fetch of at most `max_bytes`, as by `read_committed`. The last one may go beyond
+    `end`, as batches come whole. Records that are damaged are left out.
     """
     while start < end:
-        node, target = _build_target(cluster, tp, start, MAX_FETCH_BYTES)
+        node, target = _build_target(cluster, tp, start, max_bytes)
         # No connection of its own: the range has been written, so the broker rarely waits.
         connection = await cluster.connections.connect(node, ConnectionRole.CATCHUP)
         fetched = await _fetch(cluster, connection, tp, target, READ_UNCOMMITTED, MAX_WAIT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,11 @@ from gateway.core.produce.outbox import ProducerIdAndEpoch
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 
 RECORD_OVERHEAD_BYTES = 64  # about how many bytes a record takes besides its content
+MAX_PENDING_BYTES = 32 << 20  # of all records that wait for Kafka's answer
+# Of that, by the records of one topic: the others are written while one cannot be.
+TOPIC_SHARE = 0.75
+# One call counts for no more than this part of it: others have room beside the largest one.
+MAX_CALL_DIVISOR = 3
 
 Headers = Sequence[tuple[str, bytes | None]]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
@@ -35,6 +41,37 @@ class ProducerRecord(NamedTuple):
     value: bytes | None
     headers: Headers = ()
     timestamp: int | None = None
+
+
+class PendingBytes:
+    """Count the bytes of the calls whose records wait, and refuse calls that are too large.
+
+    A call gets at most half of the room that is left of `limit`, and of TOPIC_SHARE of it for one
+    topic: large ones are refused first, and leave room for small ones. One of any size fits when
+    nothing else waits; two that are larger than what counts of a call never wait together.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.total = 0
+        self._limit = limit
+        self._max_call = limit // MAX_CALL_DIVISOR + 1
+        # Of all calls and by topic, with at most `_max_call` of each call.
+        self._counted = 0
+        self._by_topic: Counter[str] = Counter()
+
+    def has_room(self, topic: str, size: int) -> bool:
+        topic_room = self._limit * TOPIC_SHARE - self._by_topic.get(topic, 0)
+        room = min(self._limit - self._counted, topic_room)
+        return 2 * min(size, self._max_call) <= room
+
+    def resize_call(self, topic: str, before: int, after: int) -> None:
+        """Count a call of a topic with another size; it is 0 before the call and after it."""
+        self.total += after - before
+        counted = min(after, self._max_call) - min(before, self._max_call)
+        self._counted += counted
+        self._by_topic[topic] += counted
+        if not self._by_topic[topic]:
+            del self._by_topic[topic]
 
 
 class PendingBatch:

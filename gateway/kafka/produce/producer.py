@@ -51,11 +51,13 @@ from gateway.telemetry.counts import ProduceCounts
 
 from .pending_records import (
     CODEC_IDS,
+    MAX_PENDING_BYTES,
     RECORD_OVERHEAD_BYTES,
     Compression,
     Headers,
     OffsetResults,
     PendingBatch,
+    PendingBytes,
     PendingRecord,
     ProducerRecord,
     build_in_doubt_error,
@@ -66,11 +68,6 @@ from .pending_records import (
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING_BYTES = 32 << 20  # of all records that wait for Kafka's answer
-# Of that, by the records of one topic: the others are written while one cannot be.
-TOPIC_SHARE = 0.75
-# One call counts for no more than this part of it: others have room beside the largest one.
-MAX_CALL_DIVISOR = 3
 CLOSE_TIMEOUT_S = 5.0  # seconds for accepted records to be written when the gateway closes
 REPLICATION_TIMEOUT_SHARE = 0.8  # of the request timeout: the broker gives up first, and says so
 # Before these are retried metadata is refreshed, as another broker may lead the partition by now.
@@ -109,8 +106,7 @@ class Producer:
     record. It watches a topic (`Cluster.metadata`) for as long as a record of it has no result,
     since leaders are known of watched topics only. Callers watch it, too: then its leaders are
     known at once. Every record that was accepted gets exactly one result, and until then counts in
-    `pending_bytes`. A call gets at most half of the room that is left of `max_pending_bytes`, and
-    of TOPIC_SHARE of it for one topic: large ones are refused first, and leave room for small ones.
+    `pending_bytes`.
     """
 
     def __init__(
@@ -122,13 +118,8 @@ class Producer:
     ) -> None:
         self.writes = ProduceCounts()
         self._cluster = cluster
-        self._max_pending_bytes = max_pending_bytes
-        self._max_call_bytes = max_pending_bytes // MAX_CALL_DIVISOR + 1
         self._codec = CODEC_IDS[compression]
-        self._pending_bytes = 0
-        # Of all calls and by topic, with at most `_max_call_bytes` of each call.
-        self._counted_bytes = 0
-        self._topic_bytes: Counter[str] = Counter()
+        self._pending_bytes = PendingBytes(max_pending_bytes)
         self._partitions: dict[TopicPartition, _PartitionQueue] = {}
         self._busy_nodes: set[int] = set()  # brokers with a request under way
         self._wake = asyncio.Event()  # something may have become due
@@ -197,11 +188,8 @@ class Producer:
     ) -> None:
         sizes = _estimate_sizes(records)
         total = sum(sizes)
-        # One call of any size fits when nothing else waits; two that are larger than what counts
-        # of a call never wait together.
         topic = records[0].tp.topic
-        counted = min(total, self._max_call_bytes)
-        if self._closed or 2 * counted > self._get_room(topic):
+        if self._closed or not self._pending_bytes.has_room(topic, total):
             for record in records:
                 self.writes.records[record.tp.topic, "unsent"] += 1
             reason = "the gateway is closing" if self._closed else "too much waits to be written"
@@ -224,25 +212,14 @@ class Producer:
         if not self._tasks:
             self._start_task(run_supervised(self._run, "writing to Kafka"))
 
-    def _get_room(self, topic: str) -> float:
-        limit = self._max_pending_bytes
-        return min(
-            limit - self._counted_bytes, limit * TOPIC_SHARE - self._topic_bytes.get(topic, 0)
-        )
-
     def _count_pending(self, batch: PendingBatch, size: int) -> None:
-        before = min(batch.pending_bytes, self._max_call_bytes)
+        before = batch.pending_bytes
         batch.pending_bytes += size
-        self._pending_bytes += size
-        counted = min(batch.pending_bytes, self._max_call_bytes) - before
-        self._counted_bytes += counted
-        self._topic_bytes[batch.topic] += counted
-        if not self._topic_bytes[batch.topic]:
-            del self._topic_bytes[batch.topic]
+        self._pending_bytes.resize_call(batch.topic, before, batch.pending_bytes)
 
     @property
     def pending_bytes(self) -> int:
-        return self._pending_bytes
+        return self._pending_bytes.total
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Accept no more records, and wait for the others.

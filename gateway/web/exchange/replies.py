@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 REPLY_WINDOW_S = 600.0  # how long a reply is cached, and how far back it is looked for
 CLOCK_SKEW_S = 60.0  # by how much the clock of a service that replies may be slow
 # Requests without a reply that are remembered, to count a late reply as one.
-MAX_MISSED_REQUESTS = 100_000
+MAX_MISSED_REQUESTS = 10_000
 REPLY_OVERHEAD_BYTES = 500  # memory of a reply besides its content
 
 log = logging.getLogger(__name__)

@@ -27,9 +27,9 @@ T = TopicPartition("t", 0)
 
 @asynccontextmanager
 async def running_log(
-    bootstrap: Sequence[str], tp: TopicPartition = T
+    bootstrap: Sequence[str], tp: TopicPartition = T, max_keys: int = 100_000
 ) -> AsyncIterator[tuple[Cluster, IdempotencyLog, IdempotencyWindow[object]]]:
-    once: IdempotencyWindow[object] = IdempotencyWindow()
+    once: IdempotencyWindow[object] = IdempotencyWindow(max_keys)
     async with (
         open_cluster(bootstrap, tp.topic, metadata_max_age=0.1) as kafkas,
         asyncio.timeout(60),
@@ -139,6 +139,41 @@ async def test_a_topic_made_anew_is_read_from_its_beginning(one):
         await wait_until(lambda: (now := kafkas.get_topic("t")) and now.topic_id != before.topic_id)
         await log.catch_up()
         assert lookup_written(once, "new") == RecordLocation(0, 0)
+
+
+async def test_a_dropped_key_is_found_by_a_short_read(kafka, topic):
+    """All that was written in ten minutes was read for each repeat of such a key."""
+    name = topic()
+    tp = TopicPartition(name, 0)
+    await produce_records(
+        kafka.bootstrap, name, [build_keyed_record(f"{n}", bytes(2000)) for n in range(5000)]
+    )
+    async with running_log(kafka.bootstrap, tp, max_keys=10) as (kafkas, log, once):
+        await log.catch_up()
+        fetches = kafkas.request_counts["Fetch"]
+        dropped, missing = (IdempotencyKey(name, "", text) for text in ("4005", "none"))
+        await log.find_dropped(dropped)
+        await log.find_dropped(missing)
+        assert kafkas.request_counts["Fetch"] - fetches <= fetches / 4
+        digest = hash_record(b"k", bytes(2000), [("h", b"x")])
+        now = asyncio.get_running_loop().time()
+        assert once.lookup_written(dropped, digest, now) == RecordLocation(0, 4005)
+
+
+async def test_a_search_for_a_dropped_key_holds_up_no_other_key(one):
+    """No other key could be written to the partition meanwhile, be it for a minute."""
+    await produce_records(one.bootstrap, "t", [build_keyed_record(f"{n}") for n in range(100)])
+    async with running_log(one.bootstrap, max_keys=10) as (kafkas, log, once):
+        await log.catch_up()
+        fetches = kafkas.request_counts["Fetch"]
+        one.fail(ApiKey.FETCH, *[ErrorCode.NOT_LEADER_OR_FOLLOWER] * 1000)
+        search = asyncio.create_task(log.find_dropped(IdempotencyKey("t", "", "0")))
+        await wait_until(lambda: kafkas.request_counts["Fetch"] > fetches)
+        await log.catch_up()
+        assert not search.done()
+        one.forgive(ApiKey.FETCH)
+        await search
+        assert lookup_written(once, "0") == RecordLocation(0, 0)
 
 
 async def test_an_open_transaction_hides_nothing(kafka, topic):

@@ -4,15 +4,18 @@ rules, by a real broker: the embedded one takes a batch twice."""
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
+from support.gateways import build_config
 from support.kafka_proxy import ApiKey, KafkaProxy
 from support.topic_reads import open_cluster, read_entries
 from support.waiting import wait_until
 
+from gateway.config import Settings, Topic
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import (
@@ -24,7 +27,9 @@ from gateway.errors import (
     RecordTooLarge,
     RequestError,
     UnknownTopic,
+    WritesFull,
 )
+from gateway.hub.writes.document_locks import DocumentKeyLocks
 from gateway.hub.writes.publisher import Produced, Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
@@ -84,7 +89,9 @@ async def test_a_key_is_not_forgotten_for_the_keys_of_others(one):
 
 async def test_writes_that_wait_before_the_producer_are_bounded_too(one):
     """While Kafka stalled, those with an idempotency key waited for its log in any number."""
-    async with running_publisher(one.bootstrap, timeout_s=1.0, max_pending_bytes=3000) as publisher:
+    async with running_publisher(
+        one.bootstrap, timeout_s=1.0, max_pending_bytes=28000
+    ) as publisher:
         writer = RecordWriter(publisher)
         await writer.send("t", None, b"first")
         one.down(1)
@@ -104,6 +111,39 @@ async def test_writes_that_wait_before_the_producer_are_bounded_too(one):
         refused = [str(each) for each in results if isinstance(each, BrokerUnavailable)]
         assert len([each for each in refused if "too much waits" in each]) == 2
         await wait_until(lambda: publisher.pending_bytes == 0)
+
+
+async def test_what_a_small_write_takes_counts(one):
+    """Its record of 70 bytes counted, and not the 5 KB of the rest of the write: while Kafka
+    stalled, writes of one byte took 80 times what memory allowed them."""
+    async with running_publisher(one.bootstrap) as publisher:
+        await RecordWriter(publisher).send("t", None, b"v")
+        one.delay(1, 3600)
+        tracemalloc.start()
+        try:
+            for _ in range(1000):
+                await RecordWriter(publisher).send("t", None, b"v", waits=False)
+            await wait_until(lambda: publisher.producer.pending_bytes >= 1000 * len(b"v"))
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert publisher.pending_bytes / 2 < taken < publisher.pending_bytes * 1.5
+
+
+async def test_writes_of_a_topic_that_cannot_be_written_leave_memory_to_others(one):
+    """The producer did, but clients' writes count before it, and there one topic took all."""
+    one.create_topic("u")
+    async with running_publisher(one.bootstrap, max_pending_bytes=40_000) as publisher:
+        writer = RecordWriter(publisher)
+        for topic in ("t", "u"):
+            await writer.send(topic, None, b"first")
+        one.down(1)
+        with pytest.raises(WritesFull):
+            while True:
+                await writer.send("t", None, b"v", waits=False)
+        other = asyncio.create_task(writer.send("u", None, bytes(200)))
+        one.up(1)
+        assert (await other).topic == "u"
 
 
 async def test_a_repeat_gets_the_offset_of_the_first_one(one):
@@ -427,6 +467,31 @@ async def test_what_may_not_be_written_is_not_but_what_is_there_was_allowed_befo
             "t", None, b"v", idempotency_key="1", check_allowed=refuse_write
         )
         assert (again.repeated, asked) == (True, 2)
+
+
+async def test_what_a_condition_waits_for_holds_up_no_other_write_of_the_document(one):
+    """While a transaction was open, each write with If-Match waited five seconds with the document
+    locked: others' writes of it were a 503."""
+    document = {"capability": "fetch", "topic": "t", "filters": [{"key": "${params.id}"}]}
+    routes = [{"when": [{"path": "/{id}"}], "with": document}]
+    settings = Settings.model_validate(build_config(one.bootstrap, ["t"], routes))
+    is_asked, transaction_ended = asyncio.Event(), asyncio.Event()
+
+    async def check_condition() -> None:
+        is_asked.set()
+        await transaction_ended.wait()
+
+    async with running_publisher(one.bootstrap) as publisher:
+        publisher.document_locks = DocumentKeyLocks(
+            publisher, lambda name: Topic(name=name), settings
+        )
+        conditional = asyncio.create_task(
+            RecordWriter(publisher).send("t", b"k", b"v", check_allowed=check_condition)
+        )
+        await is_asked.wait()
+        assert await RecordWriter(publisher).send("t", b"k", b"v") == Produced("t", 0, 0)
+        transaction_ended.set()
+        assert await conditional == Produced("t", 0, 1)
 
 
 async def test_a_repeat_is_the_same_record_however_each_attempt_is_traced(one):
