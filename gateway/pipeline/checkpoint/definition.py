@@ -19,7 +19,9 @@ from gateway.errors import CheckpointRefused
 from gateway.pipeline.jobs import get_inputs
 
 DEFINITION_FILE = "definition.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Lacks columns that SQL uses at the start of a line, or in another case.
+_PARTIAL_FORMAT_VERSION = 1
 # Options that may change, and those that the definition describes in another way (the inputs).
 _EXCLUDED_OPTIONS = {
     "name",
@@ -37,7 +39,9 @@ _PARTITIONS_KEY = "state.partitions"
 INPUT_PREFIX = "input "
 """Of the names of inputs in `describe_rows`. No option has such a name, whereas a table may be
 named `sql`."""
-_WORD_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORD_PATTERN = re.compile(r"\w+")
+# Parts of SQL that use columns without their names: `TABLE t`, NATURAL JOIN, and `FROM t |> ...`.
+_ALL_COLUMNS_PATTERN = re.compile(r"\*|\|>|\b(natural|table)\b", re.IGNORECASE)
 
 
 def build_definition(job: Job, *, is_stateful: bool = False) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def describe_rows(
     used = _find_used_columns(job, {**options, "to.key": key_columns})
     settings = {"to.key": key_columns, **options}
     for name, input in get_inputs(job).items():
-        kept = {k: v for k, v in types[name].items() if used is None or k in used}
+        kept = {k: v for k, v in types[name].items() if _is_used(k, used)}
         settings[f"{INPUT_PREFIX}{name}"] = _describe_input(input, used) | {"types": kept}
     return settings
 
@@ -106,7 +110,7 @@ def encode_definition(
 def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
     """Return the settings and the hot keys that a `definition.json` has."""
     content = json.loads(data)
-    if content.get("format") != FORMAT_VERSION:
+    if content.get("format") not in (_PARTIAL_FORMAT_VERSION, FORMAT_VERSION):
         problem = f"{DEFINITION_FILE} is of format {content.get('format')!r}, not {FORMAT_VERSION}"
         raise CheckpointRefused(
             f"{problem}; run it with the version that wrote it, or with --fresh"
@@ -114,6 +118,8 @@ def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
     settings = dict(content["definition"])
     if "partitions" in content:
         settings[_PARTITIONS_KEY] = content["partitions"]
+    if content["format"] == _PARTIAL_FORMAT_VERSION:
+        settings["format"] = _PARTIAL_FORMAT_VERSION
     return settings, content["hot"]
 
 
@@ -151,7 +157,11 @@ def verify_definition(
         is_stateful: As of `build_definition`; None if it is the same as for the checkpoint.
     """
     keeps_state = has_state(stored) if is_stateful is None else is_stateful
-    differences = find_differences(stored, build_definition(job, is_stateful=keeps_state))
+    current = build_definition(job, is_stateful=keeps_state)
+    if "format" in stored:
+        known = {name: v for name, v in current.items() if name in stored or ".fields." not in name}
+        current = known | {"format": _PARTIAL_FORMAT_VERSION}
+    differences = find_differences(stored, current)
     if not differences:
         return
     start = next(iter(get_inputs(job).values())).start
@@ -179,7 +189,7 @@ def _describe_input(input: Input, used: Collection[str] | None) -> dict[str, Any
         column: f"{type_text} from {names[column]}" if column in names else type_text
         for column, type_text in input.value.fields.items()
     }
-    kept = {k: v for k, v in fields.items() if used is None or k in used or k == input.time}
+    kept = {k: v for k, v in fields.items() if _is_used(k, used) or k.lower() == input.time.lower()}
     return source | {"time": input.time, "model": input.value.model} | _flatten({"fields": kept})
 
 
@@ -188,12 +198,27 @@ def _describe_source(input: Input) -> dict[str, Any]:
 
 
 def _find_used_columns(job: Job, options: Mapping[str, Any]) -> set[str] | None:
-    """Return the words in a job's settings, which include its columns; None if it uses all."""
+    """Return the words in a job's settings, in lower case, since Spark ignores the case of columns.
+
+    They include the columns that the job uses. None means that it uses all.
+    """
     if isinstance(job, config.Join) and not job.select:
         return None
-    if isinstance(job, config.Query) and "*" in job.sql:
+    if isinstance(job, config.Query) and _ALL_COLUMNS_PATTERN.search(job.sql):
         return None
-    return set(_WORD_PATTERN.findall(json.dumps(options)))
+    return _find_words(options)
+
+
+def _is_used(column: str, used: Collection[str] | None) -> bool:
+    return used is None or _find_words(column) <= set(used)
+
+
+def _find_words(value: object) -> set[str]:
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(_find_words, value))
+    return set(_WORD_PATTERN.findall(str(value).lower()))
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

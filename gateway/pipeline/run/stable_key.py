@@ -53,7 +53,7 @@ def check_key(job: Job) -> Iterable[str]:
     """Yield a problem for each column of the key that is not stable by the text of the settings."""
     for name in _list_stable_columns(job):
         if isinstance(job, config.Enrich):
-            if name in job.table.fields:
+            if name.lower() in map(str.lower, job.table.fields):
                 yield f"to.key: '{name}' {_TABLE_PROBLEM}; {_REMEDY}"
         elif function := next(sql.iter_unstable_functions(_get_definition(job, name)), None):
             yield f"to.key: {_describe_problem(name, function)}"
