@@ -36,6 +36,7 @@ _EXCLUDED_OPTIONS = {
     "tables",
 }
 _PARTITIONS_KEY = "state.partitions"
+_ORDER_KEY = "order of tables"
 INPUT_PREFIX = "input "
 """Of the names of inputs in `describe_rows`. No option has such a name, whereas a table may be
 named `sql`."""
@@ -44,14 +45,20 @@ _WORD_PATTERN = re.compile(r"\w+")
 _ALL_COLUMNS_PATTERN = re.compile(r"\*|\|>|\b(natural|table)\b", re.IGNORECASE)
 
 
-def build_definition(job: Job, *, is_stateful: bool = False) -> dict[str, Any]:
+def build_definition(
+    job: Job, *, is_stateful: bool = False, table_order: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the settings of a job that must not change, by dotted names, as JSON values.
 
     Args:
         is_stateful: Whether a job of the type `query` keeps state besides offsets, which only
             Spark's plan says. Other types of jobs ignore it.
+        table_order: The tables of a query in the order of `Sources.lines`, since Spark stores
+            offsets without the name of their source.
     """
     settings: dict[str, Any] = {"type": type(job).__name__.lower()}
+    if table_order:
+        settings[_ORDER_KEY] = list(table_order)
     if not isinstance(job, config.Query):
         is_stateful = not isinstance(job, (config.Enrich, config.Load))
     if not is_stateful:
@@ -84,6 +91,11 @@ def has_state(definition: Mapping[str, Any]) -> bool:
     return _PARTITIONS_KEY in definition
 
 
+def get_table_order(definition: Mapping[str, Any]) -> list[str]:
+    """Return the order of a query's tables; empty if an older version has stored none."""
+    return list(definition.get(_ORDER_KEY, ()))
+
+
 def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     names = [*stored, *(name for name in current if name not in stored)]
     return [
@@ -94,9 +106,14 @@ def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> l
 
 
 def encode_definition(
-    job: Job, hot_keys: Sequence[str] = (), *, is_stateful: bool = False, query_id: str = ""
+    job: Job,
+    hot_keys: Sequence[str] = (),
+    *,
+    is_stateful: bool = False,
+    table_order: Sequence[str] = (),
+    query_id: str = "",
 ) -> bytes:
-    settings = build_definition(job, is_stateful=is_stateful)
+    settings = build_definition(job, is_stateful=is_stateful, table_order=table_order)
     content: dict[str, Any] = {"format": FORMAT_VERSION, "job": job.name}
     if query_id:
         content["query"] = query_id
@@ -149,15 +166,24 @@ def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None
 
 
 def verify_definition(
-    job: Job, stored: Mapping[str, Any], location: str, *, is_stateful: bool | None = None
+    job: Job,
+    stored: Mapping[str, Any],
+    location: str,
+    *,
+    is_stateful: bool = False,
+    table_order: Sequence[str] = (),
 ) -> None:
     """Raise CheckpointRefused if a job is not defined as its checkpoint is.
 
     Args:
-        is_stateful: As of `build_definition`; None if it is the same as for the checkpoint.
+        is_stateful: As of `build_definition`; a job of a checkpoint with state has state, too.
+        table_order: As of `build_definition`; by default it is not compared.
     """
-    keeps_state = has_state(stored) if is_stateful is None else is_stateful
-    current = build_definition(job, is_stateful=keeps_state)
+    order = get_table_order(stored)
+    if order and table_order:
+        order = list(table_order)
+    keeps_state = is_stateful or has_state(stored)
+    current = build_definition(job, is_stateful=keeps_state, table_order=order)
     if "format" in stored:
         known = {name: v for name, v in current.items() if name in stored or ".fields." not in name}
         current = known | {"format": _PARTIAL_FORMAT_VERSION}
