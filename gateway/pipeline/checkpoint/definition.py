@@ -76,14 +76,20 @@ def build_definition(
 def describe_rows(
     job: Job, key_columns: Sequence[str], types: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return the settings that the rows of a job and their keys depend on, by name."""
+    """Return the settings that the rows of a job and their keys depend on, by name.
+
+    Args:
+        types: The types of the columns of each input, which a schema may define.
+    """
     options = _dump_options(job)
     options.pop("table", None)  # its columns are refused as keys
-    used = _find_used_columns(job, {**options, "to.key": key_columns})
     settings = {"to.key": key_columns, **options}
     for name, input in get_inputs(job).items():
-        kept = {k: v for k, v in types[name].items() if _is_used(k, used)}
-        settings[f"{INPUT_PREFIX}{name}"] = _describe_input(input, used) | {"types": kept}
+        source = _describe_source(input) | {"time": input.time, "model": input.value.model}
+        settings[f"{INPUT_PREFIX}{name}"] = source
+        # All columns decide which records are valid.
+        for column, text in _describe_fields(input, input.value.fields or types[name]).items():
+            settings[f"{INPUT_PREFIX}{name}.{column}"] = text
     return settings
 
 
@@ -210,13 +216,17 @@ def _dump_options(job: Job) -> dict[str, Any]:
 
 def _describe_input(input: Input, used: Collection[str] | None) -> dict[str, Any]:
     source = _describe_source(input)
-    names = input.value.json_names
-    fields = {
-        column: f"{type_text} from {names[column]}" if column in names else type_text
-        for column, type_text in input.value.fields.items()
-    }
+    fields = _describe_fields(input, input.value.fields)
     kept = {k: v for k, v in fields.items() if _is_used(k, used) or k.lower() == input.time.lower()}
     return source | {"time": input.time, "model": input.value.model} | _flatten({"fields": kept})
+
+
+def _describe_fields(input: Input, fields: Mapping[str, str]) -> dict[str, str]:
+    names = input.value.json_names
+    return {
+        column: f"{type_text} from {names[column]}" if column in names else type_text
+        for column, type_text in fields.items()
+    }
 
 
 def _describe_source(input: Input) -> dict[str, Any]:
