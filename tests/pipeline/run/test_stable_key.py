@@ -87,6 +87,10 @@ SQL = [
         "monotonically_increasing_id()",
         "SELECT n AS id FROM clicks UNION ALL SELECT monotonically_increasing_id() x FROM clicks",
     ),
+    (
+        "uuid()",
+        "SELECT user AS id FROM (SELECT user FROM clicks UNION ALL SELECT uuid() FROM clicks)",
+    ),
     ("now()", "SELECT to_json(struct(now() AS x)) AS id FROM clicks"),
     ("first()", "SELECT first(n) IGNORE NULLS id FROM clicks GROUP BY user"),
     ("collect_set()", "SELECT x AS id FROM (SELECT explode(collect_set(n)) x FROM clicks)"),
@@ -102,6 +106,19 @@ SQL = [
     (
         "a table of files",
         "SELECT u AS id FROM clicks, LATERAL (SELECT max(id) AS u FROM parquet.`%s`)",
+    ),
+    (
+        "uuid()",
+        "SELECT v AS id FROM (SELECT uuid() a, user b FROM clicks) UNPIVOT (v FOR w IN (a, b))",
+    ),
+    ("uuid()", "SELECT u AS id FROM (SELECT n, uuid() u FROM clicks) GROUP BY ROLLUP(u, n)"),
+    (
+        "the column 'col1', whose origin is not known",
+        "SELECT t AS id FROM clicks, (VALUES (now())) AS v(t)",
+    ),
+    (
+        "the column 'id', whose origin is not known",
+        "SELECT TRANSFORM(n) USING 'uuid' AS (id) FROM clicks",
     ),
     ("a subquery", "SELECT n + (SELECT count(*) FROM parquet.`%s`) AS id FROM clicks"),
     ("a subquery", "SELECT n IN (SELECT n FROM parquet.`%s`) AS id FROM clicks"),
@@ -133,8 +150,20 @@ def test_sparks_plan_shows_what_the_text_does_not(
         ("query", "id", {"sql": "SELECT a.n AS id FROM clicks a JOIN clicks b ON a.n = b.n"}),
         ("query", "id", {"sql": "SELECT current_timestamp() AS id FROM clicks"}),
         ("query", "id", {"sql": "SELECT u AS id FROM clicks c, LATERAL (SELECT c.n + 1 AS u)"}),
+        (
+            "query",
+            "id",
+            {"sql": "SELECT n AS id FROM clicks LATERAL VIEW explode(array(uuid())) v AS e"},
+        ),
+        ("query", "id", {"sql": "SELECT e AS id FROM clicks, (VALUES (1), (2)) AS v(e), range(3)"}),
+        ("query", "id", {"sql": "SELECT n AS id, count(*) FROM clicks GROUP BY CUBE(n, user)"}),
         ("join", "n", {}),
         ("aggregate", "start", {"measures": {"n": "first(n)"}}),
+        (
+            "aggregate",
+            "start",
+            {"window": {"size": "1m", "slide": "20s"}, "measures": {"n": "sum(n)"}},
+        ),
         ("sessions", "n", {"measures": {"n": "first(n)"}}),
     ],
 )
