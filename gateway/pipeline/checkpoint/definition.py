@@ -19,7 +19,9 @@ from gateway.errors import CheckpointRefused
 from gateway.pipeline.jobs import get_inputs
 
 DEFINITION_FILE = "definition.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Lacks columns that SQL uses at the start of a line, or in another case.
+_PARTIAL_FORMAT_VERSION = 1
 # Options that may change, and those that the definition describes in another way (the inputs).
 _EXCLUDED_OPTIONS = {
     "name",
@@ -34,20 +36,29 @@ _EXCLUDED_OPTIONS = {
     "tables",
 }
 _PARTITIONS_KEY = "state.partitions"
+_ORDER_KEY = "order of tables"
 INPUT_PREFIX = "input "
 """Of the names of inputs in `describe_rows`. No option has such a name, whereas a table may be
 named `sql`."""
-_WORD_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORD_PATTERN = re.compile(r"\w+")
+# Parts of SQL that use columns without their names: `TABLE t`, NATURAL JOIN, and `FROM t |> ...`.
+_ALL_COLUMNS_PATTERN = re.compile(r"\*|\|>|\b(natural|table)\b", re.IGNORECASE)
 
 
-def build_definition(job: Job, *, is_stateful: bool = False) -> dict[str, Any]:
+def build_definition(
+    job: Job, *, is_stateful: bool = False, table_order: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the settings of a job that must not change, by dotted names, as JSON values.
 
     Args:
         is_stateful: Whether a job of the type `query` keeps state besides offsets, which only
             Spark's plan says. Other types of jobs ignore it.
+        table_order: The tables of a query in the order of `Sources.lines`, since Spark stores
+            offsets without the name of their source.
     """
     settings: dict[str, Any] = {"type": type(job).__name__.lower()}
+    if table_order:
+        settings[_ORDER_KEY] = list(table_order)
     if not isinstance(job, config.Query):
         is_stateful = not isinstance(job, (config.Enrich, config.Load))
     if not is_stateful:
@@ -65,19 +76,30 @@ def build_definition(job: Job, *, is_stateful: bool = False) -> dict[str, Any]:
 def describe_rows(
     job: Job, key_columns: Sequence[str], types: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return the settings that the rows of a job and their keys depend on, by name."""
+    """Return the settings that the rows of a job and their keys depend on, by name.
+
+    Args:
+        types: The types of the columns of each input, which a schema may define.
+    """
     options = _dump_options(job)
     options.pop("table", None)  # its columns are refused as keys
-    used = _find_used_columns(job, {**options, "to.key": key_columns})
     settings = {"to.key": key_columns, **options}
     for name, input in get_inputs(job).items():
-        kept = {k: v for k, v in types[name].items() if used is None or k in used}
-        settings[f"{INPUT_PREFIX}{name}"] = _describe_input(input, used) | {"types": kept}
+        source = _describe_source(input) | {"time": input.time, "model": input.value.model}
+        settings[f"{INPUT_PREFIX}{name}"] = source
+        # All columns decide which records are valid.
+        for column, text in _describe_fields(input, input.value.fields or types[name]).items():
+            settings[f"{INPUT_PREFIX}{name}.{column}"] = text
     return settings
 
 
 def has_state(definition: Mapping[str, Any]) -> bool:
     return _PARTITIONS_KEY in definition
+
+
+def get_table_order(definition: Mapping[str, Any]) -> list[str]:
+    """Return the order of a query's tables; empty if an older version has stored none."""
+    return list(definition.get(_ORDER_KEY, ()))
 
 
 def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
@@ -90,9 +112,14 @@ def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> l
 
 
 def encode_definition(
-    job: Job, hot_keys: Sequence[str] = (), *, is_stateful: bool = False, query_id: str = ""
+    job: Job,
+    hot_keys: Sequence[str] = (),
+    *,
+    is_stateful: bool = False,
+    table_order: Sequence[str] = (),
+    query_id: str = "",
 ) -> bytes:
-    settings = build_definition(job, is_stateful=is_stateful)
+    settings = build_definition(job, is_stateful=is_stateful, table_order=table_order)
     content: dict[str, Any] = {"format": FORMAT_VERSION, "job": job.name}
     if query_id:
         content["query"] = query_id
@@ -106,7 +133,7 @@ def encode_definition(
 def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
     """Return the settings and the hot keys that a `definition.json` has."""
     content = json.loads(data)
-    if content.get("format") != FORMAT_VERSION:
+    if content.get("format") not in (_PARTIAL_FORMAT_VERSION, FORMAT_VERSION):
         problem = f"{DEFINITION_FILE} is of format {content.get('format')!r}, not {FORMAT_VERSION}"
         raise CheckpointRefused(
             f"{problem}; run it with the version that wrote it, or with --fresh"
@@ -114,6 +141,8 @@ def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
     settings = dict(content["definition"])
     if "partitions" in content:
         settings[_PARTITIONS_KEY] = content["partitions"]
+    if content["format"] == _PARTIAL_FORMAT_VERSION:
+        settings["format"] = _PARTIAL_FORMAT_VERSION
     return settings, content["hot"]
 
 
@@ -143,15 +172,28 @@ def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None
 
 
 def verify_definition(
-    job: Job, stored: Mapping[str, Any], location: str, *, is_stateful: bool | None = None
+    job: Job,
+    stored: Mapping[str, Any],
+    location: str,
+    *,
+    is_stateful: bool = False,
+    table_order: Sequence[str] = (),
 ) -> None:
     """Raise CheckpointRefused if a job is not defined as its checkpoint is.
 
     Args:
-        is_stateful: As of `build_definition`; None if it is the same as for the checkpoint.
+        is_stateful: As of `build_definition`; a job of a checkpoint with state has state, too.
+        table_order: As of `build_definition`; by default it is not compared.
     """
-    keeps_state = has_state(stored) if is_stateful is None else is_stateful
-    differences = find_differences(stored, build_definition(job, is_stateful=keeps_state))
+    order = get_table_order(stored)
+    if order and table_order:
+        order = list(table_order)
+    keeps_state = is_stateful or has_state(stored)
+    current = build_definition(job, is_stateful=keeps_state, table_order=order)
+    if "format" in stored:
+        known = {name: v for name, v in current.items() if name in stored or ".fields." not in name}
+        current = known | {"format": _PARTIAL_FORMAT_VERSION}
+    differences = find_differences(stored, current)
     if not differences:
         return
     start = next(iter(get_inputs(job).values())).start
@@ -174,13 +216,17 @@ def _dump_options(job: Job) -> dict[str, Any]:
 
 def _describe_input(input: Input, used: Collection[str] | None) -> dict[str, Any]:
     source = _describe_source(input)
-    names = input.value.json_names
-    fields = {
-        column: f"{type_text} from {names[column]}" if column in names else type_text
-        for column, type_text in input.value.fields.items()
-    }
-    kept = {k: v for k, v in fields.items() if used is None or k in used or k == input.time}
+    fields = _describe_fields(input, input.value.fields)
+    kept = {k: v for k, v in fields.items() if _is_used(k, used) or k.lower() == input.time.lower()}
     return source | {"time": input.time, "model": input.value.model} | _flatten({"fields": kept})
+
+
+def _describe_fields(input: Input, fields: Mapping[str, str]) -> dict[str, str]:
+    names = input.value.json_names
+    return {
+        column: f"{type_text} from {names[column]}" if column in names else type_text
+        for column, type_text in fields.items()
+    }
 
 
 def _describe_source(input: Input) -> dict[str, Any]:
@@ -188,12 +234,27 @@ def _describe_source(input: Input) -> dict[str, Any]:
 
 
 def _find_used_columns(job: Job, options: Mapping[str, Any]) -> set[str] | None:
-    """Return the words in a job's settings, which include its columns; None if it uses all."""
+    """Return the words in a job's settings, in lower case, since Spark ignores the case of columns.
+
+    They include the columns that the job uses. None means that it uses all.
+    """
     if isinstance(job, config.Join) and not job.select:
         return None
-    if isinstance(job, config.Query) and "*" in job.sql:
+    if isinstance(job, config.Query) and _ALL_COLUMNS_PATTERN.search(job.sql):
         return None
-    return set(_WORD_PATTERN.findall(json.dumps(options)))
+    return _find_words(options)
+
+
+def _is_used(column: str, used: Collection[str] | None) -> bool:
+    return used is None or _find_words(column) <= set(used)
+
+
+def _find_words(value: object) -> set[str]:
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(_find_words, value))
+    return set(_WORD_PATTERN.findall(str(value).lower()))
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

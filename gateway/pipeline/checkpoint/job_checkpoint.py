@@ -64,25 +64,41 @@ def prepare_checkpoint(
 
 
 def update_definition(
-    checkpoint: JobCheckpoint, job: Job, spark: Any = None, *, is_stateful: bool
+    checkpoint: JobCheckpoint,
+    job: Job,
+    spark: Any = None,
+    *,
+    is_stateful: bool,
+    table_order: Sequence[str],
 ) -> None:
-    """Complete the definition of a checkpoint once Spark has said whether its query keeps state.
+    """Complete the definition of a query's checkpoint by what only Spark's plan says.
 
-    `prepare_checkpoint` cannot know that. If there is no batch yet, the definition is written again
-    with all settings that state depends on.
+    `prepare_checkpoint` cannot know whether the query keeps state, nor the order of its sources.
 
     Raises:
-        CheckpointRefused: The query keeps state, and there are batches of a query without state, or
-            of a query whose state an older version of the gateway did not know of.
+        CheckpointRefused: There are batches, and the query reads its tables in another order. Or it
+            keeps state, and the batches are of a query without state, or of a query whose state an
+            older version of the gateway did not know of.
     """
     files = open_files(checkpoint.location, spark)
     stored, hot_keys = definition.parse_definition(files.read(definition.DEFINITION_FILE))
-    if not is_stateful or definition.has_state(stored):
+    is_complete = definition.has_state(stored) or not is_stateful
+    if is_complete and definition.get_table_order(stored) == list(table_order):
         return
-    if any(name.startswith("offsets/") for name in files.list_sizes()):
-        definition.verify_definition(job, stored, checkpoint.location, is_stateful=True)
+    if any(name.startswith(("offsets/", "sources/")) for name in files.list_sizes()):
+        definition.verify_definition(
+            job,
+            stored,
+            checkpoint.location,
+            is_stateful=is_stateful,
+            table_order=table_order,
+        )
     data = definition.encode_definition(
-        job, hot_keys, is_stateful=True, query_id=checkpoint.query_id
+        job,
+        hot_keys,
+        is_stateful=is_stateful or definition.has_state(stored),
+        table_order=table_order,
+        query_id=checkpoint.query_id,
     )
     files.write(definition.DEFINITION_FILE, data)
 

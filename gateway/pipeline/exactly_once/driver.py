@@ -386,8 +386,10 @@ class ExactlyOnceOutput:
             self._create_producer(f"{query_id}-{writer}")
 
     def _verify_entries(self, epoch: int) -> list[LedgerEntry]:
-        entries = self.ledger.read_entries(self._query_id)
+        entries, side_entries = self.ledger.read_entries(self._query_id)
         verify_entries(entries, epoch, self._checkpoint.compute_digest)
+        # Batches without rows have entries only of the dead letters and late records among them.
+        verify_entries(side_entries, epoch, self._checkpoint.compute_digest)
         verify_settings(entries, epoch, self._settings)
         return entries
 

@@ -109,11 +109,22 @@ class Ledger:
         values = self._read_last({0: {query_id}, self.writer_partition(writer): {key}})
         return _parse_plan(values.get(query_id)), _parse_entry(values.get(key))
 
-    def read_entries(self, query_id: str) -> list[LedgerEntry]:
-        """Return the last entry of every writer that has one, whatever plan it was of."""
+    def read_entries(self, query_id: str) -> tuple[list[LedgerEntry], list[LedgerEntry]]:
+        """Return the last entry of every writer that has one, and those of the side outputs.
+
+        Entries of former plans are among them. Names of side outputs begin with that of the query.
+        """
         with _LedgerReader(self) as reader:
-            values = reader.read_by_prefix(range(1, self.partitions), writer_key(query_id, ""))
-        return [entry for value in values.values() if (entry := _parse_entry(value)) is not None]
+            values = reader.read_by_prefix(range(1, self.partitions), query_id)
+        own, of_side_outputs = (
+            [
+                entry
+                for key, value in values.items()
+                if key.startswith(prefix) and (entry := _parse_entry(value)) is not None
+            ]
+            for prefix in (writer_key(query_id, ""), f"{query_id}/")
+        )
+        return own, of_side_outputs
 
     def read_values(self, keys: Iterable[str]) -> dict[str, Any]:
         """Return the last committed values of keys of partition 0, without keys that have none."""

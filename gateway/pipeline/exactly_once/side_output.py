@@ -27,6 +27,7 @@ from gateway.pipeline.spark.client_config import build_client_config
 
 from .driver import ExactlyOnceOutput
 from .recreated_topics import ReadTopic
+from .writer_plan import verify_entries
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -151,16 +152,23 @@ class SideOutput:
 
         An earlier process that still runs may write the same batches, up to another last one. So
         unless all were written, it is fenced, and the ledger is read again.
+
+        Args:
+            epoch: The last batch of the checkpoint that is committed.
+
+        Raises:
+            CheckpointRefused: Records of other batches were written.
         """
-        last_batch = self._read_last_entry(kind)
+        last_batch = self._read_last_entry(kind, epoch)
         if last_batch < epoch:
             self._get_output(kind).prepare(epoch)
-            last_batch = self._read_last_entry(kind)
+            last_batch = self._read_last_entry(kind, epoch)
         return last_batch
 
-    def _read_last_entry(self, kind: SideOutputKind) -> int:
-        ledger, name = self._get_output(kind).ledger, self._build_query_id(kind)
-        return max((entry.epoch for entry in ledger.read_entries(name)), default=-1)
+    def _read_last_entry(self, kind: SideOutputKind, epoch: int) -> int:
+        entries, _ = self._get_output(kind).ledger.read_entries(self._build_query_id(kind))
+        verify_entries(entries, epoch, self.checkpoint.compute_digest)
+        return max((entry.epoch for entry in entries), default=-1)
 
     def _read_records(self, batches: Sequence[BatchOffsets]) -> DataFrame | None:
         if not batches:

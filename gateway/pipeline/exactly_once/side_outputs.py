@@ -314,13 +314,16 @@ class SideOutputs:
         """Return the side outputs of the batches that were read by stored settings.
 
         Raises:
-            CheckpointRefused: The settings cannot be used any more, as their cluster is gone.
+            CheckpointRefused: The settings cannot be used any more: a cluster or catalog is gone.
         """
         if stored == self._describe_scan(stored.batch):
             return self._side_outputs
         log.info("%s: batches after %d are scanned as they were read", self._job, stored.batch)
         try:
             inputs = {name: Input.model_validate(each) for name, each in stored.inputs.items()}
+            for catalog in {each.value.catalog for each in inputs.values()} - {None}:
+                if catalog not in self._settings.catalogs:
+                    raise PipelineError(f"there is no catalog '{catalog}'")
             output = self._output.model_copy(update={"kafka": None, **stored.output})
             return self._create_side_outputs(inputs, output)
         except (ValueError, PipelineError) as error:

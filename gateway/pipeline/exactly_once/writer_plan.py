@@ -133,8 +133,8 @@ def verify_settings(
         raise CheckpointRefused(
             f"batch {epoch} was interrupted after {len(begun)} of {begun[0].writers} writers had "
             f"committed, and would be finished with other rows, as these were changed since: "
-            f"{', '.join(sorted(changed))}; take that back until the batch is finished, then "
-            "change it again"
+            f"{', '.join(sorted(changed))}; take that back (columns of a former schema: by "
+            "fields) until the batch is finished, then change it again"
         )
 
 

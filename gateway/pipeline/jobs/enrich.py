@@ -24,6 +24,8 @@ from gateway.pipeline.tables import broadcast, lookup
 from gateway.pipeline.tables.lookup import parse_json_column
 from gateway.pipeline.tables.redis import is_url
 
+from .sql import check_columns
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -63,8 +65,7 @@ def check_realtime(settings: Enrich) -> str | None:
 
 def check_job(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     known = columns.get("from") or {}
-    if known and settings.on not in known and settings.on not in RECORD_COLUMN_TYPES:
-        yield f"on: from has no column '{settings.on}'; {suggest(settings.on, known)}"
+    yield from check_columns("on", [settings.on], known)
     for name, kind in settings.table.fields.items():
         if message := types.check_type(kind):
             yield f"table.fields.{name}: {message}"
@@ -76,9 +77,8 @@ def check_job(settings: Enrich, columns: Mapping[str, Mapping[str, str]]) -> Ite
         yield from _check_redis(settings.table)
     else:
         yield from _check_broadcast(settings.table)
-    for name in settings.to.key:
-        if known and name not in {**known, **RECORD_COLUMN_TYPES, **settings.table.fields}:
-            yield f"to.key: there is no column '{name}'; {suggest(name, known)}"
+    if known:
+        yield from check_columns("to.key", settings.to.key, {**known, **settings.table.fields})
 
 
 def _check_redis(table: Redis) -> Iterable[str]:
@@ -102,7 +102,7 @@ def _check_broadcast(table: Broadcast) -> Iterable[str]:
 
 def _list_event_columns(settings: Enrich, columns: Iterable[str]) -> list[str]:
     """Return the columns to keep; those of the record, such as `_offset`, only if named."""
-    named = {settings.on, *settings.to.key}
+    named = {name.lower() for name in (settings.on, *settings.to.key)}
     return [name for name in columns if name not in RECORD_COLUMN_TYPES or name in named]
 
 

@@ -6,7 +6,8 @@ several records of a key, the one with the highest offset is written. All record
 in one partition, because offsets of different partitions cannot be compared.
 
 After each batch, the progress is written to the hash `<prefix>!loaded`: `topic:partition` has the
-next offset to load, and `at` the time in milliseconds since 1970.
+next offset to load, `at` the time in milliseconds since 1970, and `batch of <job>` the batch. Rows
+are written once only, so a job ends if Redis has lost the batch before, and its rows with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config.sections.job import Fields, Input
+from gateway.errors import CheckpointRefused
 from gateway.pipeline.tables.cache import OutageBackoff
 from gateway.pipeline.tables.redis import (
     LOADED_KEY,
@@ -59,7 +61,11 @@ class BatchLoader:
         self._settings, self._server = settings, RedisConfig.from_settings(settings.into)
 
     def __call__(self, rows: DataFrame, epoch: int) -> None:
-        """Write a batch, and then the loaded offsets. Wait while Redis does not answer."""
+        """Write a batch, and then the loaded offsets. Wait while Redis does not answer.
+
+        Raises:
+            CheckpointRefused: Redis has lost batches before this one.
+        """
         server = self._server  # a local variable, so that only this is sent to the workers
 
         def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -68,9 +74,8 @@ class BatchLoader:
         latest = build(self._settings, {"from": rows})
         written = latest.mapInArrow(write_partition, _WRITTEN_SCHEMA).groupBy("topic", "partition")
         ends = written.agg({"next": "max"}).collect()
-        store_loaded_positions(
-            server, {f"{topic}:{partition}": end for topic, partition, end in ends}
-        )
+        positions = {f"{topic}:{partition}": end for topic, partition, end in ends}
+        store_loaded_positions(server, self._settings.name, epoch, positions)
 
 
 def get_output_mode(settings: Load) -> Literal["append", "update"]:
@@ -107,12 +112,25 @@ def write_batches(
     redis.close()
 
 
-def store_loaded_positions(server: RedisConfig, positions: Mapping[str, int]) -> None:
-    redis = RedisTable(server)
-    if positions:
-        _retry_while_unavailable(
-            server, lambda: redis.store_positions(positions, int(time.time() * 1000))
-        )
+def store_loaded_positions(
+    server: RedisConfig, job: str, epoch: int, positions: Mapping[str, int]
+) -> None:
+    redis, batch_field = RedisTable(server), f"batch of {job}"
+
+    def verify_and_store() -> None:
+        stored = redis.fetch_positions()
+        # Older versions of the gateway stored no batch.
+        last = stored.get(batch_field, epoch - 1 if stored else -1)
+        if last < epoch - 1:
+            problem = f"Redis at {server.display_url} has lost rows of {server.prefix}*"
+            raise CheckpointRefused(
+                f"job {job}: {problem}: it has {last + 1} of {epoch} batches; start again with "
+                "--fresh, which loads all"
+            )
+        redis.store_positions({**positions, batch_field: epoch}, int(time.time() * 1000))
+
+    # Verified after the rows were written, so that a loss meanwhile is found, too.
+    _retry_while_unavailable(server, verify_and_store)
     redis.close()
 
 

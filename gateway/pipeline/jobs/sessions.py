@@ -116,11 +116,16 @@ def _check_mergeable(settings: Sessions) -> Iterable[str]:
 
 def _check_nested_types(settings: Sessions, columns: Mapping[str, str]) -> Iterable[str]:
     """Yield columns with unmergeable types; those of expressions are checked at the start."""
-    nested = {name: kind for name, kind in columns.items() if kind.startswith(_NESTED_TYPES)}
-    yield from (measures.describe_unsupported_key(name) for name in settings.by if name in nested)
+    nested = {
+        name.lower(): kind for name, kind in columns.items() if kind.startswith(_NESTED_TYPES)
+    }
+    for name in settings.by:
+        if name.lower() in nested:
+            yield measures.describe_unsupported_key(name)
     for measure in _parse_measures(settings):
-        if measure.argument in nested and measure.kind in ("sum", "min", "max"):
-            yield measures.describe_unsupported_measure(measure, nested[measure.argument])
+        kind = nested.get(measure.argument.lower())
+        if kind and measure.kind in ("sum", "min", "max"):
+            yield measures.describe_unsupported_measure(measure, kind)
 
 
 def _parse_measures(settings: Sessions) -> tuple[measures.Measure, ...]:

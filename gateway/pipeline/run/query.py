@@ -313,14 +313,15 @@ def _create_writer(
 def _update_query_definition(
     spark: SparkSession, job: config.Query, rows: DataFrame, job_checkpoint: JobCheckpoint
 ) -> None:
-    """Store whether Spark's plan of a query keeps state. `check` cannot know it without Spark."""
+    """Store what only Spark's plan of a query says; `check` runs without Spark."""
     from gateway.pipeline.jobs.query import keeps_state
 
     stateful = keeps_state(rows)
     if stateful and job.trigger == "realtime":
         problem = f"job {job.name} keeps state, which real-time mode does not support"
         raise PipelineError(f"{problem}; write a trigger such as 0s")
-    update_definition(job_checkpoint, job, spark, is_stateful=stateful)
+    table_order = find_sources(rows).lines
+    update_definition(job_checkpoint, job, spark, is_stateful=stateful, table_order=table_order)
 
 
 def _build_rows(

@@ -43,6 +43,11 @@ _FLOAT_TYPES = ("double", "float")
 _UNSTABLE_EXPRESSIONS = frozenset(("AesEncrypt", "CurrentTime", "Now"))
 # Spark allows no streams in subqueries that give a value, so they read tables, which may change.
 _SUBQUERIES = frozenset(("Exists", "ListQuery", "ScalarSubquery"))
+# An input, rows of constants, and sessions that are computed in Python.
+_STABLE_NODES = frozenset((
+    *("CollectMetrics", "LocalRelation", "Range", "OneRowRelation"),
+    *("FlatMapGroupsInArrow", "TransformWithStateInPySpark"),
+))  # fmt: skip
 _FILE_RELATIONS = frozenset(("DataSourceV2Relation", "HiveTableRelation", "LogicalRelation"))
 _TABLE_PROBLEM = "is of the table, and may change before a batch is repeated"
 _ANSI_SETTING = "spark.sql.ansi.enabled"  # an operator may set it, and SQL may mean another key
@@ -53,7 +58,7 @@ def check_key(job: Job) -> Iterable[str]:
     """Yield a problem for each column of the key that is not stable by the text of the settings."""
     for name in _list_stable_columns(job):
         if isinstance(job, config.Enrich):
-            if name in job.table.fields:
+            if name.lower() in map(str.lower, job.table.fields):
                 yield f"to.key: '{name}' {_TABLE_PROBLEM}; {_REMEDY}"
         elif function := next(sql.iter_unstable_functions(_get_definition(job, name)), None):
             yield f"to.key: {_describe_problem(name, function)}"
@@ -126,9 +131,14 @@ def _get_definition(job: Job, name: str) -> Iterable[sql.SqlToken]:
 
 
 def _collect_definitions(plan: Any, definitions: dict[int, list[Any]]) -> None:
-    """Collect the expressions, by id, of the columns that a plan makes of those of the inputs."""
+    """Collect the expressions, by id, of the columns that a plan makes of those of the inputs.
+
+    A column of a node that is not known here is not among them, so that it counts as unstable.
+    """
     node = plan.getClass().getSimpleName()
-    if node == "CollectMetrics":  # an input: its columns are the records
+    if node in _STABLE_NODES:
+        for column in _iterate(plan.output()):
+            definitions.setdefault(column.exprId().id(), [])  # a Union has the id of its first part
         return
     children = list(_iterate(plan.children()))
     for subquery in _iterate(plan.subqueries()):  # such as the right side of a LATERAL join
@@ -136,14 +146,19 @@ def _collect_definitions(plan: Any, definitions: dict[int, list[Any]]) -> None:
     for expression in _iterate(plan.expressions()):
         if expression.getClass().getSimpleName() == "Alias":
             definitions.setdefault(expression.exprId().id(), []).append(expression.child())
-    for index, column in enumerate(_iterate(plan.output())):
-        defined = definitions.setdefault(column.exprId().id(), [])
+    columns = plan.generatorOutput() if node == "Generate" else plan.output()
+    for index, column in enumerate(_iterate(columns)):
         if node == "Union":
-            defined += [child.output().apply(index) for child in children]
+            parts = [child.output().apply(index) for child in children]
+        elif node == "Expand":  # of UNPIVOT, ROLLUP, CUBE and sliding windows
+            parts = [row.apply(index) for row in _iterate(plan.projections())]
+        elif node == "Generate":
+            parts = [plan.generator()]
         elif node in _FILE_RELATIONS:
-            defined.append(plan)
-        elif node == "Generate" and not defined:
-            defined.append(plan.generator())
+            parts = [plan]
+        else:
+            break
+        definitions.setdefault(column.exprId().id(), []).extend(parts)
     for child in children:
         _collect_definitions(child, definitions)
 
@@ -157,8 +172,11 @@ def _find_unstable(expression: Any, definitions: dict[int, list[Any]]) -> str | 
         return "a subquery"
     parts = list(_iterate(expression.children()))
     if kind == "AttributeReference":
+        column = expression.exprId().id()
+        if column not in definitions:
+            return f"the column '{expression.name()}', whose origin is not known"
         # Each is followed once.
-        parts = definitions.pop(expression.exprId().id(), [])
+        parts, definitions[column] = definitions[column], []
     if kind == "OuterReference":  # of a subquery to the plan around it
         parts = [expression.e()]
     if found := next(filter(None, (_find_unstable(part, definitions) for part in parts)), None):

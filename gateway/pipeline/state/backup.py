@@ -25,7 +25,7 @@ from typing import Any
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint import definition
 
-from .files import Files
+from .files import Files, refuse_damaged
 from .report import CheckpointInspector, find_newest_batch, select_files
 
 MANIFEST_FILE = "backup.json"
@@ -120,6 +120,8 @@ def restore_backup(
 def _copy_batch(source: Files, target: Files, job: str, check_content: Any) -> BackupManifest:
     inspector = CheckpointInspector(source, check_content)
     batch = find_newest_batch(inspector.sizes, source.location)
+    with refuse_damaged(source.location, "metadata"):
+        query_id = json.loads(source.read("metadata"))["id"]
     copied = {}
     for name in select_files(inspector, batch):
         with source.fetch(name) as path:
@@ -128,7 +130,6 @@ def _copy_batch(source: Files, target: Files, job: str, check_content: Any) -> B
         if _read_digest(target, name) != digest:
             raise OSError(f"{name} was not copied correctly")
         copied[name] = digest
-    query_id = json.loads(source.read("metadata"))["id"]
     manifest = BackupManifest(job, query_id, batch, time.time(), copied)
     target.write(MANIFEST_FILE, json.dumps(asdict(manifest), indent=1).encode())
     return manifest

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.errors import PipelineError
 
 from . import integrity, layout
-from .files import Files
+from .files import Files, refuse_damaged
 from .integrity import ContentCheck
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def select_files(inspector: CheckpointInspector, batch: int) -> dict[str, int]:
     If a store has two snapshots, both are returned, so that one may be found damaged later.
 
     Raises:
-        PipelineError: A store has no undamaged files for the batch.
+        PipelineError: A store has no undamaged files for the batch, or a control file is damaged.
         ValueError: A file cannot be parsed; the running job may have changed it.
         OSError: A file cannot be read; the running job may have removed it.
     """
@@ -141,7 +141,8 @@ def select_files(inspector: CheckpointInspector, batch: int) -> dict[str, int]:
         selected |= {f"{log}/{number}" for log in ("offsets", "commits")} & sizes.keys()
     # Late and invalid records of these batches are not written yet.
     if layout.SCANNED_FILE in sizes:
-        scanned = int(json.loads(inspector.files.read(layout.SCANNED_FILE))["batch"])
+        with refuse_damaged(inspector.files.location, layout.SCANNED_FILE):
+            scanned = int(json.loads(inspector.files.read(layout.SCANNED_FILE))["batch"])
         selected |= {f"offsets/{number}" for number in range(scanned, batch)} & sizes.keys()
     for store in find_stores(inspector, batch).values():
         undamaged_chains = 0

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.errors import PipelineError
 
 from . import layout
-from .files import Files
+from .files import Files, refuse_damaged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +94,6 @@ def _update_definition(files: Files, new_partitions: int) -> None:
     """Store the number in the definition of the checkpoint, so that the job is not refused."""
     name = "definition.json"
     if name in files.list_sizes():
-        content = json.loads(files.read(name))
-        files.write(
-            name, json.dumps(content | {"partitions": new_partitions}, indent=2).encode() + b"\n"
-        )
+        with refuse_damaged(files.location, name):
+            content = json.loads(files.read(name)) | {"partitions": new_partitions}
+        files.write(name, json.dumps(content, indent=2).encode() + b"\n")

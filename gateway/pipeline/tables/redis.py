@@ -75,8 +75,8 @@ class RedisConfig:
     def loaded_key(self) -> str:
         """Return the key of the hash that says how far the table was loaded.
 
-        Its fields are `topic:partition` with the next offset, and `at` with the time in ms since
-        1970.
+        Its fields are `topic:partition` with the next offset, `at` with the time in ms since 1970,
+        and `batch of <job>` with the number of the last batch.
         """
         return f"{self.prefix}{LOADED_KEY}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pydantic import TypeAdapter
 
@@ -80,6 +82,35 @@ def test_columns_that_a_job_does_not_use_may_come_and_go():
 
 
 @pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT User, count(1) AS n FROM t GROUP BY User",
+        "SELECT count(1) AS n,\nuser FROM t GROUP BY\nuser",
+        "SELECT count(1) AS n FROM t NATURAL JOIN u",
+        "FROM t |> JOIN u USING (id) |> AGGREGATE count(1) AS n GROUP BY id",
+    ],
+)
+def test_a_column_is_used_however_the_sql_writes_it(sql):
+    """Columns in another case, and those at the start of a line, counted as unused."""
+    tables = {"t": {"topic": "t", "value": {"fields": {"user": "string"}}}}
+    query = {"name": "counts", "type": "query", "tables": tables, "sql": sql, "to": {"topic": "o"}}
+    before = job(query)
+    value = {"fields": {"user": "int"}, "jsonNames": {"user": "uid"}}
+    after = job(query, tables={"t": {"topic": "t", "value": value}})
+    stored, current = (
+        definition.build_definition(each, is_stateful=True) for each in (before, after)
+    )
+    assert definition.find_differences(stored, current) == [
+        "t.fields.user: string before, int from uid now"
+    ]
+    stored, current = (
+        definition.describe_rows(each, ["n"], {"t": {"user": kind}})
+        for each, kind in ((before, "string"), (after, "int"))
+    )
+    assert stored != current
+
+
+@pytest.mark.parametrize(
     ("base", "changes", "said"),
     [
         (SESSIONS, {"gap": "1h"}, "gap: 30m before, 1h now"),
@@ -110,5 +141,15 @@ def test_other_partitions_of_state_are_a_matter_of_rescaling():
 
 def test_hot_keys_are_kept_and_another_format_is_refused():
     assert definition.parse_definition(definition.encode_definition(job(JOIN), ["a"]))[1] == ["a"]
-    with pytest.raises(CheckpointRefused, match="is of format 2, not 1"):
-        definition.parse_definition(b'{"format": 2}')
+    with pytest.raises(CheckpointRefused, match="is of format 3, not 2"):
+        definition.parse_definition(b'{"format": 3}')
+
+
+def test_columns_that_an_older_version_did_not_find_in_the_sql_are_not_compared():
+    content = json.loads(definition.encode_definition(job(SESSIONS)))
+    content["format"] = 1
+    del content["definition"]["from.fields.user"]
+    before, _ = definition.parse_definition(json.dumps(content).encode())
+    definition.verify_definition(job(SESSIONS), before, "v1")
+    with pytest.raises(CheckpointRefused, match=r"\(gap: 30m before, 1h now\)"):
+        definition.verify_definition(job(SESSIONS, gap="1h"), before, "v1")

@@ -60,38 +60,71 @@ def test_a_version_that_was_begun_only_half_is_begun_again(tmp_path):
 
 
 def query(sql):
+    clicks = {"topic": "clicks", "value": {"fields": {"n": "int"}}}
     return Query.model_validate(
         {
             **{"name": "asked", "type": "query", "sql": sql, "to": {"topic": "out"}},
-            "tables": {"t": {"topic": "clicks", "value": {"fields": {"n": "int"}}}},
+            "tables": {"t": clicks, "u": clicks},
         }
     )
+
+
+def start(root, job, *, is_stateful=False, table_order=("t",)):
+    """As a job starts with its plan, up to its first batch."""
+    place = prepare_checkpoint(str(root), job)
+    update_definition(place, job, is_stateful=is_stateful, table_order=table_order)
+
+
+def begin_batch(root):
+    (root / "asked/v1/offsets").mkdir()
+    (root / "asked/v1/offsets/0").write_text("v1")
 
 
 def test_the_sql_of_a_query_is_part_of_its_checkpoint_where_spark_keeps_state(tmp_path):
     """An aggregate that was not in a list passed for none, and changed SQL took over its state."""
     before, after = query("SELECT try_sum(n) FROM t"), query("SELECT try_sum(n) FROM t WHERE n > 1")
-    update_definition(prepare_checkpoint(str(tmp_path), before), before, is_stateful=True)
-    (tmp_path / "asked/v1/offsets").mkdir()
-    (tmp_path / "asked/v1/offsets/0").write_text("v1")
-    update_definition(prepare_checkpoint(str(tmp_path), before), before, is_stateful=True)
+    start(tmp_path, before, is_stateful=True)
+    begin_batch(tmp_path)
+    start(tmp_path, before, is_stateful=True)
     with pytest.raises(CheckpointRefused, match="sql: SELECT try_sum"):
         prepare_checkpoint(str(tmp_path), after)
 
 
 def test_a_query_without_state_may_change_but_not_begin_to_keep_some(tmp_path):
-    before, after = query("SELECT n FROM t"), query("SELECT n + 1 FROM t")
-    update_definition(prepare_checkpoint(str(tmp_path), before), before, is_stateful=False)
-    update_definition(prepare_checkpoint(str(tmp_path), after), after, is_stateful=False)
     counting = query("SELECT count(*) FROM t")
-    update_definition(
-        prepare_checkpoint(str(tmp_path), counting), counting, is_stateful=True
-    )  # nothing was done yet
-    place = prepare_checkpoint(str(tmp_path), before, fresh=True)
-    (tmp_path / f"asked/v{place.version}/offsets").mkdir()
-    (tmp_path / f"asked/v{place.version}/offsets/0").write_text("v1")
+    start(tmp_path / "new", query("SELECT n FROM t"))
+    start(tmp_path / "new", counting, is_stateful=True)  # nothing was done yet
+    start(tmp_path, query("SELECT n FROM t"))
+    begin_batch(tmp_path)
+    start(tmp_path, query("SELECT n + 1 FROM t"))
     with pytest.raises(CheckpointRefused, match=r"sql: none before, SELECT count"):
-        update_definition(prepare_checkpoint(str(tmp_path), counting), counting, is_stateful=True)
+        start(tmp_path, counting, is_stateful=True)
+
+
+def test_a_query_that_reads_its_tables_in_another_order_is_refused(tmp_path):
+    """Spark stores offsets by the order of sources: each table was read on at another's offsets."""
+    before, after = (
+        query(f"SELECT n FROM {first} UNION ALL SELECT n FROM {second}")
+        for first, second in ("tu", "ut")
+    )
+    start(tmp_path, before, table_order=("t", "u"))
+    start(tmp_path, after, table_order=("u", "t"))  # nothing was read yet
+    begin_batch(tmp_path)
+    with pytest.raises(
+        CheckpointRefused, match=r'order of tables: \["u", "t"\] before, \["t", "u"'
+    ):
+        start(tmp_path, before, table_order=("t", "u"))
+    start(tmp_path, after, table_order=("u", "t"))
+
+
+def test_a_checkpoint_without_the_order_of_tables_gets_it(tmp_path):
+    """Older versions stored none."""
+    joined = query("SELECT t.n FROM t JOIN u ON t.n = u.n")
+    prepare_checkpoint(str(tmp_path), joined)
+    begin_batch(tmp_path)
+    start(tmp_path, joined, table_order=("t", "u"))
+    with pytest.raises(CheckpointRefused, match="order of tables"):
+        start(tmp_path, joined, table_order=("u", "t"))
 
 
 def test_the_checkpoint_of_another_job_is_refused(tmp_path):

@@ -212,10 +212,15 @@ def test_what_was_left_out_on_purpose_is_not_looked_at_when_that_changes(told):
     assert told.looked == [[3]]
 
 
-def test_settings_whose_cluster_is_gone_are_named(told):
+@pytest.mark.parametrize("kind", ["cluster", "catalog"])
+def test_settings_whose_cluster_or_catalog_is_gone_are_named(told, kind):
+    """A catalog that was renamed ended the job with a KeyError."""
     Process(told).batches(range(3))
     state = json.loads(told.files.read(SCANNED_FILE))
-    state["output"]["kafka"] = "gone"
+    if kind == "cluster":
+        state["output"]["kafka"] = "gone"
+    else:
+        state["inputs"]["from"]["value"] = {"model": "avro", "catalog": "gone"}
     told.files.write(SCANNED_FILE, json.dumps(state).encode())
-    with pytest.raises(CheckpointRefused, match=r"no cluster 'gone'.* remove scanned\.json"):
+    with pytest.raises(CheckpointRefused, match=rf"no {kind} 'gone'.* remove scanned\.json"):
         Process(told).batches([3])

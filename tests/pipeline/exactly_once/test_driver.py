@@ -96,6 +96,20 @@ def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
     writer(output, query, ledger, newer).prepare(1)
 
 
+def test_a_checkpoint_from_before_batches_of_dead_letters_only_is_refused(
+    output, query, ledger, tmp_path
+):
+    """Rows were written, and dead letters were not, since the ledger had theirs of later batches.
+    Only the first start ended with an error."""
+    newer, older = checkpoint(tmp_path / "newer", 10, 20), checkpoint(tmp_path / "older", 10, 30)
+    commit(ledger, query, 0, 0, newer)
+    commit(ledger, f"{query}/dlq//clicks/from", 0, 1, newer)
+    for epoch, held in ((0, newer), (1, older)):
+        with pytest.raises(CheckpointRefused, match="the ledger is at batch 1"):
+            writer(output, query, ledger, held).prepare(epoch)
+    writer(output, query, ledger, newer).prepare(1)
+
+
 def test_a_batch_that_kafka_interrupts_is_not_tried_again_once_the_job_is_to_stop(
     output, query, ledger
 ):

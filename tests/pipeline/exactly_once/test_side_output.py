@@ -8,6 +8,7 @@ import pytest
 from gateway.config import Kafka
 from gateway.config.sections.job import Input, Output
 from gateway.core.log.record import TopicPartition
+from gateway.errors import CheckpointRefused
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint
 from gateway.pipeline.exactly_once.ledger import ledger_topic, open_ledger, writer_key
 from gateway.pipeline.exactly_once.producers import LedgerProducer, TransactionInterrupted
@@ -73,6 +74,8 @@ def test_a_process_that_still_runs_writes_no_late_records_once_another_has_asked
         following.begin()
         commit(following, 4)
         assert start_process().read_last_batch("late", 4) == 4
+        with pytest.raises(CheckpointRefused, match="the ledger is at batch 4"):
+            start_process().read_last_batch("late", 3)
     finally:
         kafka.admin.delete_topic(ledger_topic(topic))
 

@@ -211,8 +211,8 @@ def test_a_stream_is_enriched_from_redis(spark, tmp_path, redis_server, until_do
 
 def test_what_is_wrong_is_told_before_spark_starts():
     assert problems(settings(in_redis())) == []
-    assert problems(settings(in_redis(), on="usr"))[0].startswith("on: from has no column 'usr'")
-    assert problems(settings(in_redis(), on="_key")) == []
+    assert problems(settings(in_redis(), on="usr"))[0].startswith("on: there is no column 'usr'")
+    assert problems(settings(in_redis(), on="_Key", to={"topic": "t", "key": ["User"]})) == []
     wrong = settings(in_redis("http://there", fields={"name": "strng"}, fallback="find"))
     assert [problem.partition(":")[0] for problem in problems(wrong)] == [
         "table.fields.name",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from support.redis import RedisServer
 
 from gateway.config.sections.pipelines import Load
+from gateway.errors import CheckpointRefused
 from gateway.pipeline.jobs import load
 from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable
@@ -72,6 +74,25 @@ def test_records_without_a_key_are_no_rows_and_a_note_is_not_overwritten(spark, 
         ]
         == 3
     )
+
+
+def test_a_job_ends_if_redis_has_lost_what_was_loaded(spark: Any, redis_server: RedisServer):
+    """After a restart of Redis, further rows were loaded, and nobody missed those before."""
+    job = load.BatchLoader(settings(redis_server.url))
+    job(records(spark, ("a", "1")), 0)
+    job(records(spark, (None, "2")), 1)
+    with redis_server.create_client() as client:
+        before_batch_2 = client.dump("users:!loaded")
+        job(records(spark, ("b", "3")), 2)
+        client.restore("users:!loaded", 0, before_batch_2, replace=True)  # as a replica has it
+        with pytest.raises(CheckpointRefused, match="has 2 of 3 batches"):
+            job(records(spark, ("c", "4")), 3)
+        client.flushdb()
+    for _ in range(2):  # it does not pass once rows were written
+        with pytest.raises(CheckpointRefused, match=r"lost rows of users:\*: it has 0 of 3"):
+            job(records(spark, ("c", "4")), 3)
+    job(records(spark, ("a", "1"), ("b", "3"), ("c", "4")), 0)  # --fresh
+    assert stored(redis_server) == {"a": "1", "b": "3", "c": "4"}
 
 
 def test_values_are_read_as_they_are():

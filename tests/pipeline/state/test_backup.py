@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support import fake_checkpoint
 
-from gateway.errors import PipelineError
+from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline.checkpoint import definition
 from gateway.pipeline.state import backup
 from gateway.pipeline.state.files import LocalFiles
@@ -154,3 +154,12 @@ def test_a_copy_has_the_batches_whose_late_and_invalid_records_are_not_written_y
     target = LocalFiles(tmp_path / "copy")
     backup.create_backup(source, target, "sessions")
     assert {f"offsets/{batch}" for batch in (2, 3, 4, 5)} <= target.list_sizes().keys()
+
+
+@pytest.mark.parametrize("name", ["metadata", "scanned.json"])
+def test_a_control_file_that_is_damaged_is_named(tmp_path, source, name):
+    """The command ended with KeyError."""
+    source.write(name, b"{}")
+    with pytest.raises(CheckpointRefused, match=rf"{name} is damaged"):
+        backup.create_backup(source, LocalFiles(tmp_path / "copy"), "sessions")
+    assert not (tmp_path / "copy").exists()
