@@ -172,7 +172,7 @@ async def test_a_record_that_is_too_large_for_the_target_ends_no_replay(kafka, s
 
 async def test_progress_is_written_amid_records_that_are_too_large(kafka, section):
     """40,000 of them took longer than Kafka waits for a transaction, which began anew for ever."""
-    count = 3 * FIRST_COPIES
+    count = FIRST_COPIES + 50  # each is a request of its own
     source = kafka.create_unique_topic()
     target = kafka.create_unique_topic(configs={"max.message.bytes": "150"})
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
