@@ -96,38 +96,39 @@ async def render_records(
     decoders = await _prepare_decoders(codecs, framed, formats)
     rendered: list[dict[str, Any]] = []
     # Decoders are synchronous: awaiting once per topic instead of per record keeps this loop fast.
-    turns = Turns()
-    for record, framed_record in zip(records, framed, strict=True):
-        if turns.is_over():
-            await turns.pass_on()
-        (topic, partition), offset, _, timestamp, key, value, pairs = framed_record
-        read_key, read_value = decoders[topic]
-        error = None
-        try:
-            key_json = read_key(key) if key else _render_empty(key)
-            value_json = read_value(value) if value else _render_empty(value)
-        except DECODE_ERRORS:
-            # Large schemas of other records may have taken the place of its own in the cache.
-            await _prepare_decoders(codecs, [framed_record], formats)
-            (key_json, value_json), error = _decode_with_errors(
-                record, (read_key, key), (read_value, value)
-            )
-        item = {
-            "topic": topic,
-            "key": key_json,
-            "value": value_json,
-            "partition": partition,
-            "offset": offset,
-            "timestamp": timestamp,
-        }
-        if pairs or not omit_empty_headers:
-            item["headers"] = headers(pairs)
-        if error is not None:
-            item["error"] = error
-        rendered.append(item)
-    for item, more in zip(rendered, more_members, strict=False):
-        item.update(more)
-    return orjson.dumps(rendered)
+    async with Turns() as turns:
+        for record, framed_record in zip(records, framed, strict=True):
+            if turns.is_over():
+                await turns.pass_on()
+            (topic, partition), offset, _, timestamp, key, value, pairs = framed_record
+            read_key, read_value = decoders[topic]
+            error = None
+            try:
+                key_json = read_key(key) if key else _render_empty(key)
+                value_json = read_value(value) if value else _render_empty(value)
+            except DECODE_ERRORS:
+                # Large schemas of other records may have taken the place of its own in the cache.
+                if any(data and codecs.find_missing_id(data) is not None for data in (key, value)):
+                    await turns.wait_for(_prepare_decoders(codecs, [framed_record], formats))
+                (key_json, value_json), error = _decode_with_errors(
+                    record, (read_key, key), (read_value, value)
+                )
+            item = {
+                "topic": topic,
+                "key": key_json,
+                "value": value_json,
+                "partition": partition,
+                "offset": offset,
+                "timestamp": timestamp,
+            }
+            if pairs or not omit_empty_headers:
+                item["headers"] = headers(pairs)
+            if error is not None:
+                item["error"] = error
+            rendered.append(item)
+        for item, more in zip(rendered, more_members, strict=False):
+            item.update(more)
+        return orjson.dumps(rendered)
 
 
 async def _prepare_decoders(

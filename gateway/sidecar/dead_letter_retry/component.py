@@ -45,6 +45,7 @@ from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.message import DeadLetterMessage
 from gateway.sidecar.topics import check_offsets
+from gateway.sidecar.turns import Turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -225,7 +226,8 @@ class DeadLetterComponent(Component):
         await self._context.authorize(request, WRITE_SCOPE)
         operation = self._context.spec["writeDeadLetters"]
         data = await body.read_body(request, MAX_BODY_BYTES)
-        entries = operation.parse_body(data, request.headers.get("content-type"))
+        async with Turns():
+            entries = operation.parse_body(data, request.headers.get("content-type"))
         parameters = operation.parse_parameters(request)
         items = [entry for entry in entries if not entry.get("processed", False)]
         topics = sorted({item["record"]["topic"] for item in items})
@@ -233,7 +235,8 @@ class DeadLetterComponent(Component):
         await self._context.authorize(request, WRITE_SCOPE, topics, group)
         for topic in topics:
             await self._context.get_topic(topic)
-            self._keep_exact_numbers(data, entries, topic)
+            async with Turns():
+                self._keep_exact_numbers(data, entries, topic)
         writer = _SubmittedDeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )

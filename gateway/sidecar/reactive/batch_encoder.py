@@ -91,28 +91,28 @@ class BatchEncoder:
         sent: list[Record] = []
         unreadable: dict[int, str] = {}
         has_loaded, awaited_error = False, None
-        turns = Turns()
-        for index, record in enumerate(records):
-            if turns.is_over():
-                await turns.pass_on()
-            try:
-                # Encoding does not await: only a schema that is not cached yet is waited for.
-                while True:
-                    try:
-                        objects.append(self._encode_record(record))
-                        break
-                    except SchemaNotLoaded:
-                        if not has_loaded:  # all, so that missing ones are waited for together
-                            await self._load_all_schemas(records[index:])
-                            has_loaded = True
-                        await self._load_schemas(record)
-                sent.append(record)
-            except SchemaNotFound as error:
-                if self._should_wait(record.tp.topic, error.missing_s):
-                    awaited_error = error
-                unreadable[index] = str(error)
-            except FormatError as error:
-                unreadable[index] = str(error)
+        async with Turns() as turns:
+            for index, record in enumerate(records):
+                if turns.is_over():
+                    await turns.pass_on()
+                try:
+                    # Encoding does not await: only a schema that is not cached yet is waited for.
+                    while True:
+                        try:
+                            objects.append(self._encode_record(record))
+                            break
+                        except SchemaNotLoaded:
+                            if not has_loaded:  # all, so that missing ones are waited for together
+                                await turns.wait_for(self._load_all_schemas(records[index:]))
+                                has_loaded = True
+                            await turns.wait_for(self._load_schemas(record))
+                    sent.append(record)
+                except SchemaNotFound as error:
+                    if self._should_wait(record.tp.topic, error.missing_s):
+                        awaited_error = error
+                    unreadable[index] = str(error)
+                except FormatError as error:
+                    unreadable[index] = str(error)
         if awaited_error is not None:
             raise RegistryUnavailable(str(awaited_error), retry_after=MISSING_TTL_S)
         return EncodedBatch(b"[" + b",".join(objects) + b"]", sent, unreadable)
