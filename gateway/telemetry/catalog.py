@@ -255,8 +255,9 @@ MEMORY_BYTES = _gauge(
     "backlog (read and not sent yet), writes (records of clients that Kafka does not have yet), "
     "views (what clients ask for), inflated (large batches being "
     "decoded), dictionaries (for compression); and of clients: unsent (not accepted by slow "
-    "connections), received (messages and requests, incomplete or being handled), responses "
-    "(pages being put together), replies (of services, for requests that ask later).",
+    "connections), received (messages and requests, incomplete or being handled), parsed "
+    "(about what bodies take in the sidecar beside that), responses (pages being put together), "
+    "replies (of services, for requests that ask later).",
     "part", unit="bytes",
 )  # fmt: skip
 MEMORY_RELEASES = _counter(
