@@ -39,6 +39,7 @@ class HeldPart(StrEnum):
     RECEIVED = "received"  # of messages and requests that are incomplete, or being processed
     PARSED = "parsed"  # of parsed bodies, until their requests are answered
     RESPONSES = "responses"  # of responses that are being put together
+    FETCHED = "fetched"  # of records that consumers have fetched ahead of their clients
     REPLIES = "replies"  # of services, for requests that ask later
 
 
@@ -219,7 +220,7 @@ class ClientMemory:
         if count and now - self._limited_at > QUIET_PERIOD_S:
             log.warning(
                 "more than half of memory is held for clients: those with most are disconnected, "
-                "%d now; logged again after %g s without any",
+                "or their records fetched again, %d now; logged again after %g s without any",
                 count,
                 QUIET_PERIOD_S,
             )

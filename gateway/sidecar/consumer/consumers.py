@@ -70,7 +70,7 @@ class ConsumerComponent(Component):
         self._context = context
         self._settings = settings
         self._instances = ConsumerInstances(
-            context.cluster, settings, context.section.internal_topics
+            context.cluster, settings, context.section.internal_topics, context.client_memory
         )
         self._record_counts: Counter[str] = Counter()  # by topic
         self._byte_counts: Counter[str] = Counter()  # of keys, values and headers, by topic
