@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 # Of the limit: what may be in use before more is refused, and what others are made to leave. Both
 # are below it, so that not every further byte makes somebody let go.
 CAPACITY_FACTOR, SPARED_FACTOR = 0.875, 0.75
-PARSED_FACTOR = 0.5  # of the limit: what parsed bodies may have
+RESERVED_FACTOR = 0.5  # of the limit: what one part may have that nobody can let go of
 REFUSAL_INTERVAL_S = 1.0  # seconds after some let go in which they do not for those refused
 MAX_UNCOUNTED_BYTES = 4096  # of requests, messages or responses of one connection
 QUIET_PERIOD_S = 60.0  # seconds without a disconnect after which the next one is logged again
@@ -123,22 +123,21 @@ class ClientMemory:
             self._schedule_limiting()
 
     @contextmanager
-    def hold_parsed(self, body: bytes) -> Iterator[None]:
-        """Count the values of a JSON body; raises MemoryFull if there are too many of others.
+    def reserve(self, part: HeldPart, size: int) -> Iterator[None]:
+        """Count bytes that nobody can let go of; raises MemoryFull if others have too many.
 
-        Nobody can let go of them, as a request goes on when its client is disconnected.
+        They are those of a request, which goes on when its client is disconnected.
         """
-        size = estimate_parsed_bytes(body)
-        held = self.by_part[HeldPart.PARSED]
-        if held and held + size > self.limit * PARSED_FACTOR:
+        held = self.by_part[part]
+        if held and held + size > self.limit * RESERVED_FACTOR:
             raise MemoryFull
-        self._count(HeldPart.PARSED, size)
+        self._count(part, size)
         if self.total > self.limit:
             self._schedule_limiting()
         try:
             yield
         finally:
-            self._count(HeldPart.PARSED, -size)
+            self._count(part, -size)
 
     def hold_unsent(self, holder: Holder, waiting: int, copied: int, data: bytes | None) -> None:
         """Set the bytes that wait for a connection, after a write that it has not taken whole.

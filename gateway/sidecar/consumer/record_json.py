@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import orjson
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.core.log.record import Record
 from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
@@ -24,6 +26,7 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 Formats: TypeAlias = Callable[[str], tuple[SerializationFormat, SerializationFormat]]
 Decoder: TypeAlias = Callable[[bytes], Any]
 
+RECORD_JSON_BYTES = 500  # of a record and its members, beside key, value and headers
 DECODE_ERRORS = (FormatError, SchemaNotLoaded)
 
 
@@ -77,6 +80,17 @@ def _decode_text_or_base64(value: bytes) -> Any:
         return value.decode()
     except UnicodeDecodeError:
         return {"base64": encode_base64(value)}
+
+
+def hold_records(
+    client_memory: ClientMemory, records: Sequence[Record]
+) -> AbstractContextManager[None]:
+    """Count records while a response is put together of them; raises MemoryFull.
+
+    Their bytes are held as records, in their JSON, and in the response.
+    """
+    size = sum(3 * record.payload_size + RECORD_JSON_BYTES for record in records)
+    return client_memory.reserve(HeldPart.RESPONSES, size)
 
 
 async def render_records(

@@ -34,7 +34,7 @@ from gateway.kafka.fetch.bounded_read import iter_records_at
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
-from gateway.sidecar.consumer.record_json import render_records, text_headers
+from gateway.sidecar.consumer.record_json import hold_records, render_records, text_headers
 from gateway.sidecar.context import AuditEvent, Context
 from gateway.sidecar.http import body
 from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
@@ -178,13 +178,12 @@ class DeadLetterComponent(Component):
             ),
             parameters["timeout"] / 1000,
         )
-        records = await render_records(
-            self._context.codecs,
-            [dead_letter.origin for dead_letter in dead_letters],
-            formats,
-            text_headers,
-            more_members=map(_format_letter, dead_letters),
-        )
+        origins = [dead_letter.origin for dead_letter in dead_letters]
+        with hold_records(self._context.client_memory, origins):
+            records = await render_records(
+                self._context.codecs, origins, formats, text_headers,
+                more_members=map(_format_letter, dead_letters),
+            )  # fmt: skip
         return build_json_response(records)
 
     def _build_formats(self, parameters: Parameters) -> Any:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.client_memory import ClientMemory
+from gateway.client_memory import ClientMemory, HeldPart, estimate_parsed_bytes
 
 from .status import StatusError
 
@@ -30,7 +30,7 @@ class ParsedBodyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as held:
             scope[HOLD_PARSED_KEY] = lambda data: held.enter_context(
-                self._client_memory.hold_parsed(data)
+                self._client_memory.reserve(HeldPart.PARSED, estimate_parsed_bytes(data))
             )
             await self._app(scope, receive, send)
 
