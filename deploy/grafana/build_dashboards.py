@@ -162,7 +162,7 @@ MEMORY = Section("Memory and process", [
           "Of the option memory. From 50 % on, new clients are refused.",
           {"{{instance}}":
            "sum by (instance) "
-           '(gateway_memory_bytes{@, part=~"tables|views|unsent|received|responses"}) '
+           '(gateway_memory_bytes{@, part=~"tables|views|unsent|received|parsed|responses"}) '
            "/ sum by (instance) (gateway_memory_limit_bytes{@})"}),
     Panel("Resident memory", "bytes", "Of each worker.",
           {"{{instance}} {{worker}}": "process_resident_memory_bytes{@}"}),

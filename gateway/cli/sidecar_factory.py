@@ -36,6 +36,7 @@ def create_sidecar(
         authorize=scope,
         standalone=standalone,
         documents=lambda: hub.document_locks,
+        client_memory=gateway.hubs.client_memory,
     )
 
 

@@ -112,8 +112,14 @@ class Codecs:
         """Encode a JSON value; None is a tombstone. The subject is that of the topic by default."""
         if value is None or not format.has_schema:
             return self.encode_cached(format, topic, is_key, value, schema)
+        return (await self.load_encoder(format, topic, is_key, schema))(value)
+
+    async def load_encoder(
+        self, format: SerializationFormat, topic: str, is_key: bool, schema: SchemaSelector
+    ) -> Callable[[Any], EncodedData]:
+        """Look up a schema, and return the function that encodes values with it."""
         resolved = await self._find_schema(format, topic, is_key, schema)
-        return _encode_with(await self._compile(resolved), format, value, resolved)
+        return partial(_encode_with, await self._compile(resolved), format, schema=resolved)
 
     async def decode(
         self, format: SerializationFormat, topic: str, is_key: bool, data: bytes | None

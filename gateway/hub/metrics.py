@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from gateway.client_memory import HeldPart
 from gateway.config import Kafka, Route
 from gateway.config.capabilities.stream import StreamWith
 from gateway.core.client.terms import EndReason
 from gateway.core.log.partition_reader import PartitionReader
 from gateway.core.log.record import GapReason
 from gateway.core.log.recovery import Cause
-from gateway.hub.fanout.client_memory import HeldPart
 from gateway.hub.fanout.hub import MEMORY_PARTS, Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.reads.shared_reads import STALE_S, SharedReads

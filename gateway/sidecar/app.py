@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.background_tasks import run_supervised
+from gateway.client_memory import ClientMemory
 from gateway.config import Settings
 from gateway.config.types.address import is_loopback
 from gateway.errors import GatewayError, RequestError
@@ -102,6 +103,7 @@ class SidecarApplication:
         authorize: Authorizer = allow_anyone,
         standalone: bool = False,
         documents: Callable[[], DocumentLocks] | None = None,
+        client_memory: ClientMemory | None = None,
     ) -> None:
         assert settings.sidecar is not None, "there is no section sidecar"
         section = settings.sidecar
@@ -110,7 +112,10 @@ class SidecarApplication:
         spec = Spec(name for name in modules if (SPEC_DIRECTORY / f"{name}.yaml").is_file())
         self.settings = settings
         codecs = Codecs(get_catalog(settings))
-        self.context = Context(settings, cluster, codecs, authorize, spec, documents=documents)
+        self.context = Context(
+            settings, cluster, codecs, authorize, spec,
+            documents=documents, client_memory=client_memory or ClientMemory(),
+        )  # fmt: skip
         producer = settings.sidecar.producer
         self._max_body_bytes = (
             MIN_MAX_BODY_BYTES if producer is None else max(MIN_MAX_BODY_BYTES, producer.max_bytes)
@@ -149,6 +154,7 @@ class SidecarApplication:
                 Middleware(
                     AuthenticationMiddleware, authorize=authorize, is_unlimited=self.is_unlimited
                 ),
+                Middleware(body.ParsedBodyMiddleware, client_memory=self.context.client_memory),
                 *(
                     middleware
                     for component in self.components

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
+from gateway.client_memory import ClientMemory
 from gateway.config import Settings
 from gateway.config.sections.sidecar import Producer as ProducerSection
 from gateway.config.sections.sidecar import Sidecar as Section
@@ -104,6 +105,7 @@ class Context:
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     components: dict[str, Any] = field(default_factory=dict)
     documents: Callable[[], DocumentLocks] | None = None
+    client_memory: ClientMemory = field(default_factory=ClientMemory)
 
     @property
     def section(self) -> Section:

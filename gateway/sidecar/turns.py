@@ -1,26 +1,90 @@
-"""Let other tasks run while the records of one request are converted."""
+"""Let requests convert records one at a time, and other tasks run in between.
+
+A codec may take 0.5 s for one record, such as a JSON Schema with many branches, and a request may
+have thousands of them. So a request works for 20 ms at once. If all requests did so in each turn of
+the event loop, 60 of them would hold up everything else for more than a second: they wait for each
+other instead.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from time import perf_counter
+from types import TracebackType
+from typing import Self, TypeVar
+from weakref import WeakKeyDictionary
 
 TURN_S = 0.02  # of one request, after which the others get their turn
 
+T = TypeVar("T")
 
-class Turns:
-    """The time that a loop over records has used since other tasks ran.
 
-    A codec may take 0.5 s for one record, such as a JSON Schema with many branches. A request may
-    have thousands of them.
+class _Shared:
+    """What the requests of one event loop share.
+
+    Attributes:
+        turn: Held by the request that converts.
+        further_turn: Held by the only one that waits for `turn` of those that had it before, so
+            that a new request waits for one of them, however many there are.
+        ends_at: When `turn` must be held until the next turn of the event loop.
     """
 
     def __init__(self) -> None:
-        self._ends_at = perf_counter() + TURN_S
+        self.turn, self.further_turn = asyncio.Lock(), asyncio.Lock()
+        self.ends_at = 0.0
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictionary()
+
+
+class Turns:
+    """The turns of one request: within the context it may convert records, without any await.
+
+    The next request begins at once if it has time left of the 20 ms.
+    """
+
+    def __init__(self) -> None:
+        self._shared = _shared.setdefault(asyncio.get_running_loop(), _Shared())
+        self._held: tuple[asyncio.Lock, ...] = ()
+
+    async def __aenter__(self) -> Self:
+        await self._begin(self._shared.turn)
+        return self
+
+    async def __aexit__(
+        self,
+        type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
 
     def is_over(self) -> bool:
-        return perf_counter() >= self._ends_at
+        return perf_counter() >= self._shared.ends_at
 
     async def pass_on(self) -> None:
-        await asyncio.sleep(0)
-        self._ends_at = perf_counter() + TURN_S
+        await self.wait_for(asyncio.sleep(0))
+
+    async def wait_for(self, work: Awaitable[T]) -> T:
+        """Return the result of work that takes a while; others have their turn meanwhile."""
+        self._end()
+        try:
+            return await work
+        finally:
+            await self._begin(self._shared.further_turn, self._shared.turn)
+
+    async def _begin(self, *locks: asyncio.Lock) -> None:
+        for lock in locks:
+            await lock.acquire()
+            self._held = (*self._held, lock)
+        if self.is_over():
+            self._shared.ends_at = perf_counter() + TURN_S
+
+    def _end(self) -> None:
+        held, self._held = self._held, ()
+        for lock in held:
+            if self.is_over():
+                asyncio.get_running_loop().call_soon(lock.release)
+            else:
+                lock.release()

@@ -255,15 +255,17 @@ MEMORY_BYTES = _gauge(
     "backlog (read and not sent yet), writes (records of clients that Kafka does not have yet), "
     "keys (idempotency keys that were written), views (what clients ask for), inflated (large "
     "batches being decoded), dictionaries (for compression); and of clients: unsent (not accepted "
-    "by slow connections), received (messages and requests, incomplete or being handled), "
-    "responses (pages being put together), replies (of services, for requests that ask later).",
+    "by slow connections), received (messages and requests, incomplete or being handled), parsed "
+    "(about what bodies take in the sidecar beside that), responses (pages being put together), "
+    "fetched (of records that consumer instances have ahead of polls), replies "
+    "(of services, for requests that ask later).",
     "part", unit="bytes",
 )  # fmt: skip
 MEMORY_RELEASES = _counter(
     "gateway_memory_releases",
     "How often something was let go because more than half of the option memory was held for "
     "clients, by part: unsent and received (a client was disconnected), responses (a page was "
-    "refused), replies (the older half was dropped).",
+    "refused), fetched (records are fetched again), replies (the older half was dropped).",
     "part",
 )  # fmt: skip
 MEMORY_LIMIT_BYTES = _gauge(

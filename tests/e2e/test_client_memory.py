@@ -19,7 +19,7 @@ from support.raw_http import ConnectionReset, RawConnection, build_request
 from support.raw_websocket import OPCODE_TEXT, RawWebSocket, build_frame, build_handshake
 from support.waiting import wait_until
 
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.http.tls_transport import SLICE_BYTES
 

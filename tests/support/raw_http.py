@@ -190,7 +190,7 @@ def running_server(
     # Clients are processes of their own, too, and need neither: the imports take 0.5 s of CPU.
     import uvicorn
 
-    from gateway.hub.fanout.client_memory import ClientMemory
+    from gateway.client_memory import ClientMemory
     from gateway.web.http.edge import configure_socket
     from gateway.web.http.tls_transport import READ_BYTES, TlsTransport
     from gateway.web.http.transport import GatewayProtocol

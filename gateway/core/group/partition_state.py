@@ -164,6 +164,15 @@ class PartitionState:
         if not self.records:
             self._advance_position()
 
+    def drop_fetched(self) -> None:
+        """Forget the records that were fetched ahead; they are fetched again."""
+        if self.records:
+            assert self.position is not None
+            self.discard_in_flight()
+            self.records.clear()
+            self.buffered_bytes, self.is_cut_off = 0, False
+            self.fetch_offset, self.fetch_epoch = self.position, self.epoch
+
     def take(self, max_records: int, max_bytes: int) -> list[Record]:
         """Return the next records, and advance the position. The first may exceed `max_bytes`."""
         taken: list[Record] = []

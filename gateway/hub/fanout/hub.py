@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config import Kafka, Settings
 from gateway.core.channel.channel import Channel, Encoder
 from gateway.core.channel.chunk_ring import RingBudget
@@ -62,7 +63,6 @@ from gateway.telemetry.traffic import (
 
 from .broadcaster import Broadcaster
 from .client import Client, ClientOptions
-from .client_memory import ClientMemory, HeldPart
 from .client_registry import ClientRegistry
 from .client_source import ClientSource
 from .lag_scan import LagScan
@@ -104,7 +104,7 @@ MEMORY_PARTS = (
     *HeldPart,
 )  # fmt: skip
 PINNED_PARTS = (  # parts of memory that cannot be freed
-    "tables", "views", HeldPart.UNSENT, HeldPart.RECEIVED, HeldPart.RESPONSES,
+    "tables", "views", HeldPart.UNSENT, HeldPart.RECEIVED, HeldPart.PARSED, HeldPart.RESPONSES,
 )  # fmt: skip
 
 

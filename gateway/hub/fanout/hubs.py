@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from gateway.client_memory import ClientMemory
 from gateway.config import Settings
 from gateway.core.client.terms import EndReason
 from gateway.kafka.client.cluster import Cluster
 
-from .client_memory import ClientMemory
 from .hub import Hub
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason
 from gateway.errors import KafkaError, MemoryFull
 from gateway.hub.fanout.client import Client, Handover
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.wires.ndjson import HEARTBEAT, NdjsonWire
 
 MAX_PAGE_RECORDS = 1000

@@ -56,6 +56,7 @@ class GroupConsumer:
         options: ConsumerOptions | None = None,
         *,
         on_gap: Callable[[TopicPartition, int, int], None] | None = None,
+        on_buffered: Callable[[int], None] | None = None,
     ) -> None:
         """Create a consumer without partitions.
 
@@ -63,6 +64,7 @@ class GroupConsumer:
             group: The name of the group; empty for a reader, which cannot commit.
             on_gap: Called with a partition, the offset that Kafka does not have, and the one from
                 which it is read instead; a lower one if the log was truncated.
+            on_buffered: Called with about how many bytes are fetched ahead, when that changes.
         """
         self.group = group
         self._options = options = options or ConsumerOptions()
@@ -74,6 +76,7 @@ class GroupConsumer:
             options,
             EARLIEST if group and reset is not None else reset,
             self._report_gap,
+            on_buffered=on_buffered,
         )
         self._assignment = Assignment(cluster, group, options, self.prefetcher)
         self._poll_lock = asyncio.Lock()
@@ -200,6 +203,7 @@ class GroupConsumer:
                 max_bytes -= bytes_before - state.buffered_bytes
         if self._options.prefetch:
             self.prefetcher.start_fetches(FetchLimits(max_bytes=self._options.max_fetch_bytes))
+        self.prefetcher.report_buffered()
         return taken
 
     def _raise_new_failure(self) -> None:

@@ -62,6 +62,7 @@ log = logging.getLogger(__name__)
 MAX_EXPANSION = 16
 # How often a leader is asked again whose epoch is lower than that of the record before an offset.
 MAX_FORMER_LEADER_ATTEMPTS = 10  # with the delays of NOT_LEADER, a second or two
+RECORD_OBJECT_BYTES = 200  # of one in memory, beside what counts for `max_partition_bytes`
 LEADERLESS_RETRY_S = 0.25  # seconds between looks at metadata for a partition without a leader
 
 
@@ -88,6 +89,7 @@ class PrefetchFetcher:
             on from: a lower one where the log was cut off.
         follows_recreated: Read a topic that was created again from its start. False leaves that to
             `Assignment`, which learns of it by a new assignment.
+        on_buffered: Called with about how many bytes the records take that were fetched ahead.
         failures: The failures that a poll must raise. A seek removes them.
         changed: Set when a waiting poll must look at the states again.
     """
@@ -97,6 +99,7 @@ class PrefetchFetcher:
     out_of_range_reset: int | None
     on_gap: Callable[[TopicPartition, int, int], None]
     follows_recreated: bool = True
+    on_buffered: Callable[[int], None] | None = None
     states: dict[TopicPartition, PartitionState] = field(default_factory=dict)
     failures: dict[TopicPartition, KafkaError] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -181,8 +184,24 @@ class PrefetchFetcher:
         else:
             await asyncio.sleep(LEADERLESS_RETRY_S)
 
+    def report_buffered(self) -> None:
+        if self.on_buffered is not None:
+            self.on_buffered(
+                sum(
+                    state.buffered_bytes + RECORD_OBJECT_BYTES * len(state.records)
+                    for state in self.states.values()
+                )
+            )
+
+    def drop_buffered(self) -> None:
+        """Forget all records that were fetched ahead; the next polls fetch them again."""
+        for state in self.states.values():
+            state.drop_fetched()
+        self.wake()
+
     async def close(self) -> None:
         self.states.clear()
+        self.report_buffered()
         await self._tasks.close()
 
     def _should_fetch(self, state: PartitionState) -> bool:
@@ -228,6 +247,7 @@ class PrefetchFetcher:
             if state.in_flight is task:
                 state.in_flight = None
         self.changed.set()
+        self.report_buffered()
         if not task.cancelled() and task.exception() is not None:
             now = asyncio.get_running_loop().time()
             for state in states:

@@ -46,7 +46,7 @@ from .instance import ConsumerInstance, translate_group_error
 from .instance_options import MAX_POLL_TIMEOUT_MS, InstanceOptions, compile_topic_pattern
 from .instances import INSTANCE_NOT_FOUND, ConsumerInstances, EndedInstances
 from .poll_response import PollResponse
-from .record_json import render_records
+from .record_json import hold_records, render_records
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class ConsumerComponent(Component):
         self._context = context
         self._settings = settings
         self._instances = ConsumerInstances(
-            context.cluster, settings, context.section.internal_topics
+            context.cluster, settings, context.section.internal_topics, context.client_memory
         )
         self._record_counts: Counter[str] = Counter()  # by topic
         self._byte_counts: Counter[str] = Counter()  # of keys, values and headers, by topic
@@ -389,9 +389,11 @@ class ConsumerComponent(Component):
 
         async def build_response(records: Sequence[Record]) -> Response:
             codecs = self._context.codecs
-            body = await render_records(
-                codecs, records, formats, headers, omit_empty_headers=dialect.omits_empty_headers
-            )
+            with hold_records(self._context.client_memory, records):
+                body = await render_records(
+                    codecs, records, formats, headers,
+                    omit_empty_headers=dialect.omits_empty_headers,
+                )  # fmt: skip
             return dialect.build_records_response(request, instance, body)
 
         return PollResponse(

@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.group.member import MemberState
 from gateway.core.log.record import Record, TopicPartition
@@ -65,6 +66,7 @@ class ConsumerInstance:
         identity: str = "",
         auditor: Auditor | None = None,
         hidden_topics: frozenset[str] = frozenset(),
+        client_memory: ClientMemory | None = None,
     ) -> None:
         self.group, self.name, self.options = group, name, options
         self.dialect, self.identity = dialect, identity
@@ -76,6 +78,7 @@ class ConsumerInstance:
         self._cluster = cluster
         self._auditor = auditor or NullAuditor()
         self._settings = settings
+        self._client_memory = client_memory or ClientMemory()
         self._consumer_options = build_consumer_options(
             settings,
             auto_offset_reset=options.auto_offset_reset,
@@ -220,7 +223,19 @@ class ConsumerInstance:
             self.group,
             self._consumer_options,
             on_gap=partial(audit_gap, self._auditor, "ACTIVE_CONSUMER"),
+            on_buffered=self._count_buffered,
         )
+
+    def _count_buffered(self, size: int) -> None:
+        if size > MAX_UNCOUNTED_BYTES:
+            self._client_memory.hold(HeldPart.FETCHED, self, size)
+        else:
+            self._client_memory.release(HeldPart.FETCHED, self)
+
+    def release_memory(self) -> None:
+        """Drop the records that were fetched ahead. See `Holder`."""
+        if self._consumer is not None:
+            self._consumer.prefetcher.drop_buffered()
 
     def _require_consumer(self) -> GroupConsumer:
         if self._consumer is None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from gateway.background_tasks import BackgroundTasks
+from gateway.client_memory import ClientMemory
 from gateway.config.sections.sidecar import Consumer
 from gateway.config.types.units import format_duration
 from gateway.kafka.client.cluster import Cluster
@@ -75,7 +76,11 @@ class ConsumerInstances:
     """
 
     def __init__(
-        self, cluster: Cluster, settings: Consumer, hidden_topics: frozenset[str] = frozenset()
+        self,
+        cluster: Cluster,
+        settings: Consumer,
+        hidden_topics: frozenset[str] = frozenset(),
+        client_memory: ClientMemory | None = None,
     ) -> None:
         self.process_id = os.urandom(4).hex()
         self.created = 0
@@ -83,6 +88,7 @@ class ConsumerInstances:
         self._cluster = cluster
         self._settings = settings
         self._hidden_topics = hidden_topics
+        self._client_memory = client_memory
         # The one that was used last is last.
         self._instances: OrderedDict[InstanceKey, ConsumerInstance] = OrderedDict()
         self._last_used: dict[InstanceKey, float] = {}  # in seconds of the event loop's clock
@@ -122,6 +128,7 @@ class ConsumerInstances:
         instance = ConsumerInstance(
             self._cluster, self._settings, group, key.name, options,
             dialect=dialect, identity=identity, auditor=auditor, hidden_topics=self._hidden_topics,
+            client_memory=self._client_memory,
         )  # fmt: skip
         self._instances[key] = instance
         self.created += 1

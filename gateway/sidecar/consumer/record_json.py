@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import orjson
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.core.log.record import Record
 from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
@@ -24,6 +26,7 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 Formats: TypeAlias = Callable[[str], tuple[SerializationFormat, SerializationFormat]]
 Decoder: TypeAlias = Callable[[bytes], Any]
 
+RECORD_JSON_BYTES = 500  # of a record and its members, beside key, value and headers
 DECODE_ERRORS = (FormatError, SchemaNotLoaded)
 
 
@@ -79,6 +82,17 @@ def _decode_text_or_base64(value: bytes) -> Any:
         return {"base64": encode_base64(value)}
 
 
+def hold_records(
+    client_memory: ClientMemory, records: Sequence[Record]
+) -> AbstractContextManager[None]:
+    """Count records while a response is put together of them; raises MemoryFull.
+
+    Their bytes are held as records, in their JSON, and in the response.
+    """
+    size = sum(3 * record.payload_size + RECORD_JSON_BYTES for record in records)
+    return client_memory.reserve(HeldPart.RESPONSES, size)
+
+
 async def render_records(
     codecs: Codecs,
     records: Sequence[Record],
@@ -96,38 +110,39 @@ async def render_records(
     decoders = await _prepare_decoders(codecs, framed, formats)
     rendered: list[dict[str, Any]] = []
     # Decoders are synchronous: awaiting once per topic instead of per record keeps this loop fast.
-    turns = Turns()
-    for record, framed_record in zip(records, framed, strict=True):
-        if turns.is_over():
-            await turns.pass_on()
-        (topic, partition), offset, _, timestamp, key, value, pairs = framed_record
-        read_key, read_value = decoders[topic]
-        error = None
-        try:
-            key_json = read_key(key) if key else _render_empty(key)
-            value_json = read_value(value) if value else _render_empty(value)
-        except DECODE_ERRORS:
-            # Large schemas of other records may have taken the place of its own in the cache.
-            await _prepare_decoders(codecs, [framed_record], formats)
-            (key_json, value_json), error = _decode_with_errors(
-                record, (read_key, key), (read_value, value)
-            )
-        item = {
-            "topic": topic,
-            "key": key_json,
-            "value": value_json,
-            "partition": partition,
-            "offset": offset,
-            "timestamp": timestamp,
-        }
-        if pairs or not omit_empty_headers:
-            item["headers"] = headers(pairs)
-        if error is not None:
-            item["error"] = error
-        rendered.append(item)
-    for item, more in zip(rendered, more_members, strict=False):
-        item.update(more)
-    return orjson.dumps(rendered)
+    async with Turns() as turns:
+        for record, framed_record in zip(records, framed, strict=True):
+            if turns.is_over():
+                await turns.pass_on()
+            (topic, partition), offset, _, timestamp, key, value, pairs = framed_record
+            read_key, read_value = decoders[topic]
+            error = None
+            try:
+                key_json = read_key(key) if key else _render_empty(key)
+                value_json = read_value(value) if value else _render_empty(value)
+            except DECODE_ERRORS:
+                # Large schemas of other records may have taken the place of its own in the cache.
+                if any(data and codecs.find_missing_id(data) is not None for data in (key, value)):
+                    await turns.wait_for(_prepare_decoders(codecs, [framed_record], formats))
+                (key_json, value_json), error = _decode_with_errors(
+                    record, (read_key, key), (read_value, value)
+                )
+            item = {
+                "topic": topic,
+                "key": key_json,
+                "value": value_json,
+                "partition": partition,
+                "offset": offset,
+                "timestamp": timestamp,
+            }
+            if pairs or not omit_empty_headers:
+                item["headers"] = headers(pairs)
+            if error is not None:
+                item["error"] = error
+            rendered.append(item)
+        for item, more in zip(rendered, more_members, strict=False):
+            item.update(more)
+        return orjson.dumps(rendered)
 
 
 async def _prepare_decoders(

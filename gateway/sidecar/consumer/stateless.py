@@ -36,7 +36,7 @@ from gateway.sidecar.v2.topics import fetch_bounds
 from .dialect import TrailingSlashRoute
 from .instance_options import MAX_POLL_TIMEOUT_MS
 from .poll_response import wait_for_disconnect
-from .record_json import paired_headers, render_records
+from .record_json import hold_records, paired_headers, render_records
 
 
 class OffsetOutOfRange(StatusError):
@@ -85,13 +85,14 @@ class Stateless(Component):
                 build_json_response(details, status, build_error_headers(exc, status)),
                 negotiate_content_type(request),
             )
-        rendered = await render_records(
-            self._context.codecs,
-            records,
-            lambda _: (format, format),
-            paired_headers,
-            omit_empty_headers=True,
-        )
+        with hold_records(self._context.client_memory, records):
+            rendered = await render_records(
+                self._context.codecs,
+                records,
+                lambda _: (format, format),
+                paired_headers,
+                omit_empty_headers=True,
+            )
         return set_content_type(
             CONFLUENT.build_response(request, rendered), media.build_media_type(format)
         )

@@ -34,7 +34,7 @@ from gateway.kafka.fetch.bounded_read import iter_records_at
 from gateway.sidecar.backends import get_dead_letter_ext, get_group
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
-from gateway.sidecar.consumer.record_json import render_records, text_headers
+from gateway.sidecar.consumer.record_json import hold_records, render_records, text_headers
 from gateway.sidecar.context import AuditEvent, Context
 from gateway.sidecar.http import body
 from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
@@ -45,6 +45,7 @@ from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.message import DeadLetterMessage
 from gateway.sidecar.topics import check_offsets
+from gateway.sidecar.turns import Turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -177,13 +178,12 @@ class DeadLetterComponent(Component):
             ),
             parameters["timeout"] / 1000,
         )
-        records = await render_records(
-            self._context.codecs,
-            [dead_letter.origin for dead_letter in dead_letters],
-            formats,
-            text_headers,
-            more_members=map(_format_letter, dead_letters),
-        )
+        origins = [dead_letter.origin for dead_letter in dead_letters]
+        with hold_records(self._context.client_memory, origins):
+            records = await render_records(
+                self._context.codecs, origins, formats, text_headers,
+                more_members=map(_format_letter, dead_letters),
+            )  # fmt: skip
         return build_json_response(records)
 
     def _build_formats(self, parameters: Parameters) -> Any:
@@ -225,7 +225,8 @@ class DeadLetterComponent(Component):
         await self._context.authorize(request, WRITE_SCOPE)
         operation = self._context.spec["writeDeadLetters"]
         data = await body.read_body(request, MAX_BODY_BYTES)
-        entries = operation.parse_body(data, request.headers.get("content-type"))
+        async with Turns():
+            entries = operation.parse_body(data, request.headers.get("content-type"))
         parameters = operation.parse_parameters(request)
         items = [entry for entry in entries if not entry.get("processed", False)]
         topics = sorted({item["record"]["topic"] for item in items})
@@ -233,7 +234,8 @@ class DeadLetterComponent(Component):
         await self._context.authorize(request, WRITE_SCOPE, topics, group)
         for topic in topics:
             await self._context.get_topic(topic)
-            self._keep_exact_numbers(data, entries, topic)
+            async with Turns():
+                self._keep_exact_numbers(data, entries, topic)
         writer = _SubmittedDeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )

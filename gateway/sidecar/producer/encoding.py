@@ -99,55 +99,62 @@ class RecordEncoder:
         keyless_partition, common_headers = -1, ids.to_record_headers()
         partitions = [TopicPartition(topic.name, number) for number in range(count)]
         encode_key, encode_value = (_get_encoder(encoding.format) for encoding in encodings)
-        turns = Turns()
-        for index, record in enumerate(records):
-            if turns.is_over():
-                await turns.pass_on()
-            key, value = record.get("key"), record.get("value")
-            try:
-                if key is not None:
-                    key = (
-                        encode_key(key)
-                        if encode_key
-                        else await self._encode_with_schema(topic, 0, key, encodings, encoded)
+        async with Turns() as turns:
+            for index, record in enumerate(records):
+                if turns.is_over():
+                    await turns.pass_on()
+                key, value = record.get("key"), record.get("value")
+                try:
+                    if key is not None:
+                        key = (
+                            encode_key(key)
+                            if encode_key
+                            else await self._encode_with_schema(
+                                turns, topic, 0, key, encodings, encoded
+                            )
+                        )
+                    if value is not None:
+                        value = (
+                            encode_value(value)
+                            if encode_value
+                            else await self._encode_with_schema(
+                                turns, topic, 1, value, encodings, encoded
+                            )
+                        )
+                except FormatError as exc:
+                    # The key is still the JSON value only if encoding it failed.
+                    name = "key" if key is record.get("key") and key is not None else "value"
+                    location = f"{describe_record(index)}.{name}{exc.pointer.replace('/', '.')}"
+                    encoded.failures[index] = RecordFailure(INVALID, f"{location}: {exc}")
+                    continue
+                number = record.get("partition")
+                if number is None and key is not None:
+                    number = compute_partition(key, count)
+                elif number is None:  # chosen at the first such record, and kept for the request
+                    keyless_partition = number = (
+                        keyless_partition if keyless_partition >= 0 else _choose_partition(topic)
                     )
-                if value is not None:
-                    value = (
-                        encode_value(value)
-                        if encode_value
-                        else await self._encode_with_schema(topic, 1, value, encodings, encoded)
+                elif number not in topic.partitions:
+                    problem = (
+                        f"topic {topic.name} has no partition {number}; it has 0 to {count - 1}"
                     )
-            except FormatError as exc:
-                # The key is still the JSON value only if encoding it failed.
-                name = "key" if key is record.get("key") and key is not None else "value"
-                location = f"{describe_record(index)}.{name}{exc.pointer.replace('/', '.')}"
-                encoded.failures[index] = RecordFailure(INVALID, f"{location}: {exc}")
-                continue
-            number = record.get("partition")
-            if number is None and key is not None:
-                number = compute_partition(key, count)
-            elif number is None:  # chosen at the first such record, and kept for the request
-                keyless_partition = number = (
-                    keyless_partition if keyless_partition >= 0 else _choose_partition(topic)
+                    encoded.failures[index] = RecordFailure(
+                        INVALID, f"{describe_record(index)}.partition: {problem}"
+                    )
+                    continue
+                if record.keys() <= _FIELDS_WITHOUT_HEADERS:
+                    headers: Headers = common_headers
+                else:
+                    headers = _build_headers(record, ids, common_headers)
+                encoded.items.append(
+                    ProducerRecord(partitions[number], key, value, headers, record.get("timestamp"))
                 )
-            elif number not in topic.partitions:
-                problem = f"topic {topic.name} has no partition {number}; it has 0 to {count - 1}"
-                encoded.failures[index] = RecordFailure(
-                    INVALID, f"{describe_record(index)}.partition: {problem}"
-                )
-                continue
-            if record.keys() <= _FIELDS_WITHOUT_HEADERS:
-                headers: Headers = common_headers
-            else:
-                headers = _build_headers(record, ids, common_headers)
-            encoded.items.append(
-                ProducerRecord(partitions[number], key, value, headers, record.get("timestamp"))
-            )
-            encoded.indexes.append(index)
+                encoded.indexes.append(index)
         return encoded
 
     async def _encode_with_schema(
         self,
+        turns: Turns,
         topic: TopicMetadata,
         position: int,
         value: Any,
@@ -159,7 +166,10 @@ class RecordEncoder:
         try:
             result = self._codecs.encode_cached(format, topic.name, is_key, value, schema)
         except SchemaNotLoaded:
-            result = await self._codecs.encode(format, topic.name, is_key, value, schema)
+            encode = await turns.wait_for(
+                self._codecs.load_encoder(format, topic.name, is_key, schema)
+            )
+            result = encode(value)
         encoded.schema_ids[position] = result.schema_id
         return result.data
 

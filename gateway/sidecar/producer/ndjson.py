@@ -21,6 +21,7 @@ from gateway.errors import BrokerUnavailable, GatewayError, KafkaError
 from gateway.formats.exact_values import keep_exact_numbers
 from gateway.sidecar.http.spec import Validator
 from gateway.sidecar.http.status import NO_STORE_HEADERS, StatusError, describe_error
+from gateway.sidecar.turns import Turns
 
 from . import outcome
 from .encoding import INVALID, TOO_LARGE, UNWRITTEN, EncodedRecords, FieldEncoding, map_formats
@@ -182,11 +183,14 @@ class NdjsonProduceResponse(Response):
         line_results: list[
             dict[str, Any] | None
         ] = []  # one for each line; None if Kafka decides it
-        for number, line in enumerate(lines, first):
-            if line.strip():
-                line_results.append(self._parse_line(line, number, records))
-                if line_results[-1] is None:
-                    numbers.append(number)
+        async with Turns() as turns:
+            for number, line in enumerate(lines, first):
+                if turns.is_over():
+                    await turns.pass_on()
+                if line.strip():
+                    line_results.append(self._parse_line(line, number, records))
+                    if line_results[-1] is None:
+                        numbers.append(number)
         if not line_results:
             return
         # Lines that exceed the limit alone are written once no others are in flight.

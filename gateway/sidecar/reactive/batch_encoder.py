@@ -95,26 +95,26 @@ class BatchEncoder:
         unreadable: dict[int, str] = {}
         missing: dict[str, str] = {}  # errors by topic
         has_loaded = False
-        turns = Turns()
-        for index, record in enumerate(records):
-            if turns.is_over():
-                await turns.pass_on()
-            try:
-                # Encoding does not await: only a schema that is not cached yet is waited for.
-                while True:
-                    try:
-                        objects.append(self._encode_record(record))
-                        break
-                    except SchemaNotLoaded:
-                        if not has_loaded:  # all, so that missing ones are waited for together
-                            await self._load_all_schemas(records[index:])
-                            has_loaded = True
-                        await self._load_schemas(record)
-                sent.append(record)
-            except SchemaNotFound as error:
-                missing[record.tp.topic] = unreadable[index] = str(error)
-            except FormatError as error:
-                unreadable[index] = str(error)
+        async with Turns() as turns:
+            for index, record in enumerate(records):
+                if turns.is_over():
+                    await turns.pass_on()
+                try:
+                    # Encoding does not await: only a schema that is not cached yet is waited for.
+                    while True:
+                        try:
+                            objects.append(self._encode_record(record))
+                            break
+                        except SchemaNotLoaded:
+                            if not has_loaded:  # all, so that missing ones are waited for together
+                                await turns.wait_for(self._load_all_schemas(records[index:]))
+                                has_loaded = True
+                            await turns.wait_for(self._load_schemas(record))
+                    sent.append(record)
+                except SchemaNotFound as error:
+                    missing[record.tp.topic] = unreadable[index] = str(error)
+                except FormatError as error:
+                    unreadable[index] = str(error)
         awaited = [error for topic, error in missing.items() if self._should_wait(topic)]
         if awaited:
             raise RegistryUnavailable(awaited[0], retry_after=MISSING_TTL_S)

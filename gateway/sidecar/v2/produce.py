@@ -36,6 +36,7 @@ from gateway.sidecar.producer.encoding import (
 )
 from gateway.sidecar.producer.producer import ProducerComponent
 from gateway.sidecar.topics import describe_topic
+from gateway.sidecar.turns import Turns
 
 from .dialect import CONFLUENT, create_endpoint, parse_content_type, parse_json, parse_partition
 from .errors import RETRIABLE, to_unprocessable
@@ -90,13 +91,14 @@ class Writing(Component):
         The parsed body is freed on return, as by `ProducerComponent`. Raises StatusError 422 or
         FormatError.
         """
-        body = parse_json(self._operation, data)
         try:
-            self._validate(body)
-            encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
-            # JSON values are written with the digits that the client sent, not as floats of orjson.
-            keep_exact_numbers(data, body, body["records"], map_formats(encodings))
-            records, headers = _parse_records(body["records"], partition)
+            async with Turns():
+                body = parse_json(self._operation, data)
+                self._validate(body)
+                encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
+                # JSON values are written with the digits that the client sent, not as floats.
+                keep_exact_numbers(data, body, body["records"], map_formats(encodings))
+                records, headers = _parse_records(body["records"], partition)
         except StatusError as exc:
             raise to_unprocessable(exc) from None
         encoded = await self._encode_records(topic, records, encodings)

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 from gateway.api.events import Gap, Headers, Record
 from gateway.api.stream import Stream
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.core.channel.filters import Filters
 from gateway.errors import BrokerUnavailable, GatewayError
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.telemetry.logs import create_detached_task

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.client_memory import ClientMemory
 from gateway.config import Settings
-from gateway.hub.fanout.client_memory import ClientMemory
 from gateway.web.app.assets import CoHostedApp
 from gateway.web.routing.limits import Limits, PortLimits
 from gateway.web.workers.sockets import LISTEN_BACKLOG

@@ -20,8 +20,8 @@ import asyncio
 from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
+from gateway.client_memory import ClientMemory, HeldPart, Holder
 from gateway.core.client.terms import EndReason
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart, Holder
 
 from .tls_transport import TlsTransport
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from gateway.background_tasks import BackgroundTasks
-from gateway.hub.fanout.client_memory import ClientMemory
+from gateway.client_memory import ClientMemory
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 from gateway.web.routing.connection_counts import LimitKind

@@ -25,7 +25,7 @@ import ssl
 from collections import deque
 from typing import Any, cast
 
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, HeldPart
 
 RECORD_BYTES = 16 * 1024  # a record of TLS holds no more
 READ_BYTES = 4 * 1024

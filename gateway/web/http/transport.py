@@ -43,8 +43,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.errors import RequestError
-from gateway.hub.fanout.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.web.app.assets import CoHostedApp
 from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection, PortLimits
 from gateway.web.websocket.protocol import WebSocketProtocol

@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
 from gateway.core.client.terms import EndReason
 from gateway.errors import GatewayError, MemoryFull
 from gateway.hub.fanout.client import Client, Handover
-from gateway.hub.fanout.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
 from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.wire import Wire
 from gateway.hub.wires.wrapping import DictionaryWire

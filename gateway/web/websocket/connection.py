@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from gateway.hub.fanout.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
+from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.web.http.outlet import hold_unsent
 from gateway.wire import websocket
 from gateway.wire.message_reader import (

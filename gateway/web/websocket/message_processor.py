@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.errors import GatewayError
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.web.http import problems
 

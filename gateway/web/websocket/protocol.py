@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 from websockets.datastructures import Headers
 from websockets.http11 import Response
 
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.web.http import client_certificate
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection

@@ -11,12 +11,12 @@ import pytest
 from support.single_client import TP, create_client, get_hub, write_records
 from support.waiting import WAIT_TIMEOUT_S
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.core.client.terms import EndReason
 from gateway.core.log.record import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.token.resume_token import parse_token
 from gateway.errors import KafkaError, MemoryFull
 from gateway.hub.fanout.client import Client
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.reads.page import Page, PageBuffer, read_page
 from gateway.hub.wires.ndjson import NdjsonWire
 

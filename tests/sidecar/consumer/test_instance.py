@@ -10,6 +10,7 @@ import pytest
 from support.simulated_kafka import SimulatedCluster, SimulatedKafka
 from support.virtual_time import run_in_virtual_time
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GroupFailed
@@ -23,24 +24,26 @@ ZERO = TopicPartition("orders", 0)
 class InstanceWorld:
     """A topic of ten records, and an instance."""
 
-    def __init__(self, *, classic: bool = False) -> None:
+    def __init__(self, *, classic: bool = False, record_bytes: int = 2) -> None:
         self.kafka = SimulatedKafka(random.Random(0), is_classic=classic)
         self.kafka.create_topic("orders", 1)
-        self.kafka.append_records(ZERO, [b"{}"] * 10)
+        self.kafka.append_records(ZERO, [b"x" * record_bytes] * 10)
+        self.memory = ClientMemory()
         self.cluster = SimulatedCluster(self.kafka)
         self.instance = ConsumerInstance(
             self.cluster,  # type: ignore[arg-type]
             Consumer.model_validate({"sessionTimeout": "6s", "heartbeatInterval": "1s"}),
             "g", "one",
             InstanceOptions("one", None, None, None, "earliest", "read_committed", True, 1, 1.0),
-            dialect="",
+            dialect="", client_memory=self.memory,
         )  # fmt: skip
 
-    async def poll_records(self) -> list[Record]:
+    async def poll_records(self, max_bytes: int = 1 << 20) -> list[Record]:
         """Return what a request for records would."""
         loop = asyncio.get_running_loop()
         async with self.instance.lock_for_poll(5.0) as wait:
-            return await self.instance.poll(wait, 1 << 20, 1, asyncio.Event(), loop.create_future())
+            gone = loop.create_future()
+            return await self.instance.poll(wait, max_bytes, 1, asyncio.Event(), gone)
 
     async def lose_partitions(self) -> None:
         """Lose all partitions, and have them again."""
@@ -72,6 +75,29 @@ def test_records_of_a_partition_that_went_and_came_back_are_not_committed():
         assert world.committed_offset == 0  # where it began
         await world.instance.unsubscribe()
         kafka.cancel()
+
+    run_in_virtual_time(play())
+
+
+def test_records_that_were_fetched_ahead_count_and_are_dropped_if_there_is_no_memory():
+    """An instance keeps what a fetch brought, however little of it was polled: 8 polls of one
+    record left 1.2 GB, which counted nowhere."""
+
+    async def play() -> None:
+        world = InstanceWorld(record_bytes=10_000)
+        await world.instance.assign([ZERO])
+        found = await world.poll_records(max_bytes=1)
+        held = world.memory.by_part[HeldPart.FETCHED]
+        assert 9 * 10_000 <= held <= 9 * 10_500
+        world.memory.limit = held // 2
+        while len(found) < 9:
+            found += await world.poll_records(max_bytes=1)
+            await asyncio.sleep(0)
+            assert world.memory.total < held // 2
+        assert [record.offset for record in found] == list(range(9))
+        assert world.memory.releases[HeldPart.FETCHED] > 1
+        await world.instance.unsubscribe()
+        assert world.memory.total == 0
 
     run_in_virtual_time(play())
 

@@ -3,16 +3,20 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
 from support.app_server import running_app
 from support.registry import FakeRegistry
 from support.waiting import TurnCounter
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config import SchemaRegistry
 from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import MemoryFull
 from gateway.formats.codec import Codecs, SerializationFormat
 from gateway.sidecar.consumer.record_json import (
     base64_headers,
+    hold_records,
     paired_headers,
     render_records,
     text_headers,
@@ -108,3 +112,13 @@ async def test_other_tasks_run_while_many_records_are_rendered():
     with TurnCounter() as turns:
         await render_records(Codecs(), records, lambda _: (text, text), render_slowly)
     assert turns.count >= 8
+
+
+def test_records_count_while_a_response_is_put_together_of_them():
+    """They counted in no account: each poll, however many waited for a schema, had its bytes."""
+    memory, records = ClientMemory(limit=10_000), [record(None, b"x" * 1000)]
+    with hold_records(memory, records):
+        assert memory.by_part[HeldPart.RESPONSES] > 3000
+        with pytest.raises(MemoryFull), hold_records(memory, records):
+            pass
+    assert memory.total == 0

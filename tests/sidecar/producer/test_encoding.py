@@ -1,29 +1,71 @@
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Coroutine
 from typing import Any
 
-from support.waiting import TurnCounter
+from support.waiting import TurnCounter, wait_until
 
-from gateway.formats.codec import EncodedData, SerializationFormat
+from gateway.formats.codec import EncodedData, SchemaNotLoaded, SerializationFormat
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.sidecar.http.ids import RequestIds
-from gateway.sidecar.producer.encoding import FieldEncoding, RecordEncoder
+from gateway.sidecar.producer.encoding import EncodedRecords, FieldEncoding, RecordEncoder
 from gateway.sidecar.turns import TURN_S
+
+TOPIC = TopicMetadata("t", None, 0, {0: PartitionMetadata(0, 1, (), (), 0)})
+ENCODINGS = [FieldEncoding(SerializationFormat.STRING), FieldEncoding(SerializationFormat.AVRO)]
 
 
 class SlowCodecs:
+    def __init__(self) -> None:
+        self.encoded = 0
+
     def encode_cached(self, *args: Any) -> EncodedData:
         time.sleep(TURN_S)
+        self.encoded += 1
         return EncodedData(b"")
+
+
+def encode(codecs: Any, count: int) -> Coroutine[Any, Any, EncodedRecords]:
+    return RecordEncoder(codecs).encode(
+        TOPIC, [{"value": 1}] * count, ENCODINGS, RequestIds("a", "b", "c")
+    )
 
 
 async def test_other_tasks_run_while_many_records_are_encoded():
     """Values whose schemas have many branches take 0.5 s each: one request held up all others."""
-    encodings = [FieldEncoding(SerializationFormat.STRING), FieldEncoding(SerializationFormat.AVRO)]
-    topic = TopicMetadata("t", None, 0, {0: PartitionMetadata(0, 1, (), (), 0)})
     with TurnCounter() as turns:
-        await RecordEncoder(SlowCodecs()).encode(  # type: ignore[arg-type]
-            topic, [{"value": 1}] * 10, encodings, RequestIds("a", "b", "c")
-        )
+        await encode(SlowCodecs(), 10)
     assert turns.count >= 8
+
+
+async def test_requests_take_turns_and_a_new_one_is_next():
+    """60 requests each took 20 ms of every turn of the event loop, which were 1.2 s together."""
+    codecs = SlowCodecs()
+    requests = [asyncio.create_task(encode(codecs, 5)) for _ in range(10)]
+    with TurnCounter() as turns:
+        await wait_until(lambda: codecs.encoded >= 15)
+        before = codecs.encoded
+        await encode(codecs, 1)
+        assert codecs.encoded <= before + 3
+        await asyncio.gather(*requests)
+    assert turns.count >= codecs.encoded - 5
+
+
+async def test_a_request_that_is_cancelled_or_waits_for_a_schema_has_no_turn():
+    class WaitingCodecs(SlowCodecs):
+        def encode_cached(self, *args: Any) -> EncodedData:
+            raise SchemaNotLoaded
+
+        async def load_encoder(self, *args: Any) -> Any:
+            await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(encode(WaitingCodecs(), 1))
+    cancelled = asyncio.create_task(encode(SlowCodecs(), 1000))
+    await encode(SlowCodecs(), 2)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    await encode(SlowCodecs(), 2)
+    assert not waiting.done()
+    waiting.cancel()

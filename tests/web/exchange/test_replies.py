@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.api.events import Record
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config import Topic
 from gateway.errors import BrokerUnavailable, KafkaError
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.web.exchange import replies as module
 from gateway.web.exchange.replies import REPLY_WINDOW_S, Reply, ReplyCache, ReplyReader

@@ -13,7 +13,7 @@ import pytest
 from support.certificates import CertificateAuthority
 from support.waiting import wait_until
 
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.web.http.tls_transport import READ_BYTES, RECORD_BYTES, SLICE_BYTES, TlsTransport
 
 

@@ -29,7 +29,7 @@ from support.waiting import WAIT_TIMEOUT_S
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.web.http.transport import GatewayProtocol
 from gateway.web.websocket.protocol import WebSocketProtocol
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.waiting import wait_until
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.errors import RequestError
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
 from gateway.web.websocket.message_processor import (
     MAX_BAD_MESSAGES,
     MAX_HELD_BYTES,

@@ -11,11 +11,11 @@ import pytest
 from support.single_client import create_client, get_hub, write_records
 from support.waiting import wait_until
 
+from gateway.client_memory import ClientMemory
 from gateway.config import Limits as Settings
 from gateway.core.client.terms import EndReason
 from gateway.errors import RequestError
 from gateway.hub.fanout.client import Client
-from gateway.hub.fanout.client_memory import ClientMemory
 from gateway.web.access import NO_GRANTS, Granted
 from gateway.web.routing.limits import Limits
 from gateway.web.streams.open_streams import StreamRegistry

@@ -7,7 +7,7 @@ import logging
 
 from support.waiting import wait_until
 
-from gateway.hub.fanout.client_memory import ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, HeldPart
 
 
 class FakeHolder:
