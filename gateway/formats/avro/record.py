@@ -12,10 +12,10 @@ import contextlib
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
+from gateway.formats.budget import Budget
 from gateway.formats.plain import describe_json_type
 from gateway.formats.serialization import SchemaMismatch
 
-from .logical import ExpansionBudget
 from .types import AvroType, ConvertToJson, suggest_name
 
 
@@ -27,7 +27,7 @@ class RecordFields:
     records of a schema share `budget`.
     """
 
-    def __init__(self, name: str, budget: ExpansionBudget) -> None:
+    def __init__(self, name: str, budget: Budget) -> None:
         self._name = name
         self._budget = budget
         self._types: dict[str, AvroType] = {}
