@@ -45,7 +45,7 @@ MAX_DEFAULT_VALUES = 100_000
 # A field that is missing may have a default of any size, and so may each element of an array: 30 kB
 # of `{}` could become 100 MB of Avro. A decimal "1e200" has as many zeros as its scale.
 MAX_EXPANSION_BYTES = 16 << 20
-_DEFAULT_VALUE_BYTES = 8  # of what is no text: a double, or what Python needs for the value
+_DEFAULT_VALUE_BYTES = 8  # besides those of a text: a double, or what Python needs for the value
 
 _VALUE_FIELD = "value"
 
@@ -210,7 +210,7 @@ class _TypeBuilder:
                 remaining.extend(value)
             elif type(value) is dict:
                 remaining.extend(value.values())
-            size += len(value) if type(value) in (str, bytes) else _DEFAULT_VALUE_BYTES
+            size += _DEFAULT_VALUE_BYTES + (len(value) if type(value) in (str, bytes) else 0)
         return size
 
     def _note_scale(self, schema: Mapping[str, Any]) -> None:

@@ -203,7 +203,7 @@ def create_enum(name: str, label: str, symbols: list[str]) -> AvroType:
             raise _build_mismatch("one of its symbols", value)
         if value not in known:
             raise SchemaMismatch(
-                f"{value!r:.60} is none of its symbols; {suggest_name(value, symbols)}"
+                lambda: f"{value!r:.60} is none of its symbols; {suggest_name(value, symbols)}"
             )
         return value
 
