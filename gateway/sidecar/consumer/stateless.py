@@ -85,7 +85,7 @@ class Stateless(Component):
                 build_json_response(details, status, build_error_headers(exc, status)),
                 negotiate_content_type(request),
             )
-        rendered = await render_records(
+        rendered, _ = await render_records(
             self._context.codecs,
             records,
             lambda _: (format, format),

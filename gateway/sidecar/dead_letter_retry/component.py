@@ -177,7 +177,7 @@ class DeadLetterComponent(Component):
             ),
             parameters["timeout"] / 1000,
         )
-        records = await render_records(
+        records, _ = await render_records(
             self._context.codecs,
             [dead_letter.origin for dead_letter in dead_letters],
             formats,
