@@ -27,6 +27,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from struct import Struct
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -36,6 +37,8 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from gateway.errors import FormatError
 
+from .avro.types import float_to_json
+from .budget import Budget, create_json_budget
 from .plain import describe_json_type
 
 _MAX_TYPE_DEPTH = 64  # types nested in types, by the number of indexes
@@ -52,6 +55,12 @@ _MAP_ENTRY_MARK = "option no_standard_descriptor_accessor = true;"
 _MAX_IN_PROCESS_CHARS = 32 << 10
 _PROTOC_TIMEOUT_S = 10.0
 _MAX_ERROR_CHARS = 1000
+_FILES_WITH_OWN_JSON = frozenset(
+    f"google/protobuf/{name}.proto"
+    for name in ("any", "duration", "field_mask", "struct", "timestamp", "wrappers")
+)
+_MEMBER_COST = 32  # of a member in the budget of JSON: it takes time and memory besides its name
+_FLOAT = Struct("<f")
 _BUNDLED_DIRECTORY = Path(__file__).with_name("proto")
 
 
@@ -79,8 +88,6 @@ class ProtobufCodec:
             for file in files.file:
                 _restore_map_entries(file)
                 self._pool.Add(file)
-            # Parsing refuses texts that are not UTF-8 in files of proto3 alone.
-            self._has_unchecked_texts = any(file.syntax != "proto3" for file in files.file)
             self._types = [message.name for message in files.file[-1].message_type]
             self._file: Any = self._pool.FindFileByName(main)
         except (ValueError, TypeError, KeyError, OSError) as exc:
@@ -89,6 +96,8 @@ class ProtobufCodec:
         if not self._types:
             raise FormatError("the Protobuf schema has no message; add one")
         self._classes: dict[tuple[int, ...], type[Message]] = {}
+        # Of the fields that are always shown, by the full name of their message, with their cost.
+        self._defaults: dict[str, tuple[Sequence[tuple[str, Any]], int]] = {}
 
     def encode(self, value: Any) -> bytes:
         message = self._get_message_class((0,))()
@@ -111,56 +120,106 @@ class ProtobufCodec:
             path, pos = read_indexes(data)
             message = self._get_message_class(path)()
             message.ParseFromString(data[pos:])
-            if self._has_unchecked_texts and not data.isascii():
-                _check_texts(message)
-            return self._to_json(message)
+            return self._to_json(message, create_json_budget(len(data)))
         except (DecodeError, ValueError, TypeError, json_format.Error, RecursionError) as exc:
             raise FormatError(f"the bytes are not of their Protobuf schema: {exc}") from None
 
-    def _to_json(self, message: Any) -> Any:
+    def _to_json(self, message: Any, budget: Budget) -> Any:
         """Return a message as JSON, and parts of it that have no JSON as their fields.
 
         These are an `Any` of an unknown type, and a Timestamp or a Duration that is out of range.
         """
-        try:
-            return json_format.MessageToDict(
-                message, always_print_fields_with_no_presence=True, descriptor_pool=self._pool
-            )
-        except (TypeError, ValueError, DecodeError, json_format.Error):
-            match message.DESCRIPTOR.full_name:
-                case "google.protobuf.Any":
-                    return self._any_to_json(message)
-                case "google.protobuf.Timestamp" | "google.protobuf.Duration":
-                    return {"seconds": str(message.seconds), "nanos": message.nanos}
-            rest, parts = type(message)(), {}
-            rest.CopyFrom(message)
-            for field, content in message.ListFields():
-                if (part := self._part_to_json(field, content)) is not None:
-                    parts[field.json_name] = part
-                    rest.ClearField(field.name)
-            if not parts:
-                raise
-            return self._to_json(rest) | parts
+        kind = message.DESCRIPTOR
+        if kind.file.name in _FILES_WITH_OWN_JSON:
+            match kind.name:
+                case "Any":
+                    return self._any_to_json(message, budget)
+                case "Timestamp" | "Duration":
+                    try:
+                        return message.ToJsonString()
+                    except ValueError:
+                        return {"seconds": str(message.seconds), "nanos": message.nanos}
+            return json_format.MessageToDict(message)
+        defaults, size = self._get_defaults(kind)
+        budget.spend(size)
+        shown: dict[str, Any] = {}
+        for field, content in message.ListFields():
+            name = f"[{field.full_name}]" if field.is_extension else field.json_name
+            budget.spend(len(name) + _MEMBER_COST)
+            if not field.is_repeated:
+                shown[name] = self._part_to_json(field, content, budget)
+            elif not _is_map(field):
+                shown[name] = [self._part_to_json(field, part, budget) for part in content]
+            else:
+                parts = field.message_type.fields_by_name
+                entries = shown[name] = {}
+                for key, part in content.items():
+                    key = self._part_to_json(parts["key"], key, budget)
+                    label = key if isinstance(key, str) else json.dumps(key)
+                    entries[label] = self._part_to_json(parts["value"], part, budget)
+        for name, default in defaults:
+            if name not in shown:
+                shown[name] = default or type(default)()  # a list or an object of its own
+        return shown
 
-    def _any_to_json(self, message: Any) -> Any:
+    def _any_to_json(self, message: Any, budget: Budget) -> Any:
+        if not message.type_url and not message.value:
+            return {}
         try:
             descriptor = self._pool.FindMessageTypeByName(message.TypeName())
             content = message_factory.GetMessageClass(descriptor).FromString(message.value)
         except (KeyError, DecodeError):
             return {"@type": message.type_url, "value": b64encode(message.value).decode()}
-        return {"@type": message.type_url} | self._to_json(content)
+        shown = self._to_json(content, budget)
+        if descriptor.file.name in _FILES_WITH_OWN_JSON:
+            shown = {"value": shown}
+        return {"@type": message.type_url} | shown
 
-    def _part_to_json(self, field: Any, content: Any) -> Any:
-        """Return the messages in a field as JSON; None if it has none."""
-        kind = field.message_type
-        if kind is None or field.is_extension:
-            return None
-        if not kind.GetOptions().map_entry:
-            return [*map(self._to_json, content)] if field.is_repeated else self._to_json(content)
-        if kind.fields_by_name["value"].message_type is None:
-            return None
-        names = (name if isinstance(name, str) else json.dumps(name) for name in content)
-        return dict(zip(names, map(self._to_json, content.values()), strict=True))
+    def _part_to_json(self, field: Any, value: Any, budget: Budget) -> Any:
+        """Return a single value of a field as JSON."""
+        match field.cpp_type:
+            case field.CPPTYPE_MESSAGE:
+                return self._to_json(value, budget)
+            case field.CPPTYPE_ENUM:
+                if field.enum_type.full_name == "google.protobuf.NullValue":
+                    return None
+                known = field.enum_type.values_by_number.get(value)
+                if known is None:
+                    return value
+                budget.spend(len(known.name))
+                return known.name
+            case field.CPPTYPE_STRING if field.type == field.TYPE_BYTES:
+                return b64encode(value).decode()
+            case field.CPPTYPE_STRING if isinstance(value, bytes):  # unchecked before proto3
+                raise ValueError(f"the text in '{field.full_name}' is not UTF-8")
+            case field.CPPTYPE_INT64 | field.CPPTYPE_UINT64:
+                return str(value)
+            case field.CPPTYPE_DOUBLE:
+                return float_to_json(value)
+            case field.CPPTYPE_FLOAT:
+                return float_to_json(_shorten_float(value))
+        return value
+
+    def _get_defaults(self, kind: Any) -> tuple[Sequence[tuple[str, Any]], int]:
+        """Return the fields that are always shown, with their defaults, and what they cost."""
+        known = self._defaults.get(kind.full_name)
+        if known is None:
+            free = create_json_budget(0)
+            defaults = [
+                (
+                    field.json_name,
+                    {}
+                    if _is_map(field)
+                    else []
+                    if field.is_repeated
+                    else self._part_to_json(field, field.default_value, free),
+                )
+                for field in kind.fields
+                if not field.has_presence
+            ]
+            size = sum(len(orjson.dumps(default)) + _MEMBER_COST for default in defaults)
+            known = self._defaults[kind.full_name] = defaults, size
+        return known
 
     def decode_text(self, data: bytes) -> bytes:
         return orjson.dumps(self.decode(data))
@@ -189,21 +248,15 @@ class ProtobufCodec:
         return descriptor
 
 
-def _check_texts(message: Message) -> None:
-    """Raise ValueError for a text that is not UTF-8, which is bytes in Python."""
-    for field, value in message.ListFields():
-        entry = field.message_type
-        if entry is not None and entry.GetOptions().map_entry:
-            parts = entry.fields_by_name
-            pairs = [*((parts["key"], key) for key in value)]
-            pairs += [(parts["value"], content) for content in value.values()]
-        else:
-            pairs = [(field, each) for each in (value if field.is_repeated else [value])]
-        for part, each in pairs:
-            if isinstance(each, Message):
-                _check_texts(each)
-            elif isinstance(each, bytes) and part.type != part.TYPE_BYTES:
-                raise ValueError(f"the text in '{field.full_name}' is not UTF-8")
+def _is_map(field: Any) -> bool:
+    kind = field.message_type
+    return kind is not None and bool(kind.GetOptions().map_entry)
+
+
+def _shorten_float(value: float) -> float:
+    """Return a float of four bytes with as few digits as tell it from the others."""
+    candidates = (float(f"{value:.{digits}g}") for digits in range(6, 10))
+    return next((c for c in candidates if _FLOAT.unpack(_FLOAT.pack(c))[0] == value), value)
 
 
 def read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,11 +58,16 @@ class SchemaMismatch(Exception):
 
     It is raised where that part is checked. Each enclosing part adds its step, so that in the end
     `pointer` leads from the whole value to the part. A known `path` begins with the innermost step.
+    A message that takes long to build is a function, since most mismatches in unions are not shown.
     """
 
-    def __init__(self, message: str, path: Iterable[str] = ()) -> None:
+    def __init__(self, message: str | Callable[[], str], path: Iterable[str] = ()) -> None:
         super().__init__(message)
+        self.message = message
         self._path = list(path)  # innermost step first
+
+    def __str__(self) -> str:
+        return self.message if isinstance(self.message, str) else self.message()
 
     def add_step(self, step: str | int) -> SchemaMismatch:
         """Add the name or index of the part in the enclosing object or array, and return self."""

@@ -23,10 +23,10 @@ import orjson
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from gateway.errors import FormatError
+from gateway.formats.budget import Budget
 from gateway.formats.serialization import SchemaMismatch
 
 from .json_size import JsonSizeLimit
-from .logical import ExpansionBudget
 from .record import RecordFields
 from .types import (
     PRIMITIVES,
@@ -42,7 +42,10 @@ from .union import UnionAttempts, create_union, mark_branches
 # In all defaults of a schema. Defaults that contain other defaults double with each level: 30 short
 # records would have a default of a thousand million values.
 MAX_DEFAULT_VALUES = 100_000
-_DEFAULT_VALUE_BYTES = 8  # of what is no text: a double, or what Python needs for the value
+# A field that is missing may have a default of any size, and so may each element of an array: 30 kB
+# of `{}` could become 100 MB of Avro. A decimal "1e200" has as many zeros as its scale.
+MAX_EXPANSION_BYTES = 16 << 20
+_DEFAULT_VALUE_BYTES = 8  # besides those of a text: a double, or what Python needs for the value
 
 _VALUE_FIELD = "value"
 
@@ -122,7 +125,11 @@ class _TypeBuilder:
         self.needs_branch_names = False
         self.defined: set[str] = set()
         self.attempts = UnionAttempts()
-        self.budget = ExpansionBudget()
+        self.budget = Budget(
+            MAX_EXPANSION_BYTES,
+            f"the value takes more than {MAX_EXPANSION_BYTES >> 20} MiB of defaults for missing"
+            " fields and zeros of decimals; divide it",
+        )
         self.max_scale = 0
         self._named: dict[str, AvroType] = {}  # by full name
         self._labels: dict[str, str] = {}  # of each full name
@@ -203,7 +210,7 @@ class _TypeBuilder:
                 remaining.extend(value)
             elif type(value) is dict:
                 remaining.extend(value.values())
-            size += len(value) if type(value) in (str, bytes) else _DEFAULT_VALUE_BYTES
+            size += _DEFAULT_VALUE_BYTES + (len(value) if type(value) in (str, bytes) else 0)
         return size
 
     def _note_scale(self, schema: Mapping[str, Any]) -> None:

@@ -19,20 +19,16 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-FREE_JSON_BYTES = 1 << 16
+from gateway.formats.budget import FREE_JSON_BYTES, JSON_BYTES_PER_BYTE, create_json_budget
+
 # Each level takes at least one byte, so a value of this size is not too deep for fastavro's reader.
 MAX_SHALLOW_BYTES = 1000
-# Enough for the field with a long name whose value is `false`, which is one byte of Avro.
-JSON_BYTES_PER_BYTE = 128
 
 _PUNCTUATION_BYTES = 4  # quotes, colon and comma of a member
 _MAX_JSON_BYTES = {"null": 5, "boolean": 6, "int": 12, "long": 21, "float": 26, "double": 26}
 _MIN_AVRO_BYTES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8}
 _ESCAPED_CHAR_BYTES = 6  # bytes of JSON for a byte of text, at most: \u0000
 _MAX_ROUNDS = 8  # in which the surpluses of recursive types must settle
-
-
-class JsonTooLarge(ValueError): ...
 
 
 class JsonSizeLimit:
@@ -70,7 +66,7 @@ class JsonSizeLimit:
         """Check a value before it is read.
 
         Raises:
-            JsonTooLarge: It would become too much JSON.
+            FormatError: It would become too much JSON.
             RecursionError: It is too deep.
             ValueError, IndexError: It is malformed.
         """
@@ -160,14 +156,14 @@ class _SizeWalker:
         self._full_names = full_names
         self._max_text_bytes = max_text_bytes  # for a text without characters
         self._data = data
-        self._bytes_left = FREE_JSON_BYTES + JSON_BYTES_PER_BYTE * len(data)
+        self._budget = create_json_budget(len(data))
 
     def walk_value(self, plain: Any, pos: int) -> int:
         """Walk through a value, and return where it ends; raises as `JsonSizeLimit.check`."""
         if isinstance(plain, list):
             branch, pos = self._read_long(pos)
             name = _get_branch_name(plain[branch], self._full_names)
-            self._spend_bytes(len(name) + _PUNCTUATION_BYTES)
+            self._budget.spend(len(name) + _PUNCTUATION_BYTES)
             return self.walk_value(plain[branch], pos)
         if isinstance(plain, str):
             plain = self._named.get(plain, plain)
@@ -177,16 +173,16 @@ class _SizeWalker:
         if kind in ("array", "map"):
             return self._walk_blocks(plain, pos)
         if kind == "record":
-            self._spend_bytes(_PUNCTUATION_BYTES)
+            self._budget.spend(_PUNCTUATION_BYTES)
             for field in plain["fields"]:
-                self._spend_bytes(len(field["name"]) + _PUNCTUATION_BYTES)
+                self._budget.spend(len(field["name"]) + _PUNCTUATION_BYTES)
                 pos = self.walk_value(field["type"], pos)
             return pos
         if kind == "enum":
             index, pos = self._read_long(pos)
-            self._spend_bytes(len(plain["symbols"][index]) + _PUNCTUATION_BYTES)
+            self._budget.spend(len(plain["symbols"][index]) + _PUNCTUATION_BYTES)
             return pos
-        self._spend_bytes(self._max_text_bytes)
+        self._budget.spend(self._max_text_bytes)
         return self._skip(pos, int(plain["size"]))
 
     def _walk_primitive(self, kind: str, pos: int) -> int:
@@ -197,13 +193,13 @@ class _SizeWalker:
             pos = self._skip(pos, size)
         else:
             pos = self._skip(pos, _MIN_AVRO_BYTES[kind])
-        self._spend_bytes(self._max_text_bytes if kind == "bytes" else _PUNCTUATION_BYTES)
+        self._budget.spend(self._max_text_bytes if kind == "bytes" else _PUNCTUATION_BYTES)
         return pos
 
     def _walk_blocks(self, plain: Mapping[str, Any], pos: int) -> int:
         """Walk through an array or map: blocks, each with a count, until a count of 0."""
         (inner,) = _list_inner_types(plain)
-        self._spend_bytes(_PUNCTUATION_BYTES)
+        self._budget.spend(_PUNCTUATION_BYTES)
         while True:
             count, pos = self._read_long(pos)
             if count == 0:
@@ -212,14 +208,14 @@ class _SizeWalker:
                 count = -count
                 _, pos = self._read_long(pos)
             for index in range(count):
-                before, left = pos, self._bytes_left
+                before, left = pos, self._budget.left
                 if plain["type"] == "map":
                     pos = self._walk_primitive("string", pos)
                 pos = self.walk_value(inner, pos)
                 if pos == before:
                     # An element without bytes: so are the others, and as much JSON each. This is
                     # what keeps a huge count from taking long.
-                    self._spend_bytes((count - index - 1) * max(1, left - self._bytes_left))
+                    self._budget.spend((count - index - 1) * max(1, left - self._budget.left))
                     break
 
     def _read_long(self, pos: int) -> tuple[int, int]:
@@ -238,13 +234,6 @@ class _SizeWalker:
         if not 0 <= size <= len(self._data) - pos:
             raise IndexError("a value that is cut")
         return pos + size
-
-    def _spend_bytes(self, size: int) -> None:
-        self._bytes_left -= size
-        if self._bytes_left < 0:
-            length = len(self._data)
-            limit = FREE_JSON_BYTES + JSON_BYTES_PER_BYTE * length
-            raise JsonTooLarge(f"{length} bytes come to more than {limit} of JSON")
 
 
 def _list_inner_types(plain: Mapping[str, Any]) -> Sequence[Any]:

@@ -20,7 +20,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from gateway.errors import FormatError
+from gateway.formats.budget import Budget
 from gateway.formats.plain import describe_json_type
 from gateway.formats.serialization import SchemaMismatch
 
@@ -51,9 +51,7 @@ _TIME = re.compile(
 )
 
 
-def create_logical_type(
-    schema: Mapping[str, Any], base: str, budget: ExpansionBudget
-) -> LogicalType | None:
+def create_logical_type(schema: Mapping[str, Any], base: str, budget: Budget) -> LogicalType | None:
     """Create the logical type of a schema; raises ValueError for a decimal with too large a scale.
 
     An unknown one, and one that does not fit its base, is ignored: None.
@@ -80,7 +78,7 @@ def create_logical_type(
 
 
 def _create_decimal(
-    schema: Mapping[str, Any], size: int | None, budget: ExpansionBudget
+    schema: Mapping[str, Any], size: int | None, budget: Budget
 ) -> LogicalType | None:
     """Create a decimal; `size` is that of its fixed in bytes, None for bytes."""
     precision, scale = schema.get("precision"), schema.get("scale", 0)
@@ -220,33 +218,3 @@ def _parse_fraction(text: str | None, digits: int) -> int:
     if len(text) > digits:
         raise SchemaMismatch(f"has more than {digits} digits of a second")
     return int(text.ljust(digits, "0"))
-
-
-# A field that is missing may have a default of any size, and so may each element of an array: 30 kB
-# of `{}` could become 100 MB of Avro. A decimal "1e200" has as many zeros as its scale.
-MAX_EXPANSION_BYTES = 16 << 20
-
-
-class ExpansionBudget:
-    """Limit the bytes of defaults and of zeros in decimals that one JSON value takes.
-
-    One instance per schema, owned by its codec, which calls `renew` after each value.
-    """
-
-    def __init__(self) -> None:
-        self._bytes_left = MAX_EXPANSION_BYTES
-
-    def spend(self, size: int) -> None:
-        """Take bytes from the budget.
-
-        Raises FormatError if it does not have so many: after a SchemaMismatch, a union would take
-        its next branch.
-        """
-        self._bytes_left -= size
-        if self._bytes_left < 0:
-            limit = f"{MAX_EXPANSION_BYTES >> 20} MiB"
-            problem = f"more than {limit} of defaults for missing fields and zeros of decimals"
-            raise FormatError(f"the value takes {problem}; divide it")
-
-    def renew(self) -> None:
-        self._bytes_left = MAX_EXPANSION_BYTES

@@ -9,13 +9,13 @@ same where it can; it refuses a default of a record that encloses its field.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gateway.formats.budget import Budget
 from gateway.formats.plain import describe_json_type
 from gateway.formats.serialization import SchemaMismatch
 
-from .logical import ExpansionBudget
 from .types import AvroType, ConvertToJson, suggest_name
 
 
@@ -27,13 +27,14 @@ class RecordFields:
     records of a schema share `budget`.
     """
 
-    def __init__(self, name: str, budget: ExpansionBudget) -> None:
+    def __init__(self, name: str, budget: Budget) -> None:
         self._name = name
         self._budget = budget
         self._types: dict[str, AvroType] = {}
         self._schema_defaults: dict[str, Any] = {}  # also those that do not fit
         self._defaults: dict[str, Any] = {}  # those that fit, as fastavro writes them
         self._default_sizes: dict[str, int] = {}  # of those, in bytes of Avro
+        self._required: list[str] = []  # the fields without those
         self._resolving: set[str] = set()  # the fields whose defaults are being computed
         self._resolved: set[str] = set()  # those whose defaults are computed, whether they fit
         self._converters: list[tuple[str, ConvertToJson]] = []  # for what is not JSON as it is read
@@ -63,6 +64,7 @@ class RecordFields:
         for name in self._schema_defaults:
             self._resolve_default(name)
         self._default_sizes = {name: measure(value) for name, value in self._defaults.items()}
+        self._required = [name for name in self._types if name not in self._defaults]
 
     def from_json(self, value: Any) -> dict[str, Any]:
         """Convert a JSON object to the value that fastavro writes; raises SchemaMismatch."""
@@ -71,7 +73,7 @@ class RecordFields:
         # Before the fields are converted: a union tries one record after the other, which takes
         # exponential time in nested ones if each looks into the same field first.
         if value.keys() != self._types.keys():
-            self._check_names(value, self._defaults)
+            self._check_names(value, self._required)
             sizes = self._default_sizes.items()
             self._budget.spend(sum(size for name, size in sizes if name not in value))
         converted = self._defaults.copy()
@@ -88,7 +90,9 @@ class RecordFields:
             raise self._build_type_mismatch(value)
         # First, so that a default that lacks a field is not said to contain itself. Which defaults
         # were found not to fit is not looked at: the result must not depend on the order.
-        self._check_names(value, self._schema_defaults)
+        self._check_names(
+            value, [name for name in self._types if name not in self._schema_defaults]
+        )
         converted = {
             name: self._types[name].default_from_json(part) for name, part in value.items()
         }
@@ -117,9 +121,9 @@ class RecordFields:
         self._resolving.remove(name)
         self._resolved.add(name)
 
-    def _check_names(self, value: Mapping[str, Any], optional: Container[str]) -> None:
-        for name in self._types:
-            if name not in value and name not in optional:
+    def _check_names(self, value: Mapping[str, Any], required: Iterable[str]) -> None:
+        for name in required:
+            if name not in value:
                 raise self._build_missing_field(name)
         if not value.keys() <= self._types.keys():
             raise self._build_unknown_field(value)
@@ -135,5 +139,5 @@ class RecordFields:
         unknown = next(name for name in value if name not in self._types)
         if type(unknown) is not str:  # from a caller of the Python API
             return SchemaMismatch("has a field whose name is not a string")
-        hint = suggest_name(unknown, list(self._types))
-        return SchemaMismatch(f"has '{unknown}', which {self._name} has not; {hint}")
+        problem = f"has '{unknown}', which {self._name} has not"
+        return SchemaMismatch(lambda: f"{problem}; {suggest_name(unknown, list(self._types))}")

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.config.source.substitution import find_closest
+from gateway.formats.budget import Budget
 from gateway.formats.plain import describe_json_type
 from gateway.formats.serialization import SchemaMismatch
 
-from .logical import ExpansionBudget, LogicalType, create_logical_type
+from .logical import LogicalType, create_logical_type
 
 ConvertToJson = Callable[[Any], Any]
 """Convert what fastavro read to JSON; containers may be changed in place."""
@@ -202,7 +203,7 @@ def create_enum(name: str, label: str, symbols: list[str]) -> AvroType:
             raise _build_mismatch("one of its symbols", value)
         if value not in known:
             raise SchemaMismatch(
-                f"{value!r:.60} is none of its symbols; {suggest_name(value, symbols)}"
+                lambda: f"{value!r:.60} is none of its symbols; {suggest_name(value, symbols)}"
             )
         return value
 
@@ -267,8 +268,6 @@ def suggest_name(name: str, known: list[str]) -> str:
     return f"did you mean {closest}?" if closest else f"use one of {', '.join(known[:12])}"
 
 
-def apply_logical_type(
-    base_type: AvroType, schema: Mapping[str, Any], budget: ExpansionBudget
-) -> AvroType:
+def apply_logical_type(base_type: AvroType, schema: Mapping[str, Any], budget: Budget) -> AvroType:
     logical_type = create_logical_type(schema, schema["type"], budget)
     return base_type if logical_type is None else base_type.as_logical(logical_type)

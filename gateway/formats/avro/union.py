@@ -7,14 +7,13 @@ from typing import Any
 
 from fastavro.read import LOGICAL_READERS
 
-from gateway.errors import FormatError
+from gateway.formats.budget import Budget
 from gateway.formats.plain import describe_json_type
 from gateway.formats.serialization import SchemaMismatch
 
 from .types import AvroType
 
-MAX_SMALL_BRANCHES = 16  # of a union, in which attempts are not counted
-MAX_ATTEMPTS = 250_000  # to convert parts of one value by branches of large unions: 0.5 s
+MAX_FAILED_ATTEMPTS = 250_000  # to convert parts of one value by branches of unions: 0.5 s
 _SEARCHED_BRANCHES = 32  # that fastavro's writer compares with a name in the time of an attempt
 
 # A logical type of our own, by which fastavro returns a number together with its branch.
@@ -56,9 +55,13 @@ class UnionAttempts:
     """
 
     def __init__(self) -> None:
-        self._attempts_left = MAX_ATTEMPTS
+        self.failed = Budget(
+            MAX_FAILED_ATTEMPTS,
+            "the value has too many values that do not fit the first branches of the Avro schema's"
+            " unions; name their branches, or divide it",
+        )
         self._converted: dict[tuple[int, int, bool], Any] = {}
-        self._mismatches: dict[tuple[int, int, bool], tuple[str, tuple[str, ...]]] = {}
+        self._mismatches: dict[tuple[int, int, bool], tuple[Any, tuple[str, ...]]] = {}
 
     def convert(self, branch: AvroType, value: Any, *, is_default: bool = False) -> Any:
         convert = branch.default_from_json if is_default else branch.from_json
@@ -71,19 +74,12 @@ class UnionAttempts:
             try:
                 self._converted[key] = convert(value)
             except SchemaMismatch as mismatch:
-                self._mismatches[key] = str(mismatch), mismatch.path
+                self._mismatches[key] = mismatch.message, mismatch.path
                 raise
         return self._converted[key]
 
-    def count(self, attempts: int) -> None:
-        """Count attempts of a large union; raises FormatError if there are too many."""
-        self._attempts_left -= attempts
-        if self._attempts_left < 0:
-            problem = "too many values of the Avro schema's large unions"
-            raise FormatError(f"the value has {problem}; name their branches, or divide it")
-
     def clear(self) -> None:
-        self._attempts_left = MAX_ATTEMPTS
+        self.failed.renew()
         self._converted.clear()
         self._mismatches.clear()
 
@@ -113,20 +109,20 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
     }
 
     # In a union with string, "NaN" is a string.
-    of_text = [branch for branch in branches if branch.plain not in ("float", "double")]
+    of_text = [branch for branch in non_null if branch.plain not in ("float", "double")]
 
-    is_large = len(branches) > MAX_SMALL_BRANCHES
-    search_attempts = len(branches) // _SEARCHED_BRANCHES if is_large else 0
+    search_attempts = len(branches) // _SEARCHED_BRANCHES
 
     def list_candidates(value: Any) -> list[AvroType]:
-        return of_text if type(value) is str and "string" in by_name else branches
+        if value is None:
+            return branches
+        return of_text if type(value) is str and "string" in by_name else non_null
 
     def from_json(value: Any) -> tuple[str, Any]:
         # The most helpful of the mismatches: that of the branch which the value names, or else that
         # of the only branch beside null.
         reported: SchemaMismatch | None = None
-        if is_large:
-            attempts.count(search_attempts)
+        attempts.failed.spend(search_attempts)
         if type(value) is dict and len(value) == 1:
             ((name, inner),) = value.items()
             if name in by_name:
@@ -136,11 +132,10 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
                 except SchemaMismatch as mismatch:
                     reported = mismatch.add_step(name)
         for branch in list_candidates(value):
-            if is_large:
-                attempts.count(1)
             try:
                 return labels[branch.name], attempts.convert(branch, value)
             except SchemaMismatch as mismatch:
+                attempts.failed.spend(1)
                 if reported is None and len(non_null) == 1 and branch is non_null[0]:
                     reported = mismatch
         names = ", ".join(by_name)
@@ -150,12 +145,10 @@ def create_union(branches: list[AvroType], attempts: UnionAttempts) -> AvroType:
 
     def default_from_json(value: Any) -> tuple[str, Any]:
         for branch in list_candidates(value):
-            if is_large:
-                attempts.count(1)
             try:
                 return labels[branch.name], attempts.convert(branch, value, is_default=True)
             except SchemaMismatch:
-                pass
+                attempts.failed.spend(1)
         raise SchemaMismatch("has a default of none of its types")
 
     plain = [branch.plain for branch in branches]

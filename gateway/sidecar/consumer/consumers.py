@@ -387,14 +387,14 @@ class ConsumerComponent(Component):
                 self._context.require_kafka()
             return records
 
-        async def build_response(records: Sequence[Record]) -> Response:
+        async def build_response(records: Sequence[Record]) -> tuple[Response, Sequence[Record]]:
             codecs = self._context.codecs
             with hold_records(self._context.client_memory, records):
-                body = await render_records(
+                body, count = await render_records(
                     codecs, records, formats, headers,
                     omit_empty_headers=dialect.omits_empty_headers,
                 )  # fmt: skip
-            return dialect.build_records_response(request, instance, body)
+            return dialect.build_records_response(request, instance, body), records[:count]
 
         return PollResponse(
             instance, timeout_s, poll, build_response, self._record_poll,

@@ -33,6 +33,7 @@ class PollResponse(Response):
         timeout_s: How long to wait for the instance and for records, in seconds.
         poll: Returns records; it gets the seconds that are left, and a future that is done when the
             client has disconnected.
+        build_response: Returns an answer, and the first of the records, which are in it.
         on_finished: Is called at the end with the records, and whether they were sent.
     """
 
@@ -41,7 +42,7 @@ class PollResponse(Response):
         instance: ConsumerInstance,
         timeout_s: float,
         poll: Callable[[float, asyncio.Future[Any]], Awaitable[Sequence[Record]]],
-        build_response: Callable[[Sequence[Record]], Awaitable[Response]],
+        build_response: Callable[[Sequence[Record]], Awaitable[tuple[Response, Sequence[Record]]]],
         on_finished: Callable[[Sequence[Record], bool], None],
         build_error_response: Callable[[Exception], Response],
     ) -> None:
@@ -71,16 +72,16 @@ class PollResponse(Response):
         self, remaining_s: float, gone: asyncio.Future[Any], scope: Scope, send: Send
     ) -> None:
         records = await self._poll(remaining_s, gone)
-        is_sent = False
+        is_sent, shown = False, records
         try:
-            response = await self._build_response(records)
+            response, shown = await self._build_response(records)
             is_sent = await _send_response(response, gone, send)
         finally:
             if is_sent:
-                self._instance.mark_returned(records)
-            else:
-                self._instance.restore_records(records)
-            self._on_finished(records, is_sent)
+                self._instance.mark_returned(shown)
+            if rest := records[len(shown) if is_sent else 0 :]:
+                self._instance.restore_records(rest)
+            self._on_finished(shown, is_sent)
 
 
 async def _send_response(response: Response, gone: asyncio.Future[Any], send: Send) -> bool:

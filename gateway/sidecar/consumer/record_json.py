@@ -27,6 +27,10 @@ Formats: TypeAlias = Callable[[str], tuple[SerializationFormat, SerializationFor
 Decoder: TypeAlias = Callable[[bytes], Any]
 
 RECORD_JSON_BYTES = 500  # of a record and its members, beside key, value and headers
+# Of keys and values with a schema in an answer, unless it is one record. A few bytes of Avro can
+# become 64 KiB of JSON. Other formats grow little, and Kafka's bytes are limited.
+MAX_RENDERED_BYTES = 16 << 20
+
 DECODE_ERRORS = (FormatError, SchemaNotLoaded)
 
 
@@ -101,14 +105,16 @@ async def render_records(
     *,
     omit_empty_headers: bool = False,
     more_members: Iterable[Mapping[str, Any]] = (),
-) -> bytes:
+) -> tuple[bytes, int]:
     """Return records as a JSON array, with `more_members` for each in the same order.
 
-    Missing schemas are loaded first, which may raise RegistryUnavailable.
+    Missing schemas are loaded first, which may raise RegistryUnavailable. The result is also how
+    many of the records are in the array: those behind MAX_RENDERED_BYTES are left out.
     """
     framed = [frame_record(record, *formats(record.tp.topic)) for record in records]
     decoders = await _prepare_decoders(codecs, framed, formats)
     rendered: list[dict[str, Any]] = []
+    size = 0
     # Decoders are synchronous: awaiting once per topic instead of per record keeps this loop fast.
     async with Turns() as turns:
         for record, framed_record in zip(records, framed, strict=True):
@@ -139,10 +145,15 @@ async def render_records(
                 item["headers"] = headers(pairs)
             if error is not None:
                 item["error"] = error
+            for part in (key_json, value_json):
+                if type(part) is bytes:
+                    size += len(part)
+            if rendered and size > MAX_RENDERED_BYTES:
+                break
             rendered.append(item)
         for item, more in zip(rendered, more_members, strict=False):
             item.update(more)
-        return orjson.dumps(rendered)
+        return orjson.dumps(rendered, default=orjson.Fragment), len(rendered)
 
 
 async def _prepare_decoders(
@@ -187,6 +198,7 @@ def _render_empty(data: bytes | None) -> str | None:
 
 
 def _get_decoder(codecs: Codecs, format: SerializationFormat) -> Decoder:
+    """Return a function that decodes bytes into a value, or by a schema into the bytes of JSON."""
     if format.has_schema:
-        return lambda data: orjson.Fragment(codecs.decode_text_cached(format, data))
+        return lambda data: codecs.decode_text_cached(format, data)
     return PLAIN_CODECS[format].decode_fragment

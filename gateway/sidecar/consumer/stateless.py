@@ -86,7 +86,7 @@ class Stateless(Component):
                 negotiate_content_type(request),
             )
         with hold_records(self._context.client_memory, records):
-            rendered = await render_records(
+            rendered, _ = await render_records(
                 self._context.codecs,
                 records,
                 lambda _: (format, format),

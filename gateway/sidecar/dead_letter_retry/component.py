@@ -180,7 +180,7 @@ class DeadLetterComponent(Component):
         )
         origins = [dead_letter.origin for dead_letter in dead_letters]
         with hold_records(self._context.client_memory, origins):
-            records = await render_records(
+            records, _ = await render_records(
                 self._context.codecs, origins, formats, text_headers,
                 more_members=map(_format_letter, dead_letters),
             )  # fmt: skip

@@ -40,6 +40,10 @@ UNWRITTEN, DOUBTFUL = 503, 504
 # A record with no others has the headers of its request.
 _FIELDS_WITHOUT_HEADERS = frozenset({"key", "value", "partition", "timestamp"})
 
+# Of all keys and values that one request, or lines of one, become. Bytes of a schema's defaults are
+# not in the body: 10,000 empty objects could become 7 GB.
+MAX_ENCODED_BYTES = 8 << 20
+
 _keyless_counter = itertools.count()  # requests with records without a key and a partition
 
 
@@ -78,8 +82,11 @@ class EncodedRecords:
 
 
 class RecordEncoder:
-    def __init__(self, codecs: Codecs) -> None:
+    """Encode records for one producer, and refuse those beyond `max_bytes` of a request."""
+
+    def __init__(self, codecs: Codecs, max_bytes: int) -> None:
         self._codecs = codecs
+        self._max_bytes = max_bytes
 
     async def encode(
         self,
@@ -99,8 +106,15 @@ class RecordEncoder:
         keyless_partition, common_headers = -1, ids.to_record_headers()
         partitions = [TopicPartition(topic.name, number) for number in range(count)]
         encode_key, encode_value = (_get_encoder(encoding.format) for encoding in encodings)
+        size = 0
         async with Turns() as turns:
             for index, record in enumerate(records):
+                if size > self._max_bytes:
+                    problem = f"the records before it come to {size} bytes; send fewer at once"
+                    encoded.failures[index] = RecordFailure(
+                        TOO_LARGE, f"{describe_record(index)}: {problem}"
+                    )
+                    continue
                 if turns.is_over():
                     await turns.pass_on()
                 key, value = record.get("key"), record.get("value")
@@ -127,6 +141,7 @@ class RecordEncoder:
                     location = f"{describe_record(index)}.{name}{exc.pointer.replace('/', '.')}"
                     encoded.failures[index] = RecordFailure(INVALID, f"{location}: {exc}")
                     continue
+                size += len(key or b"") + len(value or b"")
                 number = record.get("partition")
                 if number is None and key is not None:
                     number = compute_partition(key, count)

@@ -33,7 +33,7 @@ from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.turns import Turns
 
 from . import ndjson, outcome
-from .encoding import EncodedRecords, FieldEncoding, RecordEncoder, map_formats
+from .encoding import MAX_ENCODED_BYTES, EncodedRecords, FieldEncoding, RecordEncoder, map_formats
 from .idempotency import IdempotencyStore, compute_digest
 from .transactions import (
     TransactionPool,
@@ -56,7 +56,7 @@ class ProducerComponent(Component):
         assert section is not None
         self.context = context
         self.settings = section
-        self.encoder = RecordEncoder(context.codecs)
+        self.encoder = RecordEncoder(context.codecs, section.max_bytes + MAX_ENCODED_BYTES)
         self.record_validator = context.spec.create_validator("ProduceRecord")
         self.transaction_pool = TransactionPool(context, section.transaction_timeout)
         self.idempotency = IdempotencyStore(context, section, self.transaction_pool)

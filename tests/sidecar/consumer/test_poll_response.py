@@ -76,8 +76,8 @@ async def deliver_records(
         await asyncio.sleep(0)
         return RECORDS
 
-    async def render_records(some: Sequence[Record]) -> Response:
-        return Response(b"[1]")
+    async def render_records(some: Sequence[Record]) -> tuple[Response, Sequence[Record]]:
+        return Response(b"[1]"), some
 
     delivery = PollResponse(
         instance, 1.0, read or read_records, written or render_records,
@@ -92,6 +92,14 @@ async def test_records_that_were_written_are_returned():
     instance = await deliver_records(connection)
     assert instance.calls == ["returned", "True"]
     assert connection.body == b"[1]" and not connection.sent[-1]["more_body"]
+
+
+async def test_records_that_the_answer_has_no_room_for_go_back():
+    async def render_none(some: Sequence[Record]) -> tuple[Response, Sequence[Record]]:
+        return Response(b"[]"), some[:0]
+
+    instance = await deliver_records(FakeConnection(), written=render_none)
+    assert instance.calls == ["returned", "given back", "True"]
 
 
 async def test_records_for_a_client_that_is_gone_go_back():

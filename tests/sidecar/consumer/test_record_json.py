@@ -34,7 +34,7 @@ async def render_text(
     value: SerializationFormat,
     omits_empty_headers: bool = False,
 ) -> str:
-    body = await render_records(
+    body, _ = await render_records(
         Codecs(),
         [one],
         lambda _: (key, value),
@@ -97,9 +97,27 @@ async def test_records_are_read_whose_schemas_push_each_other_out_of_the_cache()
     async with running_app(fake.app) as url:
         catalog = SchemaRegistry.model_validate({"type": "schema-registry", "url": url})
         codecs = Codecs(catalog)
-        shown = await render_records(codecs, records, lambda _: formats, text_headers)
+        shown, _ = await render_records(codecs, records, lambda _: formats, text_headers)
         await codecs.close()
     assert [each["value"] for each in json.loads(shown)] == [symbol] * 8
+
+
+async def test_an_answer_ends_before_it_is_too_large_but_has_a_record():
+    """5,000 records of 8 bytes of Avro were an answer of 328 MB."""
+
+    class LongCodecs(Codecs):
+        async def load_schemas(self, *args: object) -> None: ...
+
+        def decode_text_cached(self, format: SerializationFormat, data: bytes) -> bytes:
+            return b'"%s"' % (b"x" * (int(data) << 20))
+
+    formats = SerializationFormat.STRING, SerializationFormat.AVRO
+    for mebibytes, count in ((17, 1), (6, 2)):
+        records = [record(None, b"%d" % mebibytes)] * 3
+        shown, shown_count = await render_records(
+            LongCodecs(), records, lambda _: formats, text_headers
+        )
+        assert len(json.loads(shown)) == shown_count == count
 
 
 async def test_other_tasks_run_while_many_records_are_rendered():

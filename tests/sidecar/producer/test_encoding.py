@@ -28,7 +28,7 @@ class SlowCodecs:
 
 
 def encode(codecs: Any, count: int) -> Coroutine[Any, Any, EncodedRecords]:
-    return RecordEncoder(codecs).encode(
+    return RecordEncoder(codecs, 4500).encode(
         TOPIC, [{"value": 1}] * count, ENCODINGS, RequestIds("a", "b", "c")
     )
 
@@ -69,3 +69,18 @@ async def test_a_request_that_is_cancelled_or_waits_for_a_schema_has_no_turn():
     await encode(SlowCodecs(), 2)
     assert not waiting.done()
     waiting.cancel()
+
+
+async def test_records_beyond_what_a_request_may_become_are_refused():
+    """A default of a schema counted for each value alone: a body of 726 KB took 1.4 GB."""
+
+    class CodecsWithDefaults:
+        def encode_cached(self, *args: Any) -> EncodedData:
+            return EncodedData(bytes(1000))
+
+    encoded = await encode(CodecsWithDefaults(), 7)
+    assert encoded.indexes == [0, 1, 2, 3, 4]
+    assert [*encoded.failures] == [5, 6]
+    assert encoded.failures[5] == (
+        413, "records[5]: the records before it come to 5000 bytes; send fewer at once"
+    )  # fmt: skip
