@@ -23,6 +23,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.pipeline import topics
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Offsets
 from gateway.pipeline.inputs import source
+from gateway.pipeline.inputs.fields import RAW_COLUMN
 from gateway.pipeline.spark.client_config import build_client_config
 
 from .driver import ExactlyOnceOutput
@@ -72,31 +73,42 @@ def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataF
     return raw.select("key", "value", F.concat(own, additional).alias("headers"))
 
 
-def build_late_records(raw: DataFrame, late_rows: DataFrame, input_name: str) -> DataFrame:
+def add_raw_records(raw: DataFrame) -> DataFrame:
+    """Add each record as a column, so that typed rows have its headers and its exact bytes.
+
+    A join of late rows with their records would have to hold the places of all rows in memory.
+    """
+    from pyspark.sql import functions as F
+
+    return raw.withColumn(RAW_COLUMN, F.struct(*raw.columns))
+
+
+def build_late_records(late_rows: DataFrame, input_name: str) -> DataFrame:
     """Return the records that late rows were made of, ready to be written."""
     from pyspark.sql import functions as F
 
-    names = ["topic", "partition", "offset"]
-    # The join finds each record by its place, so that it keeps its headers and its exact bytes,
-    # which typed rows do not have.
-    places = late_rows.select(*(F.col(f"_{name}").alias(name) for name in names), WATERMARK_COLUMN)
-    late = raw.join(F.broadcast(places.dropDuplicates(names)), names)
+    late = late_rows.select(f"{RAW_COLUMN}.*", WATERMARK_COLUMN)
     watermark = F.date_format(WATERMARK_COLUMN, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
     return build_side_records(
         late, F.concat(F.lit("it came later than the watermark, "), watermark), input_name
     )
 
 
-def add_watermarks(rows: DataFrame, topic: str, batches: Iterable[BatchOffsets]) -> DataFrame:
-    """Add the watermark that each row was compared with, as `WATERMARK_COLUMN`."""
+def add_watermarks(rows: DataFrame, topic: str, batches: Sequence[BatchOffsets]) -> DataFrame:
+    """Add the watermark that each row was compared with, as `WATERMARK_COLUMN`.
+
+    If two sources read a record in two batches, that is the later one, which is not lower.
+    """
     from pyspark.sql import functions as F
 
     # One row of this table is a range of offsets with the watermark of its batch.
-    ranges = [
-        f"({place.partition}, {start}L, {end}L, {batch.watermark_ms}L)"
-        for batch in batches
-        for place, (start, end) in offset_ranges(topic, batch.start, batch.end).items()
-    ]
+    ranges: list[str] = []
+    later_starts: dict[TopicPartition, int] = {}
+    for batch in reversed(batches):
+        for place, (start, end) in offset_ranges(topic, batch.start, batch.end).items():
+            end = min(end, later_starts.get(place, end))
+            later_starts[place] = min(start, end)
+            ranges.append(f"({place.partition}, {start}L, {end}L, {batch.watermark_ms}L)")
     columns = "_of, _from, _to, _ms"
     table = rows.sparkSession.sql(f"SELECT * FROM VALUES {', '.join(ranges)} AS t({columns})")
     in_range = (F.col("_offset") >= F.col("_from")) & (F.col("_offset") < F.col("_to"))
@@ -141,10 +153,12 @@ class SideOutput:
         if raw is None:
             return 0
         rows = add_watermarks(
-            source.parse_records(raw, self.input, self.catalogs), self.input.topic, batches
+            source.parse_records(add_raw_records(raw), self.input, self.catalogs),
+            self.input.topic,
+            batches,
         )
         late_rows = select_late(rows, rows[WATERMARK_COLUMN])
-        records = build_late_records(raw, late_rows, self.input_name)
+        records = build_late_records(late_rows, self.input_name)
         return self._write_rows("late", records, batches[-1].number)
 
     def read_last_batch(self, kind: SideOutputKind, epoch: int) -> int:

@@ -28,6 +28,8 @@ TEXT_COLUMN = "_text"
 """The JSON text of values with a schema."""
 FAULT_COLUMN = "_fault"
 """Why a value with a schema has no JSON text."""
+RAW_COLUMN = "_raw_record"
+"""A column of the records that `parse_values` keeps if they have it."""
 _PARSED_COLUMN = "_parsed"
 _HALF_SURROGATE_REASON = "its text has half of a surrogate pair"
 _TIMESTAMP_REASON = "its timestamp is outside of the years 1 to 9999"
@@ -75,7 +77,7 @@ def parse_values(
         message = F.concat_ws(" ", F.lit(f"{input.topic}:"), reason, *_build_location())
         reason = F.when(reason.isNotNull(), F.raise_error(message)).otherwise(reason)
     if input.value.model == "string":
-        return parsed_rows.where(reason.isNull()).select("value", *_select_record_columns())
+        return parsed_rows.where(reason.isNull()).select("value", *_select_record_columns(raw))
     valid = parsed_rows.where(reason.isNull() & F.col("value").isNotNull())
     fields = get_fields(input, schema_columns)
     parsed = F.col(_PARSED_COLUMN)
@@ -84,7 +86,7 @@ def parse_values(
         parsing.get_column(parsed, text, _get_json_name(input, name), type_text).alias(name)
         for name, type_text in fields.items()
     )
-    return valid.select(*columns, *_select_record_columns())
+    return valid.select(*columns, *_select_record_columns(raw))
 
 
 def _observe_counts(parsed: DataFrame, metrics_name: str) -> DataFrame:
@@ -176,10 +178,11 @@ def _iter_faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Ite
         yield F.when(time.isNull(), F.lit(f"it has no event time, '{input.time}'"))
 
 
-def _select_record_columns() -> list[Column]:
+def _select_record_columns(raw: DataFrame) -> list[Column]:
     from pyspark.sql import functions as F
 
-    return [F.col(name[1:]).alias(name) for name in RECORD_COLUMN_TYPES]
+    kept = [F.col(name) for name in raw.columns if name == RAW_COLUMN]
+    return [*(F.col(name[1:]).alias(name) for name in RECORD_COLUMN_TYPES), *kept]
 
 
 def _build_location() -> list[Column]:

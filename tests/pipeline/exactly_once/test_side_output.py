@@ -13,17 +13,21 @@ from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint
 from gateway.pipeline.exactly_once.ledger import ledger_topic, open_ledger, writer_key
 from gateway.pipeline.exactly_once.producers import LedgerProducer, TransactionInterrupted
 from gateway.pipeline.exactly_once.side_output import (
+    WATERMARK_COLUMN,
     SideOutput,
+    add_raw_records,
     add_watermarks,
     build_late_records,
     build_side_records,
     offset_ranges,
 )
+from gateway.pipeline.inputs.source import parse_records
 
 RAW = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key:string,value:binary>>"
 )
+STRING = {"model": "string"}
 NOON, ONE = (datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (12, 13))
 
 
@@ -105,17 +109,23 @@ def test_a_letter_is_the_record_as_it_was_and_says_where_and_why(spark: Any):
 
 @pytest.mark.needs("java17")
 def test_only_the_records_of_late_rows_are_sent_each_with_what_it_was_held_against(spark: Any):
-    rows = [(None, None, "orders", 0, offset, NOON, None) for offset in range(4)]
-    raw = spark.createDataFrame(rows, RAW)
-    places = "_topic string, _partition int, _offset bigint, _held timestamp"
-    told = [("orders", 0, 1, NOON), ("orders", 0, 3, ONE), ("orders", 0, 3, ONE)]
-    found = build_late_records(raw, spark.createDataFrame(told, places), "from").collect()
-    said = {int(row.headers[2].value): bytes(row.headers[-1].value) for row in found}
-    assert len(found) == 2
-    assert said == {
-        1: b"it came later than the watermark, 2026-01-01T12:00:00.000Z",
-        3: b"it came later than the watermark, 2026-01-01T13:00:00.000Z",
+    """The rows of a large batch did not fit into a broadcast, and the job could not start again."""
+    from pyspark.sql import functions as F
+
+    value, own = b'{ "n": 1 }\xff', [("own", bytearray(b"h"))]
+    rows = [(b"\xfe", value, "orders", 0, offset, NOON, own) for offset in range(4)]
+    raw = add_raw_records(spark.createDataFrame(rows, RAW))
+    typed = parse_records(raw, Input.model_validate({"topic": "orders", "value": STRING}))
+    held = F.when(F.col("_offset") == 3, F.lit(ONE)).otherwise(F.lit(NOON)).alias(WATERMARK_COLUMN)
+    late = typed.select("*", held).where("_offset IN (1, 3)")
+    found = build_late_records(late, "from").collect()
+    assert {(bytes(row.key), bytes(row.value), bytes(row.headers[0].value)) for row in found} == {
+        (b"\xfe", value, b"h")
     }
+    assert [(int(row.headers[3].value), bytes(row.headers[-1].value)) for row in found] == [
+        (1, b"it came later than the watermark, 2026-01-01T12:00:00.000Z"),
+        (3, b"it came later than the watermark, 2026-01-01T13:00:00.000Z"),
+    ]
 
 
 @pytest.mark.needs("java17")
@@ -139,3 +149,12 @@ def test_rows_of_several_batches_are_held_against_what_their_own_was(spark: Any)
     ]
     first = add_watermarks(rows, "orders", [batches[0]._replace(watermark_ms=0)]).collect()
     assert [row["_held"].timestamp() for row in first] == [0.0, 0.0]
+    # A second source of the topic is one batch behind: its records are compared once.
+    behind = [
+        BatchOffsets(7, (*start, {}), (*between, *start), 1000),
+        BatchOffsets(8, (*between, *start), (*end, *between), 2000),
+    ]
+    twice = add_watermarks(rows, "orders", behind).where("_partition = 0").collect()
+    assert sorted((row["_offset"], row["_held"].timestamp()) for row in twice) == [
+        *((offset, 2.0) for offset in range(1, 5)),
+    ]
