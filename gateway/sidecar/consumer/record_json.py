@@ -28,7 +28,7 @@ Decoder: TypeAlias = Callable[[bytes], Any]
 
 RECORD_JSON_BYTES = 500  # of a record and its members, beside key, value and headers
 # Of keys and values with a schema in an answer, unless it is one record. A few bytes of Avro can
-# become 64 KiB of JSON. Other formats grow little, and Kafka's bytes are limited.
+# become 256 KiB of JSON. Other formats grow little, and Kafka's bytes are limited.
 MAX_RENDERED_BYTES = 16 << 20
 
 DECODE_ERRORS = (FormatError, SchemaNotLoaded)
