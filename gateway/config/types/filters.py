@@ -21,7 +21,14 @@ from typing import Any, Final, NoReturn
 
 from gateway.config.source.substitution import describe_not_text, safe_repr, suggest
 from gateway.core.channel.exact_json import Number, parse_number
-from gateway.core.channel.filters import BOUND_NAMES, Condition, Filter, Filters, parse_pointer
+from gateway.core.channel.filters import (
+    BOUND_NAMES,
+    Condition,
+    Filter,
+    Filters,
+    get_pointer_cost,
+    parse_pointer,
+)
 
 from .condition import ShortCondition, format_scalar, merge_conditions
 
@@ -158,7 +165,11 @@ class _FilterParser:
     def parse_condition(self, value: Any, at: str) -> str | Condition:
         self._conditions += 1
         if self._bounded and self._conditions > MAX_CONDITIONS:
-            _refuse(at, f"the filter has more than {MAX_CONDITIONS} conditions; ask for fewer")
+            _refuse(
+                at,
+                f"the filter has more than {MAX_CONDITIONS} conditions, of which those on "
+                "pointers of 8 steps or more count repeatedly; ask for fewer",
+            )
         if not isinstance(value, Mapping):
             return self.parse_scalar(value, at)
         _refuse_unknown_keys(value, _CONDITION_KEYS, at)
@@ -214,6 +225,7 @@ class _FilterParser:
             _refuse(
                 at, f"{safe_repr(pointer)} is no JSON pointer (RFC 6901); write such as /region"
             )
+        self._conditions += get_pointer_cost(pointer) - 1  # the rest by `parse_condition`
         steps = len(parse_pointer(pointer))
         if self._bounded and steps > MAX_POINTER_STEPS:
             _refuse(at, f"has a pointer of {steps} steps; use at most {MAX_POINTER_STEPS}")

@@ -3,7 +3,8 @@
 A partition has one read at a time, and a broker one fetch, however many clients wait: an answer
 goes to all whose offset it covers, and the connection of the live tail is not used. Where n clients
 come back from n offsets that one answer can cover, about ln(n) reads serve them all. A read that
-meets an offset out of range recovers as the shared read would.
+meets an offset out of range recovers as the shared read would. Starts by time are asked for beside
+the reads: clients choose any number of them, which no answer serves together.
 
 An answer is handed out in slices, between which the event loop runs: it may have 100,000 entries,
 and 1,000 clients may wait for it.
@@ -23,13 +24,13 @@ from typing import NamedTuple
 from gateway.background_tasks import BackgroundTasks
 from gateway.config import Topic
 from gateway.core.client.read_buffer import EntryRun, ReadAnswer
+from gateway.core.error_code import ErrorCode
 from gateway.core.log.partition_reader import (
-    EARLIEST,
-    LATEST,
+    EpochEndCommand,
+    ListOffsetCommand,
     OffsetStart,
     PartitionReader,
     Start,
-    TimestampStart,
 )
 from gateway.core.log.record import (
     NO_EPOCH,
@@ -41,10 +42,16 @@ from gateway.core.log.record import (
     Ready,
     TopicPartition,
 )
+from gateway.core.log.recovery import cause_from_code
 from gateway.hub.wires.transform import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, OffsetAndTimestamp
+from gateway.kafka.client.offsets import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    EpochEnd,
+    OffsetAndTimestamp,
+)
 from gateway.kafka.fetch.fetch import TopicModel, get_no_model
 from gateway.kafka.fetch.fetcher import Fetcher
 
@@ -78,10 +85,10 @@ class _Version(NamedTuple):
 
 
 class _ReadRequest(NamedTuple):
-    """A read that one client waits for; `version` is None if only the start is to be resolved."""
+    """A read that one client waits for."""
 
-    start: Start
-    version: _Version | None
+    start: OffsetStart
+    version: _Version
     result: asyncio.Future[EntryRun]
 
 
@@ -136,13 +143,16 @@ class BackfillReader:
             max_wait=MAX_WAIT_S,
             get_topic_model=get_topic_model,
         )
+        self._offset_queries = {
+            isolation: LeaderQueries[OffsetAndTimestamp](
+                cluster, partial(self._list_offsets, isolation)
+            )
+            for isolation in (READ_COMMITTED, READ_UNCOMMITTED)
+        }
+        self._epoch_queries = LeaderQueries[EpochEnd](cluster, cluster.fetch_epoch_ends)
         self._queues: dict[TopicPartition, dict[asyncio.Future[EntryRun], _ReadRequest]] = {}
         # None while an answer is being handed out.
         self._readers: dict[TopicPartition, PartitionReader | None] = {}
-        self._start_queries: dict[int, LeaderQueries[OffsetAndTimestamp]] = {
-            isolation: LeaderQueries(cluster, partial(self._list_offsets, isolation))
-            for isolation in (READ_COMMITTED, READ_UNCOMMITTED)
-        }
         self._tasks = BackgroundTasks(log)
         self._may_read = asyncio.Event()
         self._may_read.set()
@@ -154,9 +164,10 @@ class BackfillReader:
         for queue in queues.values():
             for result in queue:
                 result.cancel()
-        for queries in self._start_queries.values():
-            await queries.close()
         await self.fetcher.close()
+        for queries in self._offset_queries.values():
+            await queries.close()
+        await self._epoch_queries.close()
         await self._tasks.close()
 
     def limit_reads(self, is_full: bool) -> None:
@@ -193,25 +204,29 @@ class BackfillReader:
 
     async def resolve_start(self, tp: TopicPartition, start: Start) -> PartitionPosition:
         """Return the position of a start, as the shared read would find it."""
-        if isinstance(start, TimestampStart):
-            return await self._find_time(tp, start.timestamp)
-        (ready,) = await self._request_read(tp, start, None)
-        return PartitionPosition(ready.next_offset, ready.epoch)
-
-    async def _find_time(self, tp: TopicPartition, timestamp: int) -> PartitionPosition:
-        """Find a start by time beside the reads of its partition, which it need not wait for."""
-        is_committed = self._get_topic_settings(tp.topic).isolation == "read_committed"
-        queries = self._start_queries[READ_COMMITTED if is_committed else READ_UNCOMMITTED]
-        # The end first, as by the shared read: a record that is written between the two answers
-        # lies behind it.
-        if timestamp != EARLIEST:
-            end = await queries.ask_until_answered(tp, LATEST)
-        found = await queries.ask_until_answered(tp, timestamp)
-        if found.offset < 0:  # no record is as late
-            found = end
-        leader = self._cluster.leader_for_partition(tp)
-        epoch = leader[1] if found.epoch == NO_EPOCH and leader is not None else found.epoch
-        return PartitionPosition(found.offset, epoch)
+        topic, loop = self._get_topic_settings(tp.topic), asyncio.get_running_loop()
+        is_committed = topic.isolation == "read_committed"
+        queries = self._offset_queries[READ_COMMITTED if is_committed else READ_UNCOMMITTED]
+        reader = create_reader(tp, start, topic)
+        while reader.position.offset is None:
+            leader, epoch = self._cluster.leader_for_partition(tp) or (None, NO_EPOCH)
+            reader.on_leader_change(leader, epoch, loop.time())
+            command = reader.next_command(loop.time())
+            answer: OffsetAndTimestamp | EpochEnd | int | None = ErrorCode.LEADER_NOT_AVAILABLE
+            if isinstance(command, ListOffsetCommand):
+                answer = await queries.ask(tp, command.timestamp)
+            elif isinstance(command, EpochEndCommand):
+                answer = await self._epoch_queries.ask(tp, command.epoch)
+            now = loop.time()
+            if isinstance(answer, OffsetAndTimestamp):
+                offset = None if answer.offset < 0 else answer.offset
+                reader.on_list_offsets(offset, answer.epoch, now)
+            elif isinstance(answer, EpochEnd):
+                reader.on_epoch_end(answer.epoch, answer.end_offset, now)
+            else:
+                reader.on_error(cause_from_code(answer or ErrorCode.NETWORK_EXCEPTION), now)
+                await asyncio.sleep(reader.retry_at - now)
+        return reader.position
 
     async def _list_offsets(
         self, isolation: int, specs: Mapping[TopicPartition, int]
@@ -219,7 +234,7 @@ class BackfillReader:
         return await self._cluster.list_offsets(specs, isolation)
 
     async def _request_read(
-        self, tp: TopicPartition, start: Start, version: _Version | None
+        self, tp: TopicPartition, start: OffsetStart, version: _Version
     ) -> EntryRun:
         future: asyncio.Future[EntryRun] = asyncio.get_running_loop().create_future()
         self._queues.setdefault(tp, {})[future] = _ReadRequest(start, version, future)
@@ -240,9 +255,8 @@ class BackfillReader:
             return
         topic, first = self._get_topic_settings(tp.topic), next(iter(queue.values()))
         reader = self._readers[tp] = create_reader(tp, first.start, topic)
-        if first.version is not None:
-            # If the topic was created again since, the client gets the gap of that.
-            reader.on_topic_id(first.version.topic_id)
+        # If the topic was created again since, the client gets the gap of that.
+        reader.on_topic_id(first.version.topic_id)
         self.fetcher.add_partition(reader, read_committed=topic.isolation == "read_committed")
 
     def _on_entries(self, reader: PartitionReader, entries: Sequence[Entry]) -> None:
@@ -250,13 +264,9 @@ class BackfillReader:
         if not queue or self._readers.get(reader.tp) is not reader:
             return
         first = next(iter(queue.values()))
-        # A read at an offset wants records and gaps; any other start wants to know its offset. A
-        # `Fault` answers nothing: who waits here waits as long as Kafka takes. Readers return what
-        # is neither record nor gap before the others.
-        if first.version is not None:
-            wanted = list(dropwhile(lambda entry: isinstance(entry, Ready | Fault), entries))
-        else:
-            wanted = [entry for entry in entries if isinstance(entry, Ready)]
+        # A `Fault` answers nothing: who waits here waits as long as Kafka takes. Readers return
+        # what is neither record nor gap before the others.
+        wanted = list(dropwhile(lambda entry: isinstance(entry, Ready | Fault), entries))
         if not wanted:
             return
         # One answer is enough: what follows is read when somebody asks for it.
@@ -285,20 +295,16 @@ class BackfillReader:
     ) -> None:
         """Answer all requests that an answer serves; the others are read afterwards."""
         answer = await self._build_answer(first.version, entries)
-        shared = _select_shared(answer)
-        if first.version is not None:
-            now = asyncio.get_running_loop().time()
-            self._cache[tp] = _CachedRead(first.version, now, shared)
+        shared, now = _select_shared(answer), asyncio.get_running_loop().time()
+        self._cache[tp] = _CachedRead(first.version, now, shared)
         whole, queue = answer.get_run(), self._queues[tp]
         for count, request in enumerate(list(queue.values())):
             if count % REQUESTS_PER_SLICE == REQUESTS_PER_SLICE - 1:
                 await asyncio.sleep(0)
             run: EntryRun | None = None
             if request.version == first.version:
-                if request.start == first.start:
-                    run = whole
-                elif isinstance(request.start, OffsetStart):
-                    run = shared.find_run(request.start.offset)
+                is_same = request.start == first.start
+                run = whole if is_same else shared.find_run(request.start.offset)
             # It may be cancelled by now, and leaves the queue by itself.
             if run is None or request.result.done():
                 continue
@@ -307,8 +313,8 @@ class BackfillReader:
                 self.read_counts[tp.topic, "joined"] += 1
             request.result.set_result(run)
 
-    async def _build_answer(self, version: _Version | None, entries: Sequence[Entry]) -> ReadAnswer:
-        transforms = () if version is None else version.topic.transforms
+    async def _build_answer(self, version: _Version, entries: Sequence[Entry]) -> ReadAnswer:
+        transforms = version.topic.transforms
         transformer = Transformer(transforms) if transforms else None
         answer, slice_end = ReadAnswer(), perf_counter() + SLICE_S
         for index in range(0, len(entries), ENTRIES_PER_CLOCK_CHECK):

@@ -10,21 +10,19 @@ of 12 partitions would be 6,000 requests to the brokers; asked together they are
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from gateway.core.log.partition_reader import LATEST
+from gateway.core.log.partition_reader import EARLIEST, LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, TransactionOpen
 from gateway.kafka.client.offsets import READ_UNCOMMITTED, EpochEnd, OffsetAndTimestamp
 from gateway.telemetry.logs import create_detached_task
 
-A = TypeVar("A")
+MAX_REQUESTS_AT_ONCE = 32  # to one leader
 
-Query: TypeAlias = tuple[TopicPartition, int]
-"""A partition, and what is asked about it: a leader epoch, or a timestamp of ListOffsets."""
+A = TypeVar("A")
 
 
 class Leaders(Protocol):
@@ -36,8 +34,13 @@ class LeaderQueries(Generic[A]):
     """Send the queries of one turn as one request per leader.
 
     Each leader is asked separately, so that a frozen one delays only its own partitions. A request
-    under way is not joined: its answer may be older than the client that asks. Its creator closes
-    it. `send` returns an answer or Kafka's error code by partition.
+    under way is not joined: its answer may be older than the client that asks. A request has one
+    query of each partition, and a leader a limited number of requests at once: more would wait at
+    the broker, and exceed their time there. Its creator closes it. `send` returns an answer or
+    Kafka's error code by partition.
+
+    Between calls, a leader that has queries in `_pending` has a call of `_send_requests` scheduled,
+    or as many requests as it may have.
     """
 
     def __init__(
@@ -47,65 +50,87 @@ class LeaderQueries(Generic[A]):
     ) -> None:
         self._leaders = leaders
         self._send = send
-        self._pending: dict[Query, asyncio.Future[A | int | None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        # By leader, partition and argument: the futures of those who ask.
+        self._pending: dict[
+            int | None, dict[TopicPartition, dict[int, list[asyncio.Future[A | int | None]]]]
+        ] = {}
+        self._tasks: dict[asyncio.Task[None], int | None] = {}  # with their leaders
         self._is_closed = False
 
     async def ask_until_answered(self, tp: TopicPartition, argument: int) -> A:
         """Return the leader's answer, however long Kafka takes; cancelled by `close`."""
-        while not self._is_closed:
+        while True:
             answer = await self.ask(tp, argument)
             if answer is not None and not isinstance(answer, int):
                 return answer
             await asyncio.sleep(RETRY_DELAY_S)
-        raise asyncio.CancelledError
 
     async def ask(self, tp: TopicPartition, argument: int) -> A | int | None:
         """Return the leader's answer, or Kafka's error code; None if the request failed."""
+        if self._is_closed:
+            raise asyncio.CancelledError
         loop = asyncio.get_running_loop()
-        if not self._pending:
-            loop.call_soon(self._send_requests)
-        future = self._pending.setdefault((tp, argument), loop.create_future())
-        return await asyncio.shield(future)  # others may wait for the same future
+        leader = self._leaders.leader_for_partition(tp)
+        node = None if leader is None else leader[0]
+        pending = self._pending.setdefault(node, {})
+        if not pending:
+            loop.call_soon(self._send_requests, node)
+        future: asyncio.Future[A | int | None] = loop.create_future()
+        pending.setdefault(tp, {}).setdefault(argument, []).append(future)
+        return await future
 
     async def close(self) -> None:
         """Cancel the requests that are under way; those who wait get no answer."""
         self._is_closed = True
+        for pending in self._pending.values():
+            for queries in pending.values():
+                _answer([future for futures in queries.values() for future in futures], None)
+            pending.clear()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _send_requests(self) -> None:
-        pending, self._pending = self._pending, {}
-        for queries in self._group_by_leader(pending):
-            task = create_detached_task(
-                self._send_request({query: pending[query] for query in queries})
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _send_requests(self, node: int | None) -> None:
+        pending = self._pending[node]
+        count = sum(each == node for each in self._tasks.values())
+        while pending and count < MAX_REQUESTS_AT_ONCE:
+            request = {}
+            for tp, queries in list(pending.items()):
+                # The ends of the log first, as one answer is for all. Clients choose the others.
+                ends = (end for end in (EARLIEST, LATEST) if end in queries)
+                argument = next(ends, next(iter(queries)))
+                futures = [future for future in queries.pop(argument) if not future.done()]
+                if futures:  # else all who asked have gone
+                    request[tp] = argument, futures
+                if not queries:
+                    del pending[tp]
+            if request:
+                task = create_detached_task(self._send_request(request))
+                self._tasks[task] = node
+                task.add_done_callback(self._on_sent)
+                count += 1
 
-    def _group_by_leader(self, queries: Iterable[Query]) -> Iterable[list[Query]]:
-        """Return groups of queries, each for one request: it can ask one thing per partition."""
-        requests: dict[tuple[int | None, int], list[Query]] = {}
-        nth: Counter[TopicPartition] = Counter()  # how many queries of a partition came before
-        for tp, argument in queries:
-            leader = self._leaders.leader_for_partition(tp)
-            node = None if leader is None else leader[0]
-            requests.setdefault((node, nth[tp]), []).append((tp, argument))
-            nth[tp] += 1
-        return requests.values()
+    def _on_sent(self, task: asyncio.Task[None]) -> None:
+        self._send_requests(self._tasks.pop(task))
 
-    async def _send_request(self, pending: Mapping[Query, asyncio.Future[A | int | None]]) -> None:
+    async def _send_request(
+        self, request: Mapping[TopicPartition, tuple[int, list[asyncio.Future[A | int | None]]]]
+    ) -> None:
         """Send one request; None is the result of queries that got no answer."""
         answers: Mapping[TopicPartition, A | int] = {}
         try:
-            answers = await self._send(dict(pending.keys()))
+            answers = await self._send({tp: argument for tp, (argument, _) in request.items()})
         except KafkaError:
             pass
         finally:
-            # None of them is done or cancelled: `ask` shields them.
-            for (tp, _), future in pending.items():
-                future.set_result(answers.get(tp))
+            for tp, (_, futures) in request.items():
+                _answer(futures, answers.get(tp))
+
+
+def _answer(futures: Iterable[asyncio.Future[A]], answer: A) -> None:
+    for future in futures:
+        if not future.done():  # who asked may have gone
+            future.set_result(answer)
 
 
 class EpochCluster(Leaders, Protocol):

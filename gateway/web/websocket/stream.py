@@ -49,6 +49,7 @@ class WebSocketStream(OpenStream):
         "_owner",
         "_pending_credit",
         "close_reason",
+        "condition_count",
         "label",
         "write",
     )
@@ -59,10 +60,12 @@ class WebSocketStream(OpenStream):
         label: str | None,
         match: Match,
         query: QueryPairs,
+        condition_count: int = 0,
     ) -> None:
-        """Register a stream, which is opened later."""
+        """Register a stream, which is opened later; its client's filter has so many conditions."""
         super().__init__(owner.routes, match, query, owner.handshake_scope.address)
         self.label = label
+        self.condition_count = condition_count
         # The label as a JSON member, which every message of the stream gets.
         self._label_member = b"" if label is None else encode_label(label)
         self.close_reason = ""
@@ -143,6 +146,11 @@ class WebSocketStream(OpenStream):
             match, query, await self.routes.get_view(match, query), needs_new_client=True
         )
 
+    def apply_change(self, change: StreamChange) -> None:
+        has_filter = has_chosen_filter(change.query)
+        self.condition_count = change.view.filters.condition_count if has_filter else 0
+        super().apply_change(change)
+
     def stop(self) -> None:
         """End the stream for its client, with an `end`."""
         self._is_stopped = True
@@ -198,6 +206,10 @@ class WebSocketStream(OpenStream):
     def hand_over(self) -> None:
         """Let another client go on in place of this one. Called by the hub's client."""
         self._owner.reopen(self, self._take_handover())
+
+
+def has_chosen_filter(query: QueryPairs) -> bool:
+    return any(name == "filter" and text for name, text in query)
 
 
 def _discard_data(data: bytes) -> None: ...

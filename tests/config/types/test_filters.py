@@ -186,10 +186,11 @@ def test_what_is_no_filter_is_told_what_to_write(given: object, words: str):
         [[{"key": str(n)} for n in range(MAX_CONDITIONS + 1)]],
         [{"value": {f"/{n}": 1 for n in range(MAX_CONDITIONS + 1)}}],
         [f"/f{n}" for n in range(MAX_CONDITIONS + 1)],
+        [{"value": {"/a" * 31 + f"/{n}": {"exists": True}}} for n in range(MAX_CONDITIONS // 4)],
         [{"key": "a"}] * (MAX_CONDITIONS + 1),
         [{"value": {"/a" * 600: 1}}],
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_client_cannot_make_a_filter_dear(given: list[object]):
     with pytest.raises(ValueError, match=r"more than|at most"):

@@ -20,6 +20,7 @@ from gateway.core.log.partition_reader import (
     EARLIEST,
     LATEST,
     FetchResult,
+    LiveStart,
     PartitionReader,
     TimestampStart,
 )
@@ -99,6 +100,7 @@ async def held(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[BackfillR
     cluster: Any = SimpleNamespace(
         leader_for_partition=lambda tp: (1, 0),
         get_topic=lambda name: SimpleNamespace(topic_id=cluster.topic_id),
+        fetch_epoch_ends=None,
         topic_id="old",
     )
     made = BackfillReader(cluster, lambda name: settings)
@@ -232,8 +234,9 @@ async def test_the_start_of_a_log_is_found(orders: EmbeddedKafka):
 
 
 async def test_a_start_by_time_does_not_wait_for_the_reads_of_its_partition(held):
-    """It had its turn among them: streams that were opened with `?from=` again and again held up
-    all others of the partition, as each start took its turn alone."""
+    """It had its turn among them: streams that were opened with `?from=` again and again, or with
+    tokens without offsets, held up all others of the partition, as each start took its turn alone.
+    """
     made, cluster = held
     answers = {LATEST: 9, 5: 7, 6: -1}
 
@@ -245,6 +248,8 @@ async def test_a_start_by_time_does_not_wait_for_the_reads_of_its_partition(held
     await asyncio.sleep(0)
     assert await made.resolve_start(TP, TimestampStart(5)) == PartitionPosition(7, 3)
     assert await made.resolve_start(TP, TimestampStart(6)) == PartitionPosition(9, 3)
+    live = LiveStart(connected_at_ms=5, connected_at=0.0, clock_skew_ms=0)
+    assert await made.resolve_start(TP, live) == PartitionPosition(7, 3)
     assert not reading.done()
     reading.cancel()
 

@@ -68,6 +68,27 @@ async def test_partitions_of_two_leaders_are_asked_apart():
     assert leaders.requests == [{ONE: 3}, {TWO: 3}]
 
 
+async def test_a_leader_gets_a_limited_number_of_requests_at_once():
+    """The last of thousands would have exceeded their time at the broker, and closed the connection
+    of all."""
+    leaders = FakeCluster()
+    leaders.leaders = {TWO: (2, 5)}
+    leaders.may_answer.clear()
+    epochs = EpochEnds(leaders)
+    waiting = [asyncio.create_task(epochs.find_end(ONE, epoch)) for epoch in range(100)]
+    await wait_until(lambda: len(leaders.requests) == 32)
+    other = asyncio.create_task(epochs.find_end(TWO, 3))
+    await wait_until(lambda: len(leaders.requests) == 33)
+    assert leaders.requests[-1] == {TWO: 3}
+    for leaving in waiting[50:]:
+        leaving.cancel()
+    await asyncio.wait(waiting[50:])
+    leaders.may_answer.set()
+    assert await asyncio.gather(*waiting[:50]) == [EpochEnd(each, 10 * each) for each in range(50)]
+    assert await other == EpochEnd(3, 30)
+    assert len(leaders.requests) == 51, "nobody waited for the others any more"
+
+
 async def test_who_comes_while_an_answer_is_under_way_asks_anew():
     """Its token may be younger than that answer, which would take its place for cut off."""
     leaders = FakeCluster()
