@@ -23,6 +23,7 @@ from support.clients.fast_reconnect import FastReconnectClient, cut_at_random
 from support.clients.raw import RawClient
 from support.clients.wires import WireName, client_for_wire
 from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
+from support.grouped import iter_single_events
 from support.kafka_proxy import KafkaProxy
 from support.oracle import AckedRecord, StreamOracle, parse_events
 from support.received import ReceivedRecord, parse_envelope
@@ -72,7 +73,12 @@ def records(events: Iterable[Mapping[str, Any]]) -> list[ReceivedRecord]:
 
 def told(client: RawClient, name: str) -> list[dict[str, Any]]:
     """The data of its control events of one name."""
-    return [json.loads(each["data"]) for each in client.events if each["event"] == name]
+    return [
+        data
+        for each in client.events
+        if each["event"] in (name, f"partitions-{name}")
+        for _, data in iter_single_events(each["event"], json.loads(each["data"]))
+    ]
 
 
 async def whole(oracle: StreamOracle, client: RawClient, **options: Any) -> None:
