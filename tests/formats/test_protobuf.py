@@ -303,7 +303,7 @@ def test_names_of_fields_and_of_enums_count_as_json():
         {},
     )
     assert schema.decode(b"\0\x0a\x01\0") == {"k": [name], "n": []}
-    for data in (b"\x0a\x14" + bytes(20), b"\x12\x02\x08\1" * 20):
+    for data in (b"\x0a\x3c" + bytes(60), b"\x12\x02\x08\1" * 60):
         with pytest.raises(FormatError, match="of JSON"):
             schema.decode(b"\0" + data)
 

@@ -237,9 +237,9 @@ class Session(MessageProcessor):
         others = sum(each.condition_count for each in self._streams.values() if each.label != label)
         if others and others + count > MAX_SOCKET_CONDITIONS:  # one may have many by its route
             detail = (
-                f"the filters of this socket have {MAX_SOCKET_CONDITIONS} conditions; ask for fewer"
+                f"the filters of this socket have {MAX_SOCKET_CONDITIONS} conditions; open another"
             )
-            raise BadMessageError("Too many conditions", detail, label)
+            raise BadMessageError("Too many subscriptions", detail, label)
 
     def _get_stream(self, label: str | None) -> WebSocketStream:
         stream = self._streams.get(label)

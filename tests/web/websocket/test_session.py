@@ -246,8 +246,8 @@ async def test_the_filters_of_a_socket_have_a_limited_number_of_conditions(house
     house.receive_message("change", id="plain", filter={"key": "ada"})
     await wait_until(lambda: len(house.list_sent("begin")) == 11)
     assert [(error["id"], error["code"]) for error in house.list_sent("error")] == [
-        ("filtered", "too-many-conditions"),
-        ("plain", "too-many-conditions"),
+        ("filtered", "too-many-subscriptions"),
+        ("plain", "too-many-subscriptions"),
     ]
     house.receive_message("unsubscribe", id="0")
     await wait_until(lambda: house.list_sent("end"))
