@@ -6,7 +6,6 @@ All other tests use the Kafka of `gateway.kafka.local`.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from support.admin import KafkaAdmin
 from support.clients.raw import RawClient
 from support.gateways import build_config, build_route, create_http_client, running_gateway_process
 from support.group_members import running_member
+from support.grouped import ERROR_NAMES
 from support.instances import ConsumerInstance
 from support.old_kafka import OldKafka
 from support.oracle import StreamOracle, parse_events
@@ -49,7 +49,7 @@ def list_events(client: RawClient) -> list[Mapping[str, Any]]:
     return [
         event
         for event in client.events
-        if event["event"] != "error" or json.loads(event["data"])["code"] != "unknown-topic"
+        if event["event"] not in ERROR_NAMES or "unknown-topic" not in event["data"]
     ]
 
 

@@ -23,6 +23,7 @@ from support.clients.fast_reconnect import FastReconnectClient
 from support.clients.wires import WireName, client_for_wire
 from support.elections import UNCLEAN_CONFIGS, elect_follower, kill_follower
 from support.gateways import build_config, running_gateway_process
+from support.grouped import ERROR_NAMES
 from support.kafka_proxy import ApiKey, KafkaProxy, SeenRequest
 from support.oracle import AckedRecord, StreamOracle, parse_events
 from support.received import GapEvent, ReceivedRecord, parse_gaps
@@ -55,7 +56,7 @@ def ends(client: FastReconnectClient) -> list[str]:
 
 def judged(client: FastReconnectClient) -> list[Any]:
     """Its events, but for those that say that a partition is away for now."""
-    return [event for event in client.events if event["event"] != "error"]
+    return [event for event in client.events if event["event"] not in ERROR_NAMES]
 
 
 def values(client: FastReconnectClient) -> set[bytes | None]:
@@ -387,7 +388,7 @@ async def test_a_topic_created_anew_is_told_to_all_partitions_of_all_clients(
         for client in clients[1:]:
             await client.stop()
         await asyncio.to_thread(kafka3.admin.delete_topic, name)
-        await clients[0].wait_for_events(lambda e: any(each["event"] == "error" for each in e))
+        await clients[0].wait_for_events(lambda e: any(each["event"] in ERROR_NAMES for each in e))
         await asyncio.to_thread(kafka3.admin.create_topic, name, 6)
         await oracle.close()  # its sequence numbers were of the old topic
         oracle.mark_recreated(name)

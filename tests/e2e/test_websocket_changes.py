@@ -15,6 +15,7 @@ import pytest
 from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.gateways import GatewayThread, build_config
+from support.grouped import ERROR_NAMES
 from support.multiplex import MESSAGE_TIMEOUT_S, MultiplexClient
 from support.oracle import AckedRecord, StreamOracle
 from support.received import parse_events
@@ -264,7 +265,7 @@ async def test_a_change_that_is_refused_leaves_the_stream_as_it_was(
 
 def told(socket: MultiplexClient, label: str) -> list[Any]:
     """Without errors, which the oracle takes for the end."""
-    return [event for event in socket.get_events(label) if event["event"] != "error"]
+    return [event for event in socket.get_events(label) if event["event"] not in ERROR_NAMES]
 
 
 def of_keys(keys: Sequence[str]) -> Callable[[AckedRecord], bool]:
@@ -289,7 +290,7 @@ async def test_a_stream_changed_or_ended_while_it_opens_does_so_once_it_has_begu
         for label in ended:
             assert (await socket.wait_for_message(label, "end"))["reason"] == "unsubscribed"
             told = [each["type"] for each in socket.get_messages(label)]
-            assert [kind for kind in told if kind != "error"][-1] == "end"
+            assert [kind for kind in told if kind not in ERROR_NAMES][-1] == "end"
         alive = range(0, 30, 2)
         await socket.wait_until(
             lambda: all(

@@ -29,6 +29,7 @@ from support.clients.websocket_clients import (
     WebsocketsMultiplexClient,
 )
 from support.gateways import GatewayThread, build_config, running_gateway
+from support.grouped import ERROR_NAMES
 from support.head_recorder import HeadRecorder
 from support.oracle import AckedRecord, StreamOracle
 from support.received import parse_events
@@ -239,7 +240,7 @@ def sockets(clients: Iterable[SocketClient]) -> list[SocketClient]:
 
 def without_errors(events: Iterable[ReceivedEvent]) -> list[ReceivedEvent]:
     """What was said of bad messages the oracle would take for the end."""
-    return [event for event in events if event["event"] != "error"]
+    return [event for event in events if event["event"] not in ERROR_NAMES]
 
 
 @pytest.mark.night

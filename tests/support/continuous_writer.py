@@ -20,7 +20,7 @@ from typing import Any, Self
 from confluent_kafka import KafkaError, Message, Producer
 from support.clients.client import ReceivedEvent
 from support.clients.raw import RawClient
-from support.grouped import iter_single_events
+from support.grouped import ERROR_NAMES, iter_single_events
 from support.oracle import AckedRecord, StreamOracle
 from support.waiting import wait_until
 
@@ -246,7 +246,7 @@ class TimedClient(RawClient):
 
     def list_record_events(self) -> list[ReceivedEvent]:
         """Its events without `error`, which the oracle takes for the end."""
-        return [event for event in self.events if event["event"] != "error"]
+        return [event for event in self.events if event["event"] not in ERROR_NAMES]
 
 
 class _TimedEvents(list[ReceivedEvent]):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 SINGLE_NAMES = {"partitions-ready": "ready", "partitions-error": "error"}
+ERROR_NAMES = ("error", "partitions-error")
 
 
 def iter_single_events(name: str, data: Any) -> Iterator[tuple[str, Any]]:
