@@ -27,6 +27,7 @@ from support.records import RecordToSend, produce_records
 from support.topic_gateway import TopicNames, build_topic_config, run_gateway_sync, topic_fixture
 from support.waiting import wait_until
 
+from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 
 STARTS_WITHIN_S = 600.0  # programs may have to be built
@@ -100,7 +101,7 @@ async def test_begin_and_heartbeats_of_an_idle_stream_are_handed_on(
     """They were held back as small records were, so that a client took its stream for dead."""
     client = kind(f"{gateway.base_url}/beating/{topic()}")
     async with streaming(client, b"event: begin"):
-        await prints(client, b"\n:\n", count=3)
+        await prints(client, SseWire().encode_heartbeat(), count=3)
 
 
 @pytest.mark.needs("go")
