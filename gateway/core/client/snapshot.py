@@ -278,6 +278,11 @@ class KeyTable:
         own_bytes = sum(each.own_bytes for each in old)
         return own_bytes + min(dropped, sum(self._marks[each][0] for each in old))
 
+    def drop_encoded(self) -> None:
+        """Drop what was encoded of all snapshots: it is encoded again for clients that need it."""
+        for snapshot in self._marks:
+            snapshot.encoded_by_channel.clear()
+
     def release_older_half(self) -> None:
         old = self._list_old()
         for snapshot in old[: (len(old) + 1) // 2]:
@@ -430,7 +435,7 @@ class SnapshotBlocks:
         block = self._blocks.get(first)
         if block is None:
             block = self._blocks[first] = self._encode_block(snapshot, first, offset)
-            self.bytes += len(block.data)
+            self.bytes += len(block.data) + len(block.last_payload or b"")
         return block
 
     def _encode_block(self, snapshot: TableSnapshot, first: int, offset: int) -> SnapshotBlock:

@@ -109,13 +109,17 @@ class Tables:
         """Return the bytes of all tables, of what was encoded of them, and of old snapshots."""
         return sum(table.total_bytes for table in self._tables.values())
 
-    def release_old_snapshots(self) -> None:
-        """Release the oldest ones if clients still read more than the tables leave of the limit.
+    def limit_snapshots(self) -> None:
+        """Drop what snapshots take beyond what the tables leave of the limit.
 
-        These clients are sent the rest as if the tables were spilled.
+        What was encoded of them goes first, then the oldest ones are released. Clients that still
+        read these are sent the rest as if the tables were spilled.
         """
         tables = self._tables.values()
         available = max(0, self._get_limit() - sum(table.bytes for table in tables))
+        if sum(table.total_bytes - table.bytes for table in tables) > available:
+            for table in tables:
+                table.drop_encoded()
         while sum(table.old_bytes for table in tables) > available:
             for table in tables:
                 if table.old_bytes > available // len(tables):
