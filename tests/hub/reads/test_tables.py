@@ -265,6 +265,22 @@ async def test_a_table_does_not_wait_for_views_that_are_built(kafka: FakePartiti
     assert await view is not None
 
 
+async def test_a_cheap_view_does_not_wait_for_all_dear_ones_before_it(kafka: FakePartition):
+    """They were built first come first served: one socket kept the views of all others waiting."""
+    write_owned(kafka, "x", "y")
+    made, built = build_tables(kafka), list[str]()
+
+    async def build(name: str, *values: str) -> None:
+        fields = tuple(Filter(fields=(("/of", value),)) for value in values)
+        assert await made.get_snapshot(A, 2, Filters(fields)) is not None
+        built.append(name)
+
+    await asyncio.gather(
+        build("dear", *"abc"), build("dearer", *"abcd"), build("cheap", "x"), build("dear", *"def")
+    )
+    assert built == ["dear", "cheap", "dear", "dearer"]
+
+
 async def test_filters_of_keys_alone_need_no_more_than_the_table(kafka: FakePartition):
     write_owned(kafka, "x", "y")
     kafka.write_record("l", "1")
