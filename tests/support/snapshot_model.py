@@ -158,8 +158,10 @@ class SnapshotClient:
         slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP,
         has_snapshot: bool = False,
         uses_blocks: bool = False,
+        end_offsets: Mapping[TopicPartition, int] | None = None,
     ) -> None:
         self.topic = topic
+        self.end_offsets = end_offsets
         self.slow_policy = slow_policy
         self.has_snapshot, self.uses_blocks = has_snapshot, uses_blocks
         self.state, self._confirmed_state = ClientState(), ClientState()
@@ -206,7 +208,9 @@ class SnapshotClient:
         sub = Subscription(
             self.topic.channel,
             positions,
-            SubscriptionTerms(slow_policy=self.slow_policy, snapshot=snapshot),
+            SubscriptionTerms(
+                slow_policy=self.slow_policy, end_offsets=self.end_offsets, snapshot=snapshot
+            ),
         )
         if self.last_offsets is None:
             self._confirm_token(sub.begin()[1])

@@ -202,7 +202,10 @@ class PrivateReader:
         snapshot, end_offsets = self._cursor.snapshot, self._cursor.end_offsets
         if snapshot is None or tp not in snapshot.remaining:
             return
-        if end_offsets is not None:
+        if table is not None:
+            # Of a key that was written since the end was asked for, the table has only that record.
+            self._cursor.extend_end(tp, offset)
+        elif end_offsets is not None:
             offset = min(offset, end_offsets.get(tp, 0))
         snapshot.set_end(tp, offset, self.positions[tp], table)
 

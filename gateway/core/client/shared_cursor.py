@@ -41,7 +41,8 @@ class SharedCursor:
     - Once `end_reason` is set it stays, and nothing more is sent.
 
     Attributes:
-        end_offsets: As in `SubscriptionTerms`, like the attributes that are not listed here.
+        end_offsets: As in `SubscriptionTerms`, like the attributes that are not listed here, but
+            each table that is sent extends its partition's to its own end.
         remaining_records: How many more records until the stream ends; None for no end.
         credit: How many more records the client may be sent; None for any number.
         resolve_since: The time as of which the ends of the client's pending partitions are to be
@@ -71,7 +72,7 @@ class SharedCursor:
     ) -> None:
         self.channel = channel
         self.slow_policy = terms.slow_policy
-        self.end_offsets = terms.end_offsets
+        self.end_offsets = None if terms.end_offsets is None else dict(terms.end_offsets)
         self.remaining_records = terms.max_records
         self.credit = terms.credit
         self.resolve_since = terms.resolve_since
@@ -96,6 +97,10 @@ class SharedCursor:
 
     def set_slow_policy(self, policy: SlowClientPolicy) -> None:
         self.slow_policy = policy
+
+    def extend_end(self, tp: TopicPartition, offset: int) -> None:
+        if self.end_offsets is not None:
+            self.end_offsets[tp] = max(offset, self.end_offsets.get(tp, 0))
 
     def end_snapshot(self) -> None:
         self.snapshot = None

@@ -222,7 +222,7 @@ class KeyTable:
     """
 
     __slots__ = (
-        "_dropped_bytes", "_entries", "_marks", "_snapshot", "bytes", "position", "tp",
+        "_dropped_bytes", "_entries", "_gaps", "_marks", "_snapshot", "bytes", "position", "tp",
     )  # fmt: skip
 
     def __init__(self, tp: TopicPartition, position: PartitionPosition) -> None:
@@ -230,6 +230,7 @@ class KeyTable:
         self.position = position
         self.bytes = 0
         self._entries: dict[TableKey, Record | Gap] = {}
+        self._gaps: dict[TableKey, Gap] = {}  # those among the entries: mostly none
         self._snapshot: TableSnapshot | None = None
         self._marks: WeakKeyDictionary[TableSnapshot, tuple[int, int]] = WeakKeyDictionary()
         self._dropped_bytes = 0  # of all entries that were ever replaced or removed
@@ -254,7 +255,7 @@ class KeyTable:
                 self._put(entry)
             # Gaps of retention only move the position: what they took of the table goes by `prune`.
             elif type(entry) is Gap and entry.reason in UNREADABLE_REASONS:
-                self._entries[entry.offset] = entry
+                self._entries[entry.offset] = self._gaps[entry.offset] = entry
                 self.bytes += buffered_size(entry)
         return True
 
@@ -277,6 +278,11 @@ class KeyTable:
         dropped = self._dropped_bytes - min(self._marks[each][1] for each in old)
         own_bytes = sum(each.own_bytes for each in old)
         return own_bytes + min(dropped, sum(self._marks[each][0] for each in old))
+
+    def drop_encoded(self) -> None:
+        """Drop what was encoded of all snapshots: it is encoded again for clients that need it."""
+        for snapshot in self._marks:
+            snapshot.encoded_by_channel.clear()
 
     def release_older_half(self) -> None:
         old = self._list_old()
@@ -307,9 +313,8 @@ class KeyTable:
         return snapshot
 
     def select_keys(self, keys: Iterable[bytes]) -> list[Record | Gap]:
-        gaps = [entry for entry in self._entries.values() if type(entry) is Gap]
         records = [record for key in keys if (record := self.get(key)) is not None]
-        return sorted([*gaps, *records], key=_get_offset)
+        return sorted([*self._gaps.values(), *records], key=_get_offset)
 
     def prune(self, start_offset: int) -> None:
         expired_keys: list[TableKey] = []
@@ -332,6 +337,7 @@ class KeyTable:
 
     def _drop(self, key: TableKey) -> None:
         size = buffered_size(self._entries.pop(key))
+        self._gaps.pop(key, None)
         self.bytes -= size
         self._dropped_bytes += size
 
@@ -357,9 +363,9 @@ class RecordHistory(KeyTable):
         return None
 
     def select_keys(self, keys: Iterable[bytes]) -> list[Record | Gap]:
-        gaps = [entry for entry in self._entries.values() if type(entry) is Gap]
         offsets = [offset for key in keys for offset in self._offsets.get(key, ())]
-        return sorted([*gaps, *(self._entries[offset] for offset in offsets)], key=_get_offset)
+        records = [self._entries[offset] for offset in offsets]
+        return sorted([*self._gaps.values(), *records], key=_get_offset)
 
     def _put(self, record: Record) -> None:
         if record.key is not None and record.value is None:
@@ -430,7 +436,7 @@ class SnapshotBlocks:
         block = self._blocks.get(first)
         if block is None:
             block = self._blocks[first] = self._encode_block(snapshot, first, offset)
-            self.bytes += len(block.data)
+            self.bytes += len(block.data) + len(block.last_payload or b"")
         return block
 
     def _encode_block(self, snapshot: TableSnapshot, first: int, offset: int) -> SnapshotBlock:

@@ -223,7 +223,8 @@ class Client:
         """Return why it may not have all that was published; None while rounds write to it."""
         if self.push is not None and self.push.is_live:
             return None
-        return self.source.find_state(is_full=self.push is not None and self.push.is_full)
+        delivery = self.push or self._pull
+        return self.source.find_state(is_full=delivery is not None and delivery.is_full)
 
     def grant_credit(self, records: int) -> None:
         (self.source.rate_limiter or self.subscription).grant_credit(records)
@@ -241,11 +242,11 @@ class Client:
 
     def check_heartbeat(self, now: float) -> None:
         """Write a heartbeat to an idle outlet, and end a stream whose lifetime is over."""
-        if self.push is None or self.push.is_end_written:
-            return
+        if self._options is not None:
+            return  # before BEGIN
         if now >= self.ends_at:
             self.end(EndReason.LIFETIME)
-        else:
+        elif self.push is not None:
             self.push.check_heartbeat(now, self.heartbeat)
 
     # the end

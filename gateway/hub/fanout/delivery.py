@@ -190,11 +190,15 @@ class PullDelivery:
     """Hand out bytes: by `iter_bytes`, or by `begin` and `next_bytes` until it returns None.
 
     `Client` creates it when its bytes are pulled.
+
+    Attributes:
+        is_full: Nobody asks for bytes now: the client has not read the last ones, or works on them.
     """
 
-    __slots__ = ("_client", "_event", "_timed_out", "_woken", "is_end_written")
+    __slots__ = ("_client", "_event", "_timed_out", "_woken", "is_end_written", "is_full")
 
     def __init__(self, client: Client) -> None:
+        self.is_full = True
         self.is_end_written = False
         self._client = client
         # For this client only, until it is pulled.
@@ -224,31 +228,36 @@ class PullDelivery:
         """
         client, source = self._client, self._client.source
         subscription = source.subscription
-        while not self.is_end_written:
-            self._woken.clear()  # before looking: a wake after the look must not be lost
-            if self._event is not None and subscription.end_reason is not EndReason.TOKEN_EXPIRED:
-                (kind, event_data), self._event = self._event, None
-                return source.encode_event(kind, event_data)
-            data = source.take()
-            if state_logger.isEnabledFor(logging.DEBUG):
-                source.log_changes()
-            if data:
-                return data
-            elif subscription.end_reason:
-                self.is_end_written = True
-                if subscription.end_reason is EndReason.CHANGED:
-                    return None
-                last = source.encode_end(subscription.end_reason)
-                if subscription.delivery is None:  # closed before; it kept its position for `end`
-                    source.close()
-                return last
-            elif subscription.has_more:  # a filter lets nothing through for a while
-                await asyncio.sleep(0)
-            elif asyncio.get_running_loop().time() >= client.ends_at:
-                subscription.end(EndReason.LIFETIME)
-            elif not await self._wait(client.heartbeat, client.ends_at):
-                return source.encode_heartbeat()
-        return None
+        self.is_full = False
+        try:
+            while not self.is_end_written:
+                self._woken.clear()  # before looking: a wake after the look must not be lost
+                is_expired = subscription.end_reason is EndReason.TOKEN_EXPIRED
+                if self._event is not None and not is_expired:
+                    (kind, event_data), self._event = self._event, None
+                    return source.encode_event(kind, event_data)
+                data = source.take()
+                if state_logger.isEnabledFor(logging.DEBUG):
+                    source.log_changes()
+                if data:
+                    return data
+                elif subscription.end_reason:
+                    self.is_end_written = True
+                    if subscription.end_reason is EndReason.CHANGED:
+                        return None
+                    last = source.encode_end(subscription.end_reason)
+                    if subscription.delivery is None:  # closed before; kept its position for `end`
+                        source.close()
+                    return last
+                elif subscription.has_more:  # a filter lets nothing through for a while
+                    await asyncio.sleep(0)
+                elif asyncio.get_running_loop().time() >= client.ends_at:
+                    subscription.end(EndReason.LIFETIME)
+                elif not await self._wait(client.heartbeat, client.ends_at):
+                    return source.encode_heartbeat()
+            return None
+        finally:
+            self.is_full = True
 
     def wake(self) -> None:
         self._woken.set()

@@ -695,7 +695,7 @@ class Hub:
                 if source.subscription.private_reader is not None:
                     source.subscription.private_reader.discard_buffer()
             backlog = self._measure_backlog()
-        self.snapshots.tables.release_old_snapshots()
+        self.snapshots.tables.limit_snapshots()
         views = sum(shared_tail.view_bytes for shared_tail in self.iter_tails())
         self.memory = {
             "rings": self.rings.bytes,

@@ -17,9 +17,12 @@ beside the tables, it is spilled first, and views that need it are read window b
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from bisect import insort
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import islice, takewhile
 from typing import TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -101,7 +104,9 @@ class Tables:
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
         self._view_snapshots = WeakValueDictionary()
         self._locks: dict[TopicPartition, asyncio.Lock] = {}
-        self._view_locks: dict[TopicPartition, asyncio.Lock] = {}
+        # By partition: held while a view is built, and the cost and number of each that waits.
+        self._view_turns: dict[TopicPartition, tuple[asyncio.Lock, list[tuple[int, int]]]] = {}
+        self._turn_numbers = itertools.count()
         self._window_slots = asyncio.Semaphore(MAX_OPEN_WINDOWS)
 
     @property
@@ -109,13 +114,17 @@ class Tables:
         """Return the bytes of all tables, of what was encoded of them, and of old snapshots."""
         return sum(table.total_bytes for table in self._tables.values())
 
-    def release_old_snapshots(self) -> None:
-        """Release the oldest ones if clients still read more than the tables leave of the limit.
+    def limit_snapshots(self) -> None:
+        """Drop what snapshots take beyond what the tables leave of the limit.
 
-        These clients are sent the rest as if the tables were spilled.
+        What was encoded of them goes first, then the oldest ones are released. Clients that still
+        read these are sent the rest as if the tables were spilled.
         """
         tables = self._tables.values()
         available = max(0, self._get_limit() - sum(table.bytes for table in tables))
+        if sum(table.total_bytes - table.bytes for table in tables) > available:
+            for table in tables:
+                table.drop_encoded()
         while sum(table.old_bytes for table in tables) > available:
             for table in tables:
                 if table.old_bytes > available // len(tables):
@@ -129,15 +138,15 @@ class Tables:
             for table_type in (KeyTable, RecordHistory):
                 self._drop_table(table_type, tp)
             del self._locks[tp]
-            self._view_locks.pop(tp, None)
+            self._view_turns.pop(tp, None)
 
     async def get_snapshot(
         self, tp: TopicPartition, end: int, filters: Filters = MATCH_ALL
     ) -> TableSnapshot | None:
         """Return a snapshot up to an offset at least; None if the table or history is spilled."""
         if not filters.is_key_only:
-            # One at a time, so that equal views share it. Tables and documents do not wait for it.
-            async with self._view_locks.setdefault(tp, asyncio.Lock()):
+            # Tables and documents do not wait for it.
+            async with self._wait_for_turn(tp, filters):
                 async with self._locks.setdefault(tp, asyncio.Lock()):
                     history = await self._get_table(RecordHistory, tp, end)
                 return (
@@ -172,6 +181,30 @@ class Tables:
             if history is None:
                 raise TableSpilled(tp.topic)
             return history.get_latest(key, filters.matches)
+
+    @asynccontextmanager
+    async def _wait_for_turn(self, tp: TopicPartition, filters: Filters) -> AsyncIterator[None]:
+        """Let one view of a partition be built at a time, so that equal views share it.
+
+        Of those that wait, the cheapest is next: clients choose how dear theirs are.
+        """
+        lock, waiting = self._view_turns.setdefault(tp, (asyncio.Lock(), []))
+        # Of a view of some keys only their records are looked at.
+        cost = get_judging_cost(filters) if filters.keys is None else 0
+        turn = cost, next(self._turn_numbers)
+        insort(waiting, turn)
+        try:
+            await lock.acquire()
+            while waiting[0] != turn:
+                lock.release()
+                await asyncio.sleep(0)  # or it might take the free lock again and again
+                await lock.acquire()
+        finally:
+            waiting.remove(turn)
+        try:
+            yield
+        finally:
+            lock.release()
 
     async def _build_view_snapshot(self, history: RecordHistory, filters: Filters) -> TableSnapshot:
         """Return the snapshot of a view, shared by clients of equal views while nothing changes."""

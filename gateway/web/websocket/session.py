@@ -193,6 +193,11 @@ class Session(MessageProcessor):
         await self._attempts.count_attempt()
         path, query = build_target(message)
         match = await self._admit(self.routes.match(path), self._token)
+        condition_count = 0
+        if has_chosen_filter(query):  # opening it finds the view in the cache
+            view = await self.routes.get_view(match, query)
+            condition_count = view.filters.condition_count
+            self._check_condition_count(message.id, condition_count)
         try:
             await self._slot.identify(match.granted)
             match = await self._refresh_match(match)
@@ -202,11 +207,6 @@ class Session(MessageProcessor):
             if not self._streams:
                 self._close_when_answered(TRY_AGAIN_LATER, "busy; come back later")
             return
-        condition_count = 0
-        if has_chosen_filter(query):  # opening it finds the view in the cache
-            view = await self.routes.get_view(match, query)
-            condition_count = view.filters.condition_count
-            self._check_condition_count(message.id, condition_count)
         # Opening may take seconds. Further messages do not wait for that, only for the admission.
         stream = WebSocketStream(self, message.id, match, query, condition_count)
         self._streams[message.id] = stream

@@ -11,7 +11,7 @@ from support.snapshot_model import list_keyless as keyless_of
 from gateway.core.client.read_buffer import MAX_BUFFER_BYTES, ReadAnswer
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.terms import SubscriptionTerms
+from gateway.core.client.terms import EndReason, SubscriptionTerms
 from gateway.core.log.record import UNVERIFIED_LINEAGE, PartitionPosition, SnapshotEnd
 
 A, B = PARTITIONS
@@ -91,6 +91,18 @@ def test_what_comes_meanwhile_comes_after_its_end():
     rest = client.take_all_lines()
     assert first[0] == "record 0 0 -> 1 0"
     assert rest.index("snapshot-end 8 -> 8 0") < rest.index("record 1 0 -> 8 1")
+
+
+def test_a_snapshot_alone_has_what_is_written_between_its_request_and_its_table():
+    """Such keys were missing: in the table they stand behind the end that was found before."""
+    topic = KeyedTopic()
+    for key in (b"a", b"b"):
+        topic.write_record(0, key)
+    client = SnapshotClient(topic, has_snapshot=True, end_offsets={A: 2, B: 0})
+    topic.write_record(0, b"a")
+    topic.write_record(1, b"c")
+    assert client.take_all_lines() == ["record 0 1", "record 0 2", "snapshot-end 2 -> 3 0"]
+    assert client.subscription.end_reason is EndReason.UNTIL
 
 
 def test_a_partition_that_is_through_does_not_go_live_before_the_others():

@@ -27,7 +27,7 @@ def test_what_one_client_was_brought_the_next_one_is_brought_too():
     assert block.last_payload == b"record 0 4"
     assert SnapshotBlocks.for_channel(edition, topic.channel).get_block(edition, 0) is block
     assert made.get_block(edition, 5) is None
-    assert made.bytes == len(block.data)
+    assert made.bytes == len(block.data) + len(block.last_payload)
 
 
 class SmallBlocks(SnapshotBlocks):

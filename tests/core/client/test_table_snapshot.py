@@ -100,6 +100,8 @@ def test_an_edition_of_some_keys_has_those_and_what_all_must_hear():
     corrupt = Gap(A, 3, 4, 3, GapReason.CORRUPT)
     made = build_table(record(0, b"a"), record(1, b"b"), record(2, None), corrupt)
     assert made.select_keys([b"b", b"nobody"]) == [record(1, b"b"), corrupt]
+    made.prune(4)
+    assert made.select_keys([b"b"]) == []
 
 
 def test_editions_that_somebody_reads_count_as_far_as_the_table_has_replaced_them():

@@ -17,6 +17,7 @@ from gateway.hub.fanout.client_source import ClientSource
 from gateway.hub.fanout.delivery import PullDelivery, PushDelivery
 from gateway.hub.fanout.pacing import RateLimiter
 from gateway.hub.wires.sse import SseWire
+from gateway.telemetry.traffic import CATCHING_UP, SLOW
 
 
 async def test_an_idle_client_gets_every_heartbeat():
@@ -45,6 +46,22 @@ async def test_a_lifetime_that_is_over_ends_an_idle_stream_without_a_last_commen
         pieces = [piece async for piece in client.pull().iter_bytes()]
     assert len(pieces) == 2 and b'event: end\ndata: {"reason":"lifetime"}' in pieces[1]
     assert get_hub(client).removed_clients == [client]
+
+
+async def test_a_pulled_client_that_does_not_read_is_slow_and_its_lifetime_ends_too():
+    """What was read for it was never dropped, and held back the reads of all others."""
+    client = create_client(lifetime=60.0)
+    stream = client.pull().iter_bytes()
+    await anext(stream)
+    assert client.state == SLOW
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    assert client.state == CATCHING_UP, "it may have everything"
+    write_records(client, b"1")
+    await waiting
+    assert client.state == SLOW
+    client.check_heartbeat(client.ends_at)
+    assert [b'{"reason":"lifetime"}' in piece async for piece in stream] == [True]
 
 
 async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.snapshot_model import KeyedTopic
 
 from gateway.config import Topic
+from gateway.core.channel.channel import Channel
 from gateway.core.channel.filters import Condition, Filter, Filters
-from gateway.core.client.snapshot import TableSnapshot
+from gateway.core.client.snapshot import SnapshotBlocks, TableSnapshot
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.record import (
@@ -23,7 +25,9 @@ from gateway.core.log.record import (
     Skip,
     TopicPartition,
 )
+from gateway.formats import create_format
 from gateway.hub.reads.tables import Tables, TableSpilled
+from gateway.hub.wires.sse import SseWire
 
 A = TopicPartition("prices", 0)
 
@@ -261,6 +265,22 @@ async def test_a_table_does_not_wait_for_views_that_are_built(kafka: FakePartiti
     assert await view is not None
 
 
+async def test_a_cheap_view_does_not_wait_for_all_dear_ones_before_it(kafka: FakePartition):
+    """They were built first come first served: one socket kept the views of all others waiting."""
+    write_owned(kafka, "x", "y")
+    made, built = build_tables(kafka), list[str]()
+
+    async def build(name: str, *values: str) -> None:
+        fields = tuple(Filter(fields=(("/of", value),)) for value in values)
+        assert await made.get_snapshot(A, 2, Filters(fields)) is not None
+        built.append(name)
+
+    await asyncio.gather(
+        build("dear", *"abc"), build("dearer", *"abcd"), build("cheap", "x"), build("dear", *"def")
+    )
+    assert built == ["dear", "cheap", "dear", "dearer"]
+
+
 async def test_filters_of_keys_alone_need_no_more_than_the_table(kafka: FakePartition):
     write_owned(kafka, "x", "y")
     kafka.write_record("l", "1")
@@ -294,11 +314,29 @@ async def test_editions_that_clients_still_read_take_no_more_than_tables_leave(
         edition = await made.get_snapshot(A, len(kafka.records), filters)
         assert edition is not None
         editions.append(edition)
-        made.release_old_snapshots()
+        made.limit_snapshots()
         assert made.used_bytes <= limit
     released = sum(edition.is_released for edition in editions)
     assert 0 < released < 20
     assert all(edition.is_released for edition in editions[:released])
+
+
+async def test_what_is_encoded_of_tables_takes_no_more_than_they_leave(kafka: FakePartition):
+    """Each view kept a whole encoded table for as long as one of its clients was connected."""
+    topic, limit = KeyedTopic(), 16 * 1024
+    for n in range(10):
+        kafka.write_record(f"k{n}", "x" * 100)
+    made = build_tables(kafka, limit=limit)
+    table = await made.get_snapshot(A, 10)
+    assert table is not None
+    encoder = SseWire().create_encoder(create_format("value"))
+    channels = [Channel(topic.tail, b"view", encoder) for _ in range(50)]
+    for channel in channels:
+        assert SnapshotBlocks.for_channel(table, channel).get_block(table, 0) is not None
+        made.limit_snapshots()
+        assert made.used_bytes <= limit
+    assert not table.is_released
+    assert SnapshotBlocks.for_channel(table, channels[-1]).bytes > 0
 
 
 async def test_a_history_is_spilled_before_the_table_and_read_by_windows(kafka: FakePartition):

@@ -255,5 +255,29 @@ async def test_the_filters_of_a_socket_have_a_limited_number_of_conditions(house
     await wait_until(lambda: len(house.list_sent("begin")) == 12)
 
 
+class ReloadedSurroundings(SessionSurroundings):
+    """A reload takes the access away while Kafka is asked for the topics of a view."""
+
+    is_reloaded = False
+
+    async def get_view(self, match: Any, query: Any) -> Any:
+        self.is_reloaded = True
+        return await super().get_view(match, query)
+
+    async def refresh(self, match: Any, connection: Any, token: str | None = None) -> Any:
+        if self.is_reloaded:
+            raise RequestError(403, "Forbidden", "not any more")
+        return match
+
+
+async def test_a_reload_while_the_conditions_of_a_filter_are_counted_counts():
+    """The stream was opened by the guards and the route of before, and kept them."""
+    reloaded = ReloadedSurroundings()
+    reloaded.session.start(reloaded, None, [])  # type: ignore[arg-type]
+    reloaded.receive_message("subscribe", id="a", path="/open", filter={"key": "ada"})
+    await wait_until(lambda: reloaded.sent)
+    assert [message["type"] for message in reloaded.sent] == ["error"]
+
+
 def test_an_idle_session_has_no_dictionary():
     assert "__dict__" not in dir(Session)
