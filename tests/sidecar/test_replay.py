@@ -116,6 +116,19 @@ async def test_copies_are_what_the_records_were_and_say_where_they_are_from(kafk
         assert get_header(copy, "X-Replay-Topic") == source.encode()
 
 
+async def test_records_are_produced_after_replays_were_listed(kafka, section):
+    """The list took the lock of all conversions and never gave it back: every request with a body,
+    and every group, waited until the process was killed."""
+    topic = kafka.create_unique_topic()
+    fill_topic(kafka, topic, 1)
+    async with running_sidecar(kafka.bootstrap, replay=section, producer={}) as http:
+        body = {"topic": topic, "destination": "topic", "destinationTopic": topic}
+        await wait_until_over(http, (await start_replay(http, body))["id"])
+        assert (await http.get("/replays")).json()
+        answer = await http.post(f"/producers/{topic}", json={"records": [{"value": "eA=="}]})
+        assert answer.is_success, answer.text
+
+
 async def test_a_stretch_is_replayed_from_one_offset_to_before_another(kafka, section):
     source, target = kafka.create_unique_topic(), kafka.create_unique_topic(partitions=3)
     fill_topic(kafka, source, 50)

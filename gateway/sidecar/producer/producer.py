@@ -30,7 +30,7 @@ from gateway.sidecar.http import body
 from gateway.sidecar.http.ids import RequestIds, get_current_ids
 from gateway.sidecar.http.middleware import WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.turns import take_turns
 
 from . import ndjson, outcome
 from .encoding import MAX_ENCODED_BYTES, EncodedRecords, FieldEncoding, RecordEncoder, map_formats
@@ -111,7 +111,7 @@ class ProducerComponent(Component):
         # Before anything is parsed: what cannot be sent is refused at once, with a 503.
         self.context.require_kafka()
         topic_metadata = await self.context.get_topic(topic)
-        async with Turns():
+        async with take_turns():
             fields = self.parse_body(data, content_type)
             records, encodings = fields["records"], self.parse_encodings(topic, fields)
             # JSON values are written with the digits that the client sent, not as floats of orjson.

@@ -34,7 +34,7 @@ from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, has_place
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import create_http_client
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -261,11 +261,12 @@ class ReplayComponent(Component):
     async def _list(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
         await self._wait_until_loaded()
-        rendered, turns = [], Turns()
-        for replay in self._store.replays:
-            if turns.is_over():
-                await turns.pass_on()
-            rendered.append(self._render(replay))
+        rendered = []
+        async with take_turns() as turns:
+            for replay in self._store.replays:
+                if turns.is_over():
+                    await turns.pass_on()
+                rendered.append(self._render(replay))
         return build_json_response(rendered)
 
     async def _get_replay(self, request: Request) -> Response:

@@ -36,7 +36,7 @@ from gateway.sidecar.producer.encoding import (
 )
 from gateway.sidecar.producer.producer import ProducerComponent
 from gateway.sidecar.topics import describe_topic
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.turns import take_turns
 
 from .dialect import CONFLUENT, create_endpoint, parse_content_type, parse_json, parse_partition
 from .errors import RETRIABLE, to_unprocessable
@@ -92,7 +92,7 @@ class Writing(Component):
         FormatError.
         """
         try:
-            async with Turns():
+            async with take_turns():
                 body = parse_json(self._operation, data)
                 self._validate(body)
                 encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]
