@@ -89,6 +89,8 @@ class ProducerComponent(Component):
             scope = f"{identity}\0{topic}\0{parameters['Idempotency-Key']}"
             return await self._produce_once(scope, data, encoded, transactional=transactional)
         timeout_s = self.settings.timeout
+        if not transactional:  # in which case the producer counts the records
+            body.release_parsed(request)
         release = await self.lock_keys(topic, encoded)
         try:
             if transactional:

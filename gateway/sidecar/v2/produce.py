@@ -21,7 +21,7 @@ from gateway.formats.plain import PLAIN_CODECS
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.body import read_body
+from gateway.sidecar.http.body import read_body, release_parsed
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.http.middleware import WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
@@ -73,6 +73,7 @@ class Writing(Component):
         if "partition" in request.path_params:
             tp = await parse_partition(self._context, request)
         encoded = await self._encode_body(topic, data, format, None if tp is None else tp.partition)
+        release_parsed(request)
         release = await self._producers.lock_keys(topic, encoded)
         try:
             results = await self._context.producer.send_many(
