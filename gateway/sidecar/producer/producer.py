@@ -30,6 +30,7 @@ from gateway.sidecar.http import body
 from gateway.sidecar.http.ids import RequestIds, get_current_ids
 from gateway.sidecar.http.middleware import WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
+from gateway.sidecar.topics import check_writable
 from gateway.sidecar.turns import take_turns
 
 from . import ndjson, outcome
@@ -77,6 +78,7 @@ class ProducerComponent(Component):
     async def produce_records(self, request: Request) -> Response:
         topic = request.path_params["topic"]
         identity = await self.context.authorize(request, WRITE_SCOPE, [topic])
+        check_writable(self.context, topic)
         parameters = self._operation.parse_parameters(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON:
             return await self._produce_stream(request, parameters)

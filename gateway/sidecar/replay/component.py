@@ -34,6 +34,7 @@ from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, has_place
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import create_http_client
+from gateway.sidecar.topics import check_writable
 from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -157,9 +158,7 @@ class ReplayComponent(Component):
         target = self._parse_target(body)
         if target:
             await self._context.authorize(request, WRITE_SCOPE, [target])
-            if target.startswith("__") or target in self._context.section.internal_topics:
-                problem = f"{target} is not for copies; name a topic of your own"
-                raise create_invalid_request("destinationTopic", problem)
+            check_writable(self._context, target)
             await self._context.get_topic(target)
         replay = await self._build_replay(body, target, group, identity)
         await self._wait_until_loaded()

@@ -35,7 +35,7 @@ from gateway.sidecar.producer.encoding import (
     map_formats,
 )
 from gateway.sidecar.producer.producer import ProducerComponent
-from gateway.sidecar.topics import describe_topic
+from gateway.sidecar.topics import check_writable, describe_topic
 from gateway.sidecar.turns import take_turns
 
 from .dialect import CONFLUENT, create_endpoint, parse_content_type, parse_json, parse_partition
@@ -60,6 +60,7 @@ class Writing(Component):
     async def _produce(self, request: Request) -> Response:
         topic = request.path_params["topic"]
         await self._context.authorize(request, WRITE_SCOPE, [topic])
+        check_writable(self._context, topic)
         if "Idempotency-Key" in request.headers:
             problem = "means nothing in the dialect of v2; send application/json, or leave it out"
             raise to_unprocessable(create_invalid_request("header Idempotency-Key", problem))
