@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import ExitStack
 
+import pytest
 from support.waiting import wait_until
 
-from gateway.client_memory import ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, HeldPart, estimate_parsed_bytes
+from gateway.errors import MemoryFull
 
 
 class FakeHolder:
@@ -94,3 +97,23 @@ async def test_whoever_is_refused_finds_memory_the_next_time():
     assert memory.has_capacity(25) and not memory.has_capacity(100)
     await wait_until(lambda: holder.is_released)
     assert memory.has_capacity(100)
+
+
+async def test_a_large_request_leaves_room_for_small_ones():
+    """Six requests of one client took the whole part, and everybody else got 503."""
+    memory = ClientMemory(limit=8000)
+    with ExitStack() as held:
+        held.enter_context(memory.reserve(HeldPart.PARSED, 9000))  # the only one may have any size
+        for size in (1000, 500, 250):
+            with pytest.raises(MemoryFull), memory.reserve(HeldPart.PARSED, size + 1):
+                pass
+            held.enter_context(memory.reserve(HeldPart.PARSED, size))
+        assert memory.total == 10_750
+    assert memory.total == 0
+
+
+@pytest.mark.parametrize("text", [b"{" * 1000, rb"\\\"[,{" * 200], ids=["plain", "escaped"])
+def test_what_looks_like_objects_within_a_text_takes_its_length(text):
+    """A text of 1 MB of braces counted 250 MB."""
+    assert estimate_parsed_bytes(b'{"%b":[{},{}]}' % text) < len(text) + 1100
+    assert estimate_parsed_bytes(b'{"%b":{"a":"b"}}' % (b"x" * 1000)) > 1500

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gateway.errors import FormatError
 
+COMPILED_FACTOR = 50  # what a compiled schema takes, as a multiple of its text: as Avro does
 FREE_JSON_BYTES = 1 << 18
 # Enough for the field with a long name whose value is `false`, which is one byte of Avro.
 JSON_BYTES_PER_BYTE = 128

@@ -29,6 +29,7 @@ from gateway.extras import require_extra
 from gateway.telemetry.logs import create_detached_task
 from gateway.telemetry.threads import run_in_thread
 
+from .budget import COMPILED_FACTOR
 from .plain import PLAIN_CODECS
 from .registry import CachedRegistryClient, Schema, SchemaId
 from .serialization import (
@@ -42,7 +43,7 @@ from .serialization import (
 
 _FRAME = Struct(">bI")  # zero, schema id
 _GUID_FRAME_SIZE = 17
-# Of the texts of compiled schemas, which take up to 50 times that when compiled (Avro).
+# Of the texts of compiled schemas, which take up to COMPILED_FACTOR times that when compiled.
 MAX_COMPILED_BYTES = 4 << 20
 # A schema of this size compiles in 30 ms at most. Larger ones are compiled in a thread.
 LARGE_SCHEMA_BYTES = 32 << 10
@@ -274,7 +275,9 @@ class Codecs:
         return self._store(schema, compiled)
 
     def _store(self, schema: Schema, compiled: _CompiledSchema) -> _CompiledSchema:
-        self._compiled.store(schema.id, compiled, schema.size)
+        pattern_bytes = getattr(compiled.codec, "pattern_bytes", 0)  # of JSON Schemas
+        size = max(schema.size, pattern_bytes // COMPILED_FACTOR)
+        self._compiled.store(schema.id, compiled, size)
         return compiled
 
 

@@ -10,7 +10,7 @@ reading, because the writer of the record has checked it. Writing by such a sche
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import urljoin
 
@@ -20,19 +20,29 @@ import orjson
 from gateway.core.channel.exact_json import parse_json
 from gateway.errors import FormatError
 
+from .budget import COMPILED_FACTOR
 from .exact_values import ExactJson
 from .json_schema_work import SchemaWork
 from .serialization import build_pointer
 
 _BASE_URI = "json-schema:///"
+# Of all patterns of a schema when compiled; `\p{L}{100}` takes 5 MB, and 20 ms to compile.
+MAX_PATTERN_BYTES = 32 << 20
+MAX_DFA_BYTES = 1 << 20  # of one pattern, in addition, while values are matched with it
 
 
 class JsonSchemaCodec:
-    """The codec of one JSON Schema; `Codecs` creates and keeps one per schema id."""
+    """The codec of one JSON Schema; `Codecs` creates and keeps one per schema id.
+
+    Attributes:
+        pattern_bytes: How many bytes its compiled patterns take at most.
+    """
 
     def __init__(self, text: str, references: Mapping[str, str]) -> None:
         """Compile a schema with its references by name; raises FormatError if it cannot be used."""
         self._unusable_patterns: list[str] = []
+        text_bytes = len(text) + sum(map(len, references.values()))
+        self.pattern_bytes = min(COMPILED_FACTOR * text_bytes, MAX_PATTERN_BYTES)
         try:
             schema, base, retriever = load_schema(text, references)
             has_no_draft = not isinstance(schema, dict) or "$schema" not in schema
@@ -45,11 +55,26 @@ class JsonSchemaCodec:
             create_validator = (
                 jsonschema_rs.Draft7Validator if has_no_draft else jsonschema_rs.validator_for
             )
-            try:
-                self._validator = create_validator(schema, retriever=retriever)
-            except jsonschema_rs.ValidationError:
-                self._unusable_patterns = _remove_unusable_patterns(schema)
-                self._validator = create_validator(schema, retriever=retriever)
+            schemas = (schema, *map(orjson.loads, references.values()))
+            pattern_count = max(1, _count_patterns(schemas))
+            while True:
+                options = jsonschema_rs.FancyRegexOptions(
+                    size_limit=self.pattern_bytes // pattern_count,
+                    dfa_size_limit=min(MAX_PATTERN_BYTES // pattern_count, MAX_DFA_BYTES),
+                )
+                try:
+                    self._validator = create_validator(
+                        schema, retriever=retriever, pattern_options=options
+                    )
+                    break
+                except jsonschema_rs.ValidationError:
+                    if self._unusable_patterns:
+                        raise
+                    if self.pattern_bytes == MAX_PATTERN_BYTES:
+                        self._unusable_patterns = _remove_unusable_patterns(schema, options)
+                        if not self._unusable_patterns:
+                            raise
+                    self.pattern_bytes = min(8 * self.pattern_bytes, MAX_PATTERN_BYTES)
             if unreadable is not None:
                 raise unreadable
         except FormatError:
@@ -69,7 +94,7 @@ class JsonSchemaCodec:
         for pattern in self._unusable_patterns:
             raise FormatError(
                 f"the pattern {pattern} of the JSON Schema cannot be checked here; write it as "
-                "ECMA 262 does"
+                "ECMA 262 does, with fewer repetitions"
             )
         if type(value) is ExactJson:
             self._validate(value.value, value.text)
@@ -122,28 +147,42 @@ def load_schema(text: str, references: Mapping[str, str]) -> tuple[Any, str, Cal
     return schema, base, _create_retriever(parsed, base)
 
 
-def _remove_unusable_patterns(schema: Any) -> list[str]:
+def _count_patterns(schemas: Iterable[Any]) -> int:
+    count, pending = 0, list(schemas)
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            count += isinstance(part.get("pattern"), str)
+            names = part.get("patternProperties")
+            count += len(names) if isinstance(names, dict) else 0
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
+    return count
+
+
+def _remove_unusable_patterns(schema: Any, options: jsonschema_rs.FancyRegexOptions) -> list[str]:
     removed = []
     if isinstance(schema, dict):
         pattern = schema.get("pattern")
-        if isinstance(pattern, str) and not _is_usable(pattern):
+        if isinstance(pattern, str) and not _is_usable(pattern, options):
             removed.append(schema.pop("pattern"))
         patterns = schema.get("patternProperties")
         if isinstance(patterns, dict):
-            for name in [name for name in patterns if not _is_usable(name)]:
+            for name in [name for name in patterns if not _is_usable(name, options)]:
                 removed.append(name)
                 del patterns[name]
                 for keyword in ("additionalProperties", "unevaluatedProperties"):
                     schema.pop(keyword, None)
         schema = [schema[keyword] for keyword in schema if keyword not in ("const", "enum")]
     for part in schema if isinstance(schema, list) else ():
-        removed += _remove_unusable_patterns(part)
+        removed += _remove_unusable_patterns(part, options)
     return removed
 
 
-def _is_usable(pattern: str) -> bool:
+def _is_usable(pattern: str, options: jsonschema_rs.FancyRegexOptions) -> bool:
     try:
-        jsonschema_rs.Draft7Validator({"pattern": pattern})
+        jsonschema_rs.Draft7Validator({"pattern": pattern}, pattern_options=options)
     except jsonschema_rs.ValidationError:
         return False
     return True

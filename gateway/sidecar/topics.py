@@ -66,6 +66,13 @@ def choose_partition(topic: TopicMetadata, number: int, key: bytes | None) -> To
     return TopicPartition(topic.name, number)
 
 
+def check_writable(context: Context, name: str) -> None:
+    """Raise StatusError 403 for a topic whose records Kafka or the sidecars rely on."""
+    if name.startswith("__") or name in context.section.internal_topics:
+        problem = f"{name} is for Kafka or the sidecars alone"
+        raise StatusError(403, f"{problem}; name a topic of your own", code="INTERNAL_TOPIC")
+
+
 async def describe_topic(context: Context, name: str) -> TopicMetadata:
     """Return the metadata of a topic without watching it; raises as `Context.get_topic`."""
     if len(name) > MAX_TOPIC_NAME_CHARS:

@@ -9,10 +9,10 @@ other instead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from time import perf_counter
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 TURN_S = 0.02  # of one request, after which the others get their turn
@@ -39,26 +39,11 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictiona
 
 
 class Turns:
-    """The turns of one request: within the context it may convert records, without any await.
+    """The turns of one request, which only exist within the context of `take_turns`."""
 
-    The next request begins at once if it has time left of the 20 ms.
-    """
-
-    def __init__(self) -> None:
-        self._shared = _shared.setdefault(asyncio.get_running_loop(), _Shared())
+    def __init__(self, shared: _Shared) -> None:
+        self._shared = shared
         self._held: tuple[asyncio.Lock, ...] = ()
-
-    async def __aenter__(self) -> Self:
-        await self._begin(self._shared.turn)
-        return self
-
-    async def __aexit__(
-        self,
-        type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._end()
 
     def is_over(self) -> bool:
         return perf_counter() >= self._shared.ends_at
@@ -88,3 +73,18 @@ class Turns:
                 asyncio.get_running_loop().call_soon(lock.release)
             else:
                 lock.release()
+
+
+@asynccontextmanager
+async def take_turns() -> AsyncIterator[Turns]:
+    """Let a request convert records within the context, without any await but those of `Turns`.
+
+    The next request begins at once if it has time left of the 20 ms.
+    """
+    shared = _shared.setdefault(asyncio.get_running_loop(), _Shared())
+    turns = Turns(shared)
+    await turns._begin(shared.turn)
+    try:
+        yield turns
+    finally:
+        turns._end()

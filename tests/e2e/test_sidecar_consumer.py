@@ -253,9 +253,9 @@ async def test_positions_are_set_without_a_poll_before_by_offset_by_time_and_to_
     await position("/last", {"partitions": [place]})
     await oracle.produce_records(name, 1)
     assert get_offsets(await instance.poll_records()) == [5]
-    elsewhere = {"topic": name, "partition": 7}
-    refused = await instance.send_request("POST", "/positions/first", {"partitions": [elsewhere]})
-    assert (refused.status_code, refused.json()["code"]) == (409, "NOT_ASSIGNED")
+    nowhere = {"topic": name, "partition": 7}
+    refused = await instance.send_request("POST", "/positions/first", {"partitions": [nowhere]})
+    assert (refused.status_code, refused.json()["code"]) == (404, "UNKNOWN_PARTITION")
 
 
 async def test_a_subscription_is_told_changed_and_left(http, topic, oracle):

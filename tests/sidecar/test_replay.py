@@ -116,6 +116,19 @@ async def test_copies_are_what_the_records_were_and_say_where_they_are_from(kafk
         assert get_header(copy, "X-Replay-Topic") == source.encode()
 
 
+async def test_records_are_produced_after_replays_were_listed(kafka, section):
+    """The list took the lock of all conversions and never gave it back: every request with a body,
+    and every group, waited until the process was killed."""
+    topic = kafka.create_unique_topic()
+    fill_topic(kafka, topic, 1)
+    async with running_sidecar(kafka.bootstrap, replay=section, producer={}) as http:
+        body = {"topic": topic, "destination": "topic", "destinationTopic": topic}
+        await wait_until_over(http, (await start_replay(http, body))["id"])
+        assert (await http.get("/replays")).json()
+        answer = await http.post(f"/producers/{topic}", json={"records": [{"value": "eA=="}]})
+        assert answer.is_success, answer.text
+
+
 async def test_a_stretch_is_replayed_from_one_offset_to_before_another(kafka, section):
     source, target = kafka.create_unique_topic(), kafka.create_unique_topic(partitions=3)
     fill_topic(kafka, source, 50)
@@ -236,8 +249,6 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):
         "give one of them": {**body, "partition": 0, "startOffset": 1, "startTime": 0},
         "is no time": {**body, "startTime": "yesterday"},
         "name the topic": {"topic": source, "destination": "topic"},
-        "is not for copies": {**body, "destinationTopic": section["topic"]},
-        "__consumer_offsets is not": {**body, "destinationTopic": "__consumer_offsets"},
         "add sidecar.reactive": {"topic": source, "destination": "backend"},
         "did you mean 'partition'": {**body, "partiton": 0},
     }
@@ -247,6 +258,8 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):
             answer = await http.post("/replays", json=fields)
             assert answer.status_code == 400, (fields, answer.text)
             assert problem in answer.text, (fields, answer.text)
+        own = await http.post("/replays", json={**body, "destinationTopic": section["topic"]})
+        assert (own.status_code, own.json()["code"]) == (403, "INTERNAL_TOPIC")
         unknown = await http.post("/replays", json={**body, "topic": f"{source}x"})
         assert (unknown.status_code, unknown.json()["code"]) == (404, "UNKNOWN_TOPIC")
         assert (await http.get("/replays/nope")).status_code == 404

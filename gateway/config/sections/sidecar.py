@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -552,9 +553,9 @@ class Sidecar(Section):
         is_served = any(getattr(self, name) is not None for name in _SERVED_SECTIONS)
         return is_served and not self.guarded and not self.exposed
 
-    @property
+    @cached_property
     def internal_topics(self) -> frozenset[str]:
-        """The topics of sidecars themselves, which no pattern matches.
+        """The topics of sidecars themselves, which no pattern matches and no client writes to.
 
         Each audit record that was read would make another one.
         """

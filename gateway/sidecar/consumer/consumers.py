@@ -22,7 +22,7 @@ from gateway.errors import GatewayError
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.component import Component
 from gateway.sidecar.context import AuditEvent, Context, NullAuditor
-from gateway.sidecar.http.body import read_body
+from gateway.sidecar.http.body import read_body, release_parsed
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
 from gateway.sidecar.http.middleware import ADMIN_SCOPE, READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
@@ -250,6 +250,8 @@ class ConsumerComponent(Component):
         # A misspelt name would never give records, without an error.
         topics = list(await describe_topics(self._context, topics or ()))
         await self._context.authorize(request, WRITE_SCOPE, topics, instance.group)
+        del body
+        release_parsed(request)
         async with instance.lock_for_change():
             instance.subscribe(topics, compiled)
         return Response(status_code=204)
@@ -276,6 +278,8 @@ class ConsumerComponent(Component):
         body = await self._read_body(request, dialect, "assignPartitions")
         tps = _parse_partitions(body, "partitions")
         await check_partitions(self._context, tps)
+        del body
+        release_parsed(request)
         async with instance.lock_for_change():
             await instance.assign(tps)
         return Response(status_code=204)
@@ -298,6 +302,9 @@ class ConsumerComponent(Component):
             _parse_partition(entry): parse_timestamp(entry["timestamp"], "timestamps")
             for entry in body.get("timestamps") or ()
         }
+        await check_partitions(self._context, [*offsets, *times])
+        del body
+        release_parsed(request)
         async with instance.lock_for_change():
             await instance.wait_for_assignment([*offsets, *times])
             await check_offsets(self._context, offsets)
@@ -325,6 +332,9 @@ class ConsumerComponent(Component):
     ) -> Response:
         body = await self._read_body(request, dialect, operation)
         tps = _parse_partitions(body, "partitions")
+        await check_partitions(self._context, tps)
+        del body
+        release_parsed(request)
         async with instance.lock_for_change():
             await instance.seek_to_specs(dict.fromkeys(tps, position))
         return Response(status_code=204)
@@ -347,6 +357,8 @@ class ConsumerComponent(Component):
             }
             await check_partitions(self._context, offsets)
             await check_offsets(self._context, instance.select_unreturned(offsets))
+        del body
+        release_parsed(request)
         committed = await instance.commit(offsets)
         return dialect.build_response(request, _format_offsets(committed))
 
@@ -358,6 +370,8 @@ class ConsumerComponent(Component):
             body or {}, "offsets"
         )
         await check_partitions(self._context, tps)
+        del body
+        release_parsed(request)
         return dialect.build_response(request, _format_offsets(await instance.committed(tps)))
 
     # Records

@@ -20,7 +20,7 @@ from gateway.core.log.record import Record
 from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
 from gateway.formats.plain import PLAIN_CODECS
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.turns import take_turns
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 Formats: TypeAlias = Callable[[str], tuple[SerializationFormat, SerializationFormat]]
@@ -116,7 +116,7 @@ async def render_records(
     rendered: list[dict[str, Any]] = []
     size = 0
     # Decoders are synchronous: awaiting once per topic instead of per record keeps this loop fast.
-    async with Turns() as turns:
+    async with take_turns() as turns:
         for record, framed_record in zip(records, framed, strict=True):
             if turns.is_over():
                 await turns.pass_on()

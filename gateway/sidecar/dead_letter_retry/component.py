@@ -45,7 +45,7 @@ from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.message import DeadLetterMessage
 from gateway.sidecar.topics import check_offsets
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -225,7 +225,7 @@ class DeadLetterComponent(Component):
         await self._context.authorize(request, WRITE_SCOPE)
         operation = self._context.spec["writeDeadLetters"]
         data = await body.read_body(request, MAX_BODY_BYTES)
-        async with Turns():
+        async with take_turns():
             entries = operation.parse_body(data, request.headers.get("content-type"))
         parameters = operation.parse_parameters(request)
         items = [entry for entry in entries if not entry.get("processed", False)]
@@ -234,7 +234,7 @@ class DeadLetterComponent(Component):
         await self._context.authorize(request, WRITE_SCOPE, topics, group)
         for topic in topics:
             await self._context.get_topic(topic)
-            async with Turns():
+            async with take_turns():
                 self._keep_exact_numbers(data, entries, topic)
         writer = _SubmittedDeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)

@@ -17,10 +17,10 @@ HOLD_PARSED_KEY = "gateway.sidecar.hold_parsed"  # in the ASGI scope: counts a b
 
 
 class ParsedBodyMiddleware:
-    """Count in `memory` what bodies take once they are parsed, until their requests are answered.
+    """Count in `memory` what bodies take once they are parsed.
 
     They take up to 24 times as many bytes as were sent, while the request waits for metadata, a
-    schema, its turn, or Kafka.
+    schema, its turn, or Kafka: until it is answered, or calls `release_parsed`.
     """
 
     def __init__(self, app: ASGIApp, client_memory: ClientMemory) -> None:
@@ -29,9 +29,14 @@ class ParsedBodyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as held:
-            scope[HOLD_PARSED_KEY] = lambda data: held.enter_context(
-                self._client_memory.reserve(HeldPart.PARSED, estimate_parsed_bytes(data))
-            )
+
+            def hold_parsed(data: bytes) -> None:
+                held.close()
+                if data:
+                    size = estimate_parsed_bytes(data)
+                    held.enter_context(self._client_memory.reserve(HeldPart.PARSED, size))
+
+            scope[HOLD_PARSED_KEY] = hold_parsed
             await self._app(scope, receive, send)
 
 
@@ -57,6 +62,11 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise StatusError(400, "the body is not complete; send it again") from None
     request.scope[HOLD_PARSED_KEY](data)
     return data
+
+
+def release_parsed(request: Request) -> None:
+    """Count the parsed body no more: it is freed, though the request goes on."""
+    request.scope[HOLD_PARSED_KEY](b"")
 
 
 def check_content_coding(request: Request) -> None:

@@ -30,7 +30,7 @@ from gateway.sidecar.http.ids import (
     TRACEPARENT_HEADER,
     RequestIds,
 )
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.turns import Turns, take_turns
 
 # Error codes of single records: the HTTP status for what happened to it. DOUBTFUL is a record that
 # may have been written, as Kafka's answer is missing.
@@ -107,7 +107,7 @@ class RecordEncoder:
         partitions = [TopicPartition(topic.name, number) for number in range(count)]
         encode_key, encode_value = (_get_encoder(encoding.format) for encoding in encodings)
         size = 0
-        async with Turns() as turns:
+        async with take_turns() as turns:
             for index, record in enumerate(records):
                 if size > self._max_bytes:
                     problem = f"the records before it come to {size} bytes; send fewer at once"

@@ -21,7 +21,7 @@ from gateway.errors import BrokerUnavailable, GatewayError, KafkaError
 from gateway.formats.exact_values import keep_exact_numbers
 from gateway.sidecar.http.spec import Validator
 from gateway.sidecar.http.status import NO_STORE_HEADERS, StatusError, describe_error
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.turns import take_turns
 
 from . import outcome
 from .encoding import INVALID, TOO_LARGE, UNWRITTEN, EncodedRecords, FieldEncoding, map_formats
@@ -183,7 +183,7 @@ class NdjsonProduceResponse(Response):
         line_results: list[
             dict[str, Any] | None
         ] = []  # one for each line; None if Kafka decides it
-        async with Turns() as turns:
+        async with take_turns() as turns:
             for number, line in enumerate(lines, first):
                 if turns.is_over():
                     await turns.pass_on()

@@ -30,7 +30,8 @@ from gateway.sidecar.http import body
 from gateway.sidecar.http.ids import RequestIds, get_current_ids
 from gateway.sidecar.http.middleware import WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.topics import check_writable
+from gateway.sidecar.turns import take_turns
 
 from . import ndjson, outcome
 from .encoding import MAX_ENCODED_BYTES, EncodedRecords, FieldEncoding, RecordEncoder, map_formats
@@ -77,6 +78,7 @@ class ProducerComponent(Component):
     async def produce_records(self, request: Request) -> Response:
         topic = request.path_params["topic"]
         identity = await self.context.authorize(request, WRITE_SCOPE, [topic])
+        check_writable(self.context, topic)
         parameters = self._operation.parse_parameters(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON:
             return await self._produce_stream(request, parameters)
@@ -89,6 +91,8 @@ class ProducerComponent(Component):
             scope = f"{identity}\0{topic}\0{parameters['Idempotency-Key']}"
             return await self._produce_once(scope, data, encoded, transactional=transactional)
         timeout_s = self.settings.timeout
+        if not transactional:  # in which case the producer counts the records
+            body.release_parsed(request)
         release = await self.lock_keys(topic, encoded)
         try:
             if transactional:
@@ -111,7 +115,7 @@ class ProducerComponent(Component):
         # Before anything is parsed: what cannot be sent is refused at once, with a 503.
         self.context.require_kafka()
         topic_metadata = await self.context.get_topic(topic)
-        async with Turns():
+        async with take_turns():
             fields = self.parse_body(data, content_type)
             records, encodings = fields["records"], self.parse_encodings(topic, fields)
             # JSON values are written with the digits that the client sent, not as floats of orjson.

@@ -24,7 +24,7 @@ from gateway.formats.event import bytes_to_json
 from gateway.formats.plain import PLAIN_CODECS
 from gateway.formats.registry import MISSING_TTL_S
 from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.turns import take_turns
 
 MISSING_SCHEMA_TIMEOUT_S = 15.0
 # Without waiting for another missing schema of a topic, after one was waited for in vain. Otherwise
@@ -95,7 +95,7 @@ class BatchEncoder:
         unreadable: dict[int, str] = {}
         missing: dict[str, str] = {}  # errors by topic
         has_loaded = False
-        async with Turns() as turns:
+        async with take_turns() as turns:
             for index, record in enumerate(records):
                 if turns.is_over():
                     await turns.pass_on()

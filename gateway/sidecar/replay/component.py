@@ -34,7 +34,8 @@ from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, has_place
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import create_http_client
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.topics import check_writable
+from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -157,9 +158,7 @@ class ReplayComponent(Component):
         target = self._parse_target(body)
         if target:
             await self._context.authorize(request, WRITE_SCOPE, [target])
-            if target.startswith("__") or target in self._context.section.internal_topics:
-                problem = f"{target} is not for copies; name a topic of your own"
-                raise create_invalid_request("destinationTopic", problem)
+            check_writable(self._context, target)
             await self._context.get_topic(target)
         replay = await self._build_replay(body, target, group, identity)
         await self._wait_until_loaded()
@@ -261,11 +260,12 @@ class ReplayComponent(Component):
     async def _list(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
         await self._wait_until_loaded()
-        rendered, turns = [], Turns()
-        for replay in self._store.replays:
-            if turns.is_over():
-                await turns.pass_on()
-            rendered.append(self._render(replay))
+        rendered = []
+        async with take_turns() as turns:
+            for replay in self._store.replays:
+                if turns.is_over():
+                    await turns.pass_on()
+                rendered.append(self._render(replay))
         return build_json_response(rendered)
 
     async def _get_replay(self, request: Request) -> Response:

@@ -21,7 +21,7 @@ from gateway.formats.plain import PLAIN_CODECS
 from gateway.sidecar.component import Component
 from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.context import Context
-from gateway.sidecar.http.body import read_body
+from gateway.sidecar.http.body import read_body, release_parsed
 from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.http.middleware import WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
@@ -35,8 +35,8 @@ from gateway.sidecar.producer.encoding import (
     map_formats,
 )
 from gateway.sidecar.producer.producer import ProducerComponent
-from gateway.sidecar.topics import describe_topic
-from gateway.sidecar.turns import Turns
+from gateway.sidecar.topics import check_writable, describe_topic
+from gateway.sidecar.turns import take_turns
 
 from .dialect import CONFLUENT, create_endpoint, parse_content_type, parse_json, parse_partition
 from .errors import RETRIABLE, to_unprocessable
@@ -60,6 +60,7 @@ class Writing(Component):
     async def _produce(self, request: Request) -> Response:
         topic = request.path_params["topic"]
         await self._context.authorize(request, WRITE_SCOPE, [topic])
+        check_writable(self._context, topic)
         if "Idempotency-Key" in request.headers:
             problem = "means nothing in the dialect of v2; send application/json, or leave it out"
             raise to_unprocessable(create_invalid_request("header Idempotency-Key", problem))
@@ -73,6 +74,7 @@ class Writing(Component):
         if "partition" in request.path_params:
             tp = await parse_partition(self._context, request)
         encoded = await self._encode_body(topic, data, format, None if tp is None else tp.partition)
+        release_parsed(request)
         release = await self._producers.lock_keys(topic, encoded)
         try:
             results = await self._context.producer.send_many(
@@ -92,7 +94,7 @@ class Writing(Component):
         FormatError.
         """
         try:
-            async with Turns():
+            async with take_turns():
                 body = parse_json(self._operation, data)
                 self._validate(body)
                 encodings = [_parse_encoding(body, name, format) for name in ("key", "value")]

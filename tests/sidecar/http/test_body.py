@@ -12,18 +12,23 @@ from support.waiting import wait_until
 
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.errors import MemoryFull
-from gateway.sidecar.http.body import ParsedBodyMiddleware, read_body
+from gateway.sidecar.http.body import ParsedBodyMiddleware, read_body, release_parsed
 
 OBJECTS = b"[" + b",".join([b"{}"] * 1000) + b"]"
 
 
-async def test_a_body_counts_as_parsed_until_its_request_is_answered():
+async def test_a_body_counts_as_parsed_until_it_is_freed_or_its_request_answered():
     """60 bodies of 1 MB took 1.5 GB while they waited for a schema, and counted as 60 MB; those of
-    transactions counted as little while they waited for Kafka."""
-    memory, answered = ClientMemory(limit=500_000), asyncio.Event()
+    transactions counted as little while they waited for Kafka. Then they counted while others had
+    freed them, and waited for a lock."""
+    memory, freed, answered = ClientMemory(limit=500_000), asyncio.Event(), asyncio.Event()
 
     async def wait_for_kafka(scope: Scope, receive: Receive, send: Send) -> None:
-        await read_body(Request(scope, receive), 1 << 20)
+        request = Request(scope, receive)
+        await read_body(request, 1 << 20)
+        await freed.wait()
+        if scope["path"] == "/frees":
+            release_parsed(request)
         await answered.wait()
 
     async def receive() -> Any:
@@ -31,16 +36,19 @@ async def test_a_body_counts_as_parsed_until_its_request_is_answered():
 
     async def send(message: Any) -> None: ...
 
-    async def request() -> None:
-        scope = {"type": "http", "headers": []}
+    async def request(path: str) -> None:
+        scope = {"type": "http", "headers": [], "path": path}
         await ParsedBodyMiddleware(wait_for_kafka, memory)(scope, receive, send)
 
-    first = asyncio.create_task(request())
-    await wait_until(lambda: memory.by_part[HeldPart.PARSED])
-    assert memory.total > 20 * len(OBJECTS)
-    with pytest.raises(MemoryFull):
-        await request()
-    answered.set()
-    await first
+    async with asyncio.TaskGroup() as requests:
+        requests.create_task(request("/frees"))
+        await wait_until(lambda: memory.by_part[HeldPart.PARSED])
+        assert memory.total > 20 * len(OBJECTS)
+        with pytest.raises(MemoryFull):
+            await request("/")
+        freed.set()
+        await wait_until(lambda: memory.total == 0)
+        requests.create_task(request("/"))
+        await wait_until(lambda: memory.total > 20 * len(OBJECTS))
+        answered.set()
     assert memory.total == 0
-    await request()

@@ -97,6 +97,20 @@ async def test_numbers_keep_their_digits_however_they_come(kafka, http, name):
     assert len(read_written(kafka, name)) == 3
 
 
+async def test_topics_of_kafka_and_of_sidecars_are_not_written(http):
+    """Records in the topic of keys counted as claims and answers of others: requests of theirs were
+    not done, and the memory of all sidecars grew for a day."""
+    for topic in ("sidecar-idempotency", "sidecar-replay", "sidecar-audit", "__consumer_offsets"):
+        for path, kind in (
+            (f"/producers/{topic}", "json"),
+            (f"/producers/{topic}", "x-ndjson"),
+            (f"/topics/{topic}", "vnd.kafka.json.v2+json"),
+        ):
+            headers = {"Content-Type": f"application/{kind}"}
+            answer = await http.post(path, content=b'{"records":[{}]}', headers=headers)
+            assert answer.status_code == 403, answer.text
+
+
 async def test_null_is_a_tombstone_and_empty_stays_empty(kafka, http, name):
     answer = await post_records(
         http, name, {"key": "a", "value": None, "partition": 0}, {"key": "", "partition": 0},
