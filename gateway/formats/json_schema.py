@@ -27,7 +27,7 @@ from .serialization import build_pointer
 
 _BASE_URI = "json-schema:///"
 # Of all patterns of a schema when compiled; `\p{L}{100}` takes 5 MB, and 20 ms to compile.
-MAX_PATTERN_BYTES = 32 << 20
+MAX_PATTERN_BYTES = 128 << 20
 MAX_DFA_BYTES = 1 << 20  # of one pattern, in addition, while values are matched with it
 
 
