@@ -131,6 +131,7 @@ class ProtobufCodec:
         """
         kind = message.DESCRIPTOR
         if kind.file.name in _FILES_WITH_OWN_JSON:
+            budget.spend(2 * _MEMBER_COST)
             match kind.name:
                 case "Any":
                     return self._any_to_json(message, budget)

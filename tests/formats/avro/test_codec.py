@@ -812,3 +812,14 @@ def test_names_are_not_looked_up_for_branches_that_do_not_fit():
 def test_values_of_common_unions_are_not_bounded():
     codec = avro({"type": "array", "items": ["null", "int", "string"]})
     assert codec.encode(["a", None, 1] * 200_000)
+
+
+def test_a_value_that_becomes_very_much_json_is_refused_whatever_its_size():
+    """JSON of 128 times its bytes was allowed: 1 MB took 6 s, and held up everything else."""
+    nulls = [{"name": f"n{n}", "type": "null"} for n in range(12)]
+    record = {"type": "record", "name": "R", "fields": [{"name": "b", "type": "boolean"}, *nulls]}
+    numbers = avro({"type": "array", "items": "int"})
+    data = numbers.encode([-1] * 100_000)  # as many bytes of 1, which are true, too
+    assert len(numbers.decode(data)) == 100_000
+    with pytest.raises(FormatError, match="100004 bytes come to more than 8388608 of JSON"):
+        avro({"type": "array", "items": record}).decode(data)
