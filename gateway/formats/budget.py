@@ -13,6 +13,8 @@ COMPILED_FACTOR = 50  # what a compiled schema takes, as a multiple of its text:
 FREE_JSON_BYTES = 1 << 18
 # Enough for the field with a long name whose value is `false`, which is one byte of Avro.
 JSON_BYTES_PER_BYTE = 128
+# Beyond it, 4 for each byte: Avro of 40 KB that became 5 MB took 0.26 s, which nothing divides.
+LARGE_JSON_BYTES = 8 << 20
 
 
 class Budget:
@@ -37,5 +39,5 @@ class Budget:
 
 def create_json_budget(size: int) -> Budget:
     """Return the budget, in bytes, of the JSON that a key or value of so many bytes becomes."""
-    limit = FREE_JSON_BYTES + JSON_BYTES_PER_BYTE * size
+    limit = min(FREE_JSON_BYTES + JSON_BYTES_PER_BYTE * size, max(LARGE_JSON_BYTES, 4 * size))
     return Budget(limit, f"{size} bytes come to more than {limit} of JSON")

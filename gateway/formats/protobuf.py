@@ -44,7 +44,7 @@ from .plain import describe_json_type
 _MAX_TYPE_DEPTH = 64  # types nested in types, by the number of indexes
 _MAIN_FILE = "schema.proto"
 _FIRST_MESSAGE_INDEX = b"\x00"
-_SYNTAX = re.compile(r"^\s*(syntax|edition)\s*=", re.MULTILINE)
+_SYNTAX = re.compile(r"^[^\S\n]*(syntax|edition)\s*=", re.MULTILINE)
 # As Java's and .NET's serializers register `optional` of proto3.
 _OPTIONAL_ONEOF = re.compile(r"\boneof\s+_\w+\s*\{\s*(optional\s[^{};]+;)\s*\}")
 _MAP_ENTRY = re.compile(r"\boption\s+map_entry\s*=\s*true\s*;")
@@ -131,6 +131,7 @@ class ProtobufCodec:
         """
         kind = message.DESCRIPTOR
         if kind.file.name in _FILES_WITH_OWN_JSON:
+            budget.spend(2 * _MEMBER_COST)
             match kind.name:
                 case "Any":
                     return self._any_to_json(message, budget)

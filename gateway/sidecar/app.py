@@ -49,6 +49,7 @@ from gateway.sidecar.http.status import (
     build_status,
     describe_error,
 )
+from gateway.sidecar.turns import current_client
 from gateway.sidecar.v2 import media
 from gateway.sidecar.v2.dialect import CONFLUENT
 from gateway.telemetry import catalog
@@ -288,7 +289,8 @@ class AuthenticationMiddleware:
         request = Request(scope, receive)
         try:
             if not self._is_unlimited(scope["path"]):
-                await self._authorize(request, AUTHENTICATED)
+                identity = await self._authorize(request, AUTHENTICATED)
+                current_client.set(identity or (request.client.host if request.client else ""))
             check_ids(scope)
         except GatewayError as exc:
             is_confluent = media.is_confluent_request(request.headers)

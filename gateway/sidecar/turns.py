@@ -3,7 +3,8 @@
 A codec may take 0.5 s for one record, such as a JSON Schema with many branches, and a request may
 have thousands of them. So a request works for 20 ms at once. If all requests did so in each turn of
 the event loop, 60 of them would hold up everything else for more than a second: they wait for each
-other instead.
+other instead. Only one request of each client waits for those of other clients, so that nobody
+waits longer for a client with many connections.
 """
 
 from __future__ import annotations
@@ -11,13 +12,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from time import perf_counter
 from typing import TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 TURN_S = 0.02  # of one request, after which the others get their turn
 
+# The identity or address for which a request converts; empty for groups and other tasks.
+current_client: ContextVar[str] = ContextVar("sidecar_client", default="")
+
 T = TypeVar("T")
+
+
+class _Client:
+    """What the requests of one client share.
+
+    Attributes:
+        turn: Held by the only one that converts, or waits for other clients.
+        further_turn: Held by the only one that waits for `turn` of those that had it before, so
+            that a new request waits for one of them, however many there are.
+    """
+
+    def __init__(self) -> None:
+        self.turn, self.further_turn = asyncio.Lock(), asyncio.Lock()
 
 
 class _Shared:
@@ -25,13 +43,13 @@ class _Shared:
 
     Attributes:
         turn: Held by the request that converts.
-        further_turn: Held by the only one that waits for `turn` of those that had it before, so
-            that a new request waits for one of them, however many there are.
+        clients: Those that have requests that convert, or wait.
         ends_at: When `turn` must be held until the next turn of the event loop.
     """
 
     def __init__(self) -> None:
-        self.turn, self.further_turn = asyncio.Lock(), asyncio.Lock()
+        self.turn = asyncio.Lock()
+        self.clients: WeakValueDictionary[str, _Client] = WeakValueDictionary()
         self.ends_at = 0.0
 
 
@@ -41,8 +59,8 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictiona
 class Turns:
     """The turns of one request, which only exist within the context of `take_turns`."""
 
-    def __init__(self, shared: _Shared) -> None:
-        self._shared = shared
+    def __init__(self, shared: _Shared, client: _Client) -> None:
+        self._shared, self._client = shared, client
         self._held: tuple[asyncio.Lock, ...] = ()
 
     def is_over(self) -> bool:
@@ -57,7 +75,7 @@ class Turns:
         try:
             return await work
         finally:
-            await self._begin(self._shared.further_turn, self._shared.turn)
+            await self._begin(self._client.further_turn, self._client.turn, self._shared.turn)
 
     async def _begin(self, *locks: asyncio.Lock) -> None:
         for lock in locks:
@@ -82,9 +100,10 @@ async def take_turns() -> AsyncIterator[Turns]:
     The next request begins at once if it has time left of the 20 ms.
     """
     shared = _shared.setdefault(asyncio.get_running_loop(), _Shared())
-    turns = Turns(shared)
-    await turns._begin(shared.turn)
+    client = shared.clients.setdefault(current_client.get(), _Client())
+    turns = Turns(shared, client)
     try:
+        await turns._begin(client.turn, shared.turn)
         yield turns
     finally:
         turns._end()

@@ -2,7 +2,7 @@
 
 A null takes no bytes, and so does a record of nulls. An array of them is as long as its count says:
 5 bytes can become 100 MB of JSON. So the JSON of a value may have FREE_JSON_BYTES, and in addition
-JSON_BYTES_PER_BYTE for each byte of Avro.
+JSON_BYTES_PER_BYTE for each byte of Avro; beyond LARGE_JSON_BYTES, 4 times the bytes of Avro.
 
 Most schemas cannot exceed that, which is computed once per schema. The *surplus* of a type is by
 how many bytes its JSON may at most exceed JSON_BYTES_PER_BYTE times its Avro; the elements of an
@@ -19,10 +19,18 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from gateway.formats.budget import FREE_JSON_BYTES, JSON_BYTES_PER_BYTE, create_json_budget
+from gateway.formats.budget import (
+    FREE_JSON_BYTES,
+    JSON_BYTES_PER_BYTE,
+    LARGE_JSON_BYTES,
+    create_json_budget,
+)
 
 # Each level takes at least one byte, so a value of this size is not too deep for fastavro's reader.
 MAX_SHALLOW_BYTES = 1000
+
+# Values of more bytes are walked through with any schema, as they may become LARGE_JSON_BYTES.
+MAX_BOUNDED_BYTES = (LARGE_JSON_BYTES - FREE_JSON_BYTES) // JSON_BYTES_PER_BYTE
 
 _PUNCTUATION_BYTES = 4  # quotes, colon and comma of a member
 _MAX_JSON_BYTES = {"null": 5, "boolean": 6, "int": 12, "long": 21, "float": 26, "double": 26}
@@ -70,7 +78,8 @@ class JsonSizeLimit:
             RecursionError: It is too deep.
             ValueError, IndexError: It is malformed.
         """
-        if not self.is_bounded or (self._is_recursive and len(data) > MAX_SHALLOW_BYTES):
+        max_bytes = MAX_SHALLOW_BYTES if self._is_recursive else MAX_BOUNDED_BYTES
+        if not self.is_bounded or len(data) > max_bytes:
             walker = _SizeWalker(self._named, self._full_names, self._max_text_bytes, data)
             walker.walk_value(self._plain, 0)
 

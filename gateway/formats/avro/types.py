@@ -12,7 +12,7 @@ refuses most of that, but names no index either, and takes `{"string": "x"}` for
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gateway.config.source.substitution import find_closest
@@ -195,19 +195,33 @@ def create_fixed(name: str, label: str, size: int) -> AvroType:
     return AvroType(name, plain, from_json, _decode_latin1)
 
 
-def create_enum(name: str, label: str, symbols: list[str]) -> AvroType:
-    known = frozenset(symbols)
+class _Symbols(list[str]):
+    """The symbols of an enum. fastavro calls `index` for each value that it writes."""
+
+    def __init__(self, symbols: Iterable[str]) -> None:
+        super().__init__(symbols)
+        self._indexes = {symbol: index for index, symbol in enumerate(self)}
+
+    def __contains__(self, symbol: object) -> bool:
+        return symbol in self._indexes
+
+    def index(self, symbol: str, *_: Any) -> int:
+        return self._indexes[symbol]
+
+
+def create_enum(name: str, label: str, symbols: Iterable[str]) -> AvroType:
+    known = _Symbols(symbols)
 
     def check(value: Any) -> str:
         if type(value) is not str:
             raise _build_mismatch("one of its symbols", value)
         if value not in known:
             raise SchemaMismatch(
-                lambda: f"{value!r:.60} is none of its symbols; {suggest_name(value, symbols)}"
+                lambda: f"{value!r:.60} is none of its symbols; {suggest_name(value, known)}"
             )
         return value
 
-    return AvroType(name, {"type": "enum", "name": label, "symbols": symbols}, check)
+    return AvroType(name, {"type": "enum", "name": label, "symbols": known}, check)
 
 
 def create_array(items: AvroType) -> AvroType:

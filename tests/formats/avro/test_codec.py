@@ -812,3 +812,25 @@ def test_names_are_not_looked_up_for_branches_that_do_not_fit():
 def test_values_of_common_unions_are_not_bounded():
     codec = avro({"type": "array", "items": ["null", "int", "string"]})
     assert codec.encode(["a", None, 1] * 200_000)
+
+
+def test_a_value_that_becomes_very_much_json_is_refused_whatever_its_size():
+    """JSON of 128 times its bytes was allowed: 1 MB took 6 s, and held up everything else."""
+    nulls = [{"name": f"n{n}", "type": "null"} for n in range(12)]
+    record = {"type": "record", "name": "R", "fields": [{"name": "b", "type": "boolean"}, *nulls]}
+    numbers = avro({"type": "array", "items": "int"})
+    data = numbers.encode([-1] * 100_000)  # as many bytes of 1, which are true, too
+    assert len(numbers.decode(data)) == 100_000
+    with pytest.raises(FormatError, match="100004 bytes come to more than 8388608 of JSON"):
+        avro({"type": "array", "items": record}).decode(data)
+
+
+def test_an_enum_may_have_many_symbols():
+    """fastavro looked each symbol up in the list: a body of 1 MB took 15 s."""
+    enum = {"type": "enum", "name": "E", "symbols": [f"s{n}" for n in range(45_000)]}
+    schema = avro({"type": "array", "items": ["null", enum]})
+    value = ["s44999"] * 20_000
+    start = time.process_time()
+    data = schema.encode(value)
+    assert time.process_time() - start < 2  # 6 s before
+    assert schema.decode(data) == value
