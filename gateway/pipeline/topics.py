@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gateway.config import Kafka
@@ -73,6 +74,10 @@ def create_topic(options: Mapping[str, Any], name: str, partitions: int | None =
     new_topic = NewTopic(name, num_partitions=partitions or -1, replication_factor=-1)
     # A variable, because a client without references is closed and drops its requests.
     admin = create_admin_client(options)
+    # First, because Kafka refuses a user who may not create topics even if the topic exists.
+    with suppress(TopicMissing):
+        await_topic(request_topic(admin, name), name)
+        return
     try:
         admin.create_topics([new_topic])[name].result(REQUEST_TIMEOUT_S)
         log.info("topic %s created", name)

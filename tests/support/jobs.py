@@ -43,7 +43,12 @@ class JobLoop:
 
 @contextmanager
 def create_job_loop(
-    spark: Any, servers: list[str], checkpoint_root: Path, settings: dict[str, Any]
+    spark: Any,
+    servers: list[str],
+    checkpoint_root: Path,
+    settings: dict[str, Any],
+    *,
+    fresh: bool = False,
 ) -> Iterator[JobLoop]:
     """Give a job that is not begun yet; stop it at last.
 
@@ -57,7 +62,7 @@ def create_job_loop(
     loaded = loads(json.dumps({"kafka": {"servers": servers}, "pipelines": pipelines}))
     assert isinstance(loaded.pipelines, Pipelines)
     job = loaded.pipelines.jobs[0]
-    place = prepare_checkpoint(str(checkpoint_root), job, spark)
+    place = prepare_checkpoint(str(checkpoint_root), job, spark, fresh=fresh)
     session = create_job_session(spark, profiles.build_job_conf(job))
     inputs: list[InputTopics] = []
 
@@ -81,7 +86,12 @@ def create_job_loop(
 
 
 def run_until_ended(
-    spark: Any, servers: list[str], checkpoint_root: Path, settings: dict[str, Any]
+    spark: Any,
+    servers: list[str],
+    checkpoint_root: Path,
+    settings: dict[str, Any],
+    *,
+    fresh: bool = False,
 ) -> JobRun:
     """Run a job until it has ended; return its run.
 
@@ -91,7 +101,7 @@ def run_until_ended(
         root: Where its checkpoint is.
         settings: The job's, with `trigger: available-now`.
     """
-    with create_job_loop(spark, servers, checkpoint_root, settings) as loop:
+    with create_job_loop(spark, servers, checkpoint_root, settings, fresh=fresh) as loop:
         deadline = time.monotonic() + JOB_TIMEOUT_S
         while not loop.run.is_done:
             assert time.monotonic() < deadline, f"job {loop.run.job.name} does not end"

@@ -78,7 +78,7 @@ class Checkpoint:
     """
 
     def __init__(self, location: str, spark: SparkSession | None = None) -> None:
-        self._location = location.rstrip("/")
+        self.location = location.rstrip("/")
         self._local_path = versions.local_path(location)
         self._spark = spark
 
@@ -86,6 +86,10 @@ class Checkpoint:
         """Return the query's id, which never changes, or None before the first run."""
         text = self._read_text("metadata")
         return str(json.loads(text)["id"]) if text else None
+
+    def is_first(self) -> bool:
+        """Return whether it was begun because there was none, and not by `--fresh` or `restore`."""
+        return bool(json.loads(self._read_text("metadata") or "{}").get("first"))
 
     def read_last_committed(self) -> int | None:
         return max(self._list_numbers("commits"), default=None)
@@ -135,14 +139,14 @@ class Checkpoint:
         """Return the lines of `offsets/N` after the version: the watermark, then the sources."""
         text = self._read_text(f"offsets/{number}")
         if text is None:
-            raise PipelineError(f"{self._location} has no offsets of batch {number} any more")
+            raise PipelineError(f"{self.location} has no offsets of batch {number} any more")
         version, *lines = text.splitlines() or [""]
         if version != "v1" or not lines:
-            problem = f"{self._location}/offsets/{number} is of version {version!r}, not v1"
+            problem = f"{self.location}/offsets/{number} is of version {version!r}, not v1"
             raise PipelineError(
                 f"{problem}; run it with the version of Spark that this gateway pins"
             )
-        with refuse_damaged(self._location, f"offsets/{number}"):
+        with refuse_damaged(self.location, f"offsets/{number}"):
             for line in lines:
                 _parse_object(line if line.startswith("{") else "{}")
         return lines
@@ -160,19 +164,19 @@ class Checkpoint:
                 return (self._local_path / name).read_text("utf-8")
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return _read_hadoop_text(self._require_context(), f"{self._location}/{name}")
+        return _read_hadoop_text(self._require_context(), f"{self.location}/{name}")
 
     def _list_numbers(self, name: str) -> list[int]:
         if self._local_path is not None:
             directory = Path(self._local_path / name)
             names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
         else:
-            names = _list_hadoop_names(self._require_context(), f"{self._location}/{name}")
+            names = _list_hadoop_names(self._require_context(), f"{self.location}/{name}")
         return [int(name) for name in names if name.isdigit()]
 
     def _require_context(self) -> Any:
         if self._spark is None:
-            problem = f"{self._location} is on another file system, which only a running job reads"
+            problem = f"{self.location} is on another file system, which only a running job reads"
             raise PipelineError(f"{problem}; run the job, or give a directory of this machine")
         return self._spark.sparkContext
 

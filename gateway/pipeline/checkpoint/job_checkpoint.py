@@ -17,17 +17,12 @@ from . import definition, versions
 
 @dataclass(frozen=True, slots=True)
 class JobCheckpoint:
-    """The version of a job's checkpoint that a query uses.
-
-    Attributes:
-        is_new: Whether this call of `prepare_checkpoint` created the version.
-    """
+    """The version of a job's checkpoint that a query uses."""
 
     location: str
     version: int
     query_id: str
     hot_keys: tuple[str, ...]
-    is_new: bool
 
 
 def prepare_checkpoint(
@@ -41,12 +36,13 @@ def prepare_checkpoint(
     """Return the version in use of a job's checkpoint, or create one with its hot keys."""
     existing = versions.list_versions(root, job.name, spark)
     if fresh or not existing:
-        return _begin_version(root, job, (existing or [0])[-1] + 1, spark, find_hot_keys())
+        number = (existing or [0])[-1] + 1
+        return _begin_version(root, job, number, spark, find_hot_keys(), is_first=not fresh)
     location = versions.version_path(root, job.name, existing[-1])
     files = open_files(location, spark)
     names = files.list_sizes()
     if definition.DEFINITION_FILE not in names and _is_begun(names, is_first=len(existing) == 1):
-        return _begin_version(root, job, existing[-1], spark, find_hot_keys())
+        return _begin_version(root, job, existing[-1], spark, find_hot_keys(), is_first=True)
     for name in (definition.DEFINITION_FILE, "metadata"):
         if name not in names:
             raise CheckpointRefused(
@@ -60,7 +56,7 @@ def prepare_checkpoint(
         stored, hot_keys = definition.parse_definition(data)
         definition.verify_identity(data, job.name, query_id, location)
     definition.verify_definition(job, stored, location)
-    return JobCheckpoint(location, existing[-1], query_id, tuple(hot_keys), is_new=False)
+    return JobCheckpoint(location, existing[-1], query_id, tuple(hot_keys))
 
 
 def update_definition(
@@ -104,16 +100,20 @@ def update_definition(
 
 
 def _begin_version(
-    root: str, job: Job, version: int, spark: Any, hot_keys: Sequence[str]
+    root: str, job: Job, version: int, spark: Any, hot_keys: Sequence[str], *, is_first: bool
 ) -> JobCheckpoint:
-    """Create a version with a query id, which the writer needs before Spark would choose one."""
+    """Create a version with a query id, which the writer needs before Spark would choose one.
+
+    Args:
+        is_first: Whether the job is taken for one that has never run (see `Checkpoint.is_first`).
+    """
     location = versions.version_path(root, job.name, version)
     files = open_files(location, spark)
     query_id = str(uuid.uuid4())
-    files.write("metadata", json.dumps({"id": query_id}).encode())
+    files.write("metadata", json.dumps({"id": query_id, "first": is_first}).encode())
     data = definition.encode_definition(job, hot_keys, query_id=query_id)
     files.write(definition.DEFINITION_FILE, data)  # last: a version is complete once it has this
-    return JobCheckpoint(location, version, query_id, tuple(hot_keys), is_new=True)
+    return JobCheckpoint(location, version, query_id, tuple(hot_keys))
 
 
 def _is_begun(names: Collection[str], *, is_first: bool) -> bool:

@@ -369,7 +369,8 @@ class ExactlyOnceOutput:
     def _read_owner(self) -> str | None:
         """Return the job's owner, after verifying that this query may replace it."""
         owner, plan = self.ledger.read_owner(self._job, self._query_id)
-        verify_owner(owner, self._query_id, plan)
+        is_first, location = self._checkpoint.is_first(), self._checkpoint.location
+        verify_owner(owner, self._query_id, plan, location, is_first=is_first)
         return owner
 
     def _fence_query(self, query_id: str) -> None:

@@ -21,9 +21,10 @@ query over before its first epoch, and again to change N:
 
 The ledger also names the job's owner: the query (the id of the checkpoint) that writes its rows. A
 new checkpoint (of a first run, of `--fresh` or of a restored copy) becomes the owner before its
-first batch, and the writers of the previous owner are fenced. A query that has written and is not
-the owner is an earlier checkpoint of the job that was put back. The owner has already written the
-rows of this query (`verify_owner`).
+first batch, and the writers of the previous owner are fenced. A checkpoint that was begun because
+none was found is not that of a first run if there is an owner, and is refused: it would write all
+rows again. A query that has written and is not the owner is an earlier checkpoint of the job that
+was put back. The owner has already written the rows of this query (`verify_owner`).
 
 So whether a checkpoint may write is decided once, for all writers, before any of them begins. A
 writer alone cannot decide it: its own last entry may be older than those of the other writers, and
@@ -138,10 +139,21 @@ def verify_settings(
         )
 
 
-def verify_owner(owner: str | None, query_id: str, plan: WriterPlan | None) -> None:
-    """Raise CheckpointRefused if a later checkpoint of the job has written its rows."""
-    if owner in (None, query_id) or plan is None:
+def verify_owner(
+    owner: str | None, query_id: str, plan: WriterPlan | None, location: str, *, is_first: bool
+) -> None:
+    """Raise CheckpointRefused if another checkpoint of the job has written its rows.
+
+    That is a later one, or an earlier one that is missing where `is_first` (as of `Checkpoint`).
+    """
+    if owner in (None, query_id) or (plan is None and not is_first):
         return
+    if plan is None:
+        raise CheckpointRefused(
+            f"query {owner} has written the job's rows, and its checkpoint is missing, so that "
+            f"{location} was begun: mount or put back the checkpoint of that query there (see "
+            "`pipelines.checkpoints`), or start again with --fresh, which writes rows again"
+        )
     raise CheckpointRefused(
         f"the checkpoint of query {query_id} was replaced: query {owner} has written the job's "
         "rows since; put the checkpoint of that query back, or start again with --fresh. To "

@@ -25,9 +25,9 @@ def job(gap="30m"):
 
 def test_the_first_version_has_an_id_that_spark_will_take(tmp_path):
     place = prepare_checkpoint(str(tmp_path), job(), find_hot_keys=lambda: ["k"])
-    assert (place.version, place.is_new, place.hot_keys) == (1, True, ("k",))
+    assert (place.version, place.hot_keys) == (1, ("k",))
     assert place.location == f"{tmp_path}/visits/v1"
-    assert json.loads((tmp_path / "visits/v1/metadata").read_text()) == {"id": place.query_id}
+    assert json.loads((tmp_path / "visits/v1/metadata").read_text())["id"] == place.query_id
 
 
 def test_the_next_start_has_the_same(tmp_path):
@@ -40,7 +40,6 @@ def test_the_next_start_has_the_same(tmp_path):
         first.location,
         ("k",),
     )
-    assert not again.is_new
 
 
 def test_another_definition_is_refused_and_a_fresh_version_is_its_own(tmp_path):
@@ -48,7 +47,7 @@ def test_another_definition_is_refused_and_a_fresh_version_is_its_own(tmp_path):
     with pytest.raises(CheckpointRefused, match="gap: 30m before, 1h now"):
         prepare_checkpoint(str(tmp_path), job("1h"))
     second = prepare_checkpoint(str(tmp_path), job("1h"), fresh=True)
-    assert (second.version, second.is_new) == (2, True)
+    assert second.version == 2
     assert second.query_id != first.query_id
     assert prepare_checkpoint(str(tmp_path), job("1h")).query_id == second.query_id
     assert versions.list_local_versions(tmp_path, "visits") == [1, 2]

@@ -18,8 +18,10 @@ from support.jobs import JOB_TIMEOUT_S
 from support.pipeline_process import produce_values
 
 from gateway.config.sections.job import Output
+from gateway.config.sections.pipelines import Query
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
+from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
 from gateway.pipeline.exactly_once import ExactlyOnceOutput
 from gateway.pipeline.exactly_once.driver import choose_writer
 from gateway.pipeline.exactly_once.ledger import Ledger, ledger_topic, open_ledger, writer_key
@@ -213,6 +215,29 @@ def test_a_checkpoint_from_before_a_fresh_start_is_refused(output, query, ledger
     assert ledger.read_plan(query) == plan
     writer(output, query, ledger, earlier, "another job").prepare(1)
     writer(output, later, ledger, fresh, "orders").prepare(0)
+
+
+def test_a_job_whose_checkpoint_is_missing_writes_its_rows_again_only_with_fresh(
+    output, ledger, tmp_path
+):
+    """Another working directory, or a volume that was not mounted, was taken for a first run: all
+    rows came twice, and the right checkpoint was refused from then on."""
+    tables = {"clicks": {"topic": "clicks", "value": {"fields": {"n": "int"}}}}
+    job = Query.model_validate(
+        {"name": "orders", "type": "query", "sql": "SELECT n FROM clicks", "tables": tables}
+        | {"to": {"topic": output.topic}}
+    )
+
+    def prepare(root: str, *, fresh: bool = False) -> None:
+        place = prepare_checkpoint(str(tmp_path / root), job, fresh=fresh)
+        writer(output, place.query_id, ledger, Checkpoint(place.location), "orders").prepare(0)
+
+    prepare("mounted")
+    for _ in range(2):  # the version that the first start has begun is refused, too
+        with pytest.raises(CheckpointRefused, match=r"other/orders/v1 was begun: .* --fresh"):
+            prepare("other")
+    prepare("mounted")
+    prepare("other", fresh=True)
 
 
 @pytest.mark.needs("java17")

@@ -76,7 +76,7 @@ def test_a_new_topic_ends_each_start_until_a_fresh_one_reads_it(
     for _ in range(2):
         assert is_told(run_until_ended(spark, servers, tmp_path / "old", job).failure_reason, topic)
     assert rows_of(kafka, to) == [*range(10)]
-    assert run_until_ended(spark, servers, tmp_path / "fresh", job).failure_reason is None
+    assert run_until_ended(spark, servers, tmp_path / "old", job, fresh=True).failure_reason is None
     assert rows_of(kafka, to) == [*range(10), *range(100, 112)]
 
 

@@ -112,11 +112,11 @@ def test_what_an_older_generation_started_does_not_write():
 
 def test_only_an_earlier_checkpoint_of_the_job_is_refused_by_its_owner():
     plan = WriterPlan(3, 2)
-    verify_owner(None, "first", plan)  # of a ledger that names no owners yet
-    verify_owner("first", "first", plan)
-    verify_owner("first", "second", None)  # a new checkpoint, which has not written
+    verify_owner(None, "first", plan, "/v1", is_first=True)  # no owner yet
+    verify_owner("first", "first", plan, "/v1", is_first=True)
+    verify_owner("first", "second", None, "/v1", is_first=False)  # has not written
     with pytest.raises(CheckpointRefused, match="query second has written the job's rows since"):
-        verify_owner("second", "first", plan)
+        verify_owner("second", "first", plan, "/v1", is_first=True)
 
 
 def test_the_number_of_writers_changes_between_epochs_only():

@@ -8,6 +8,7 @@ from support import fake_checkpoint
 
 from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline.checkpoint import definition
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.state import backup
 from gateway.pipeline.state.files import LocalFiles
 
@@ -132,15 +133,15 @@ def test_a_checkpoint_without_a_batch_cannot_be_copied(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_restored_checkpoint_is_of_one_query(tmp_path, source, same):
-    """Its definition names the query, and that of a copy is another one."""
+    """Its definition names the query, and that of a copy is another one, which is not the first."""
     content = {"format": 1, "job": "sessions", "query": "before", "definition": {}, "hot": []}
     source.write(definition.DEFINITION_FILE, json.dumps(content).encode())
-    source.write("metadata", b'{"id": "before"}')
+    source.write("metadata", b'{"id": "before", "first": true}')
     target = LocalFiles(tmp_path / "copy")
     backup.create_backup(source, target, "sessions")
     to = restored(tmp_path, target, same=same)
     query = json.loads((to / "metadata").read_text())["id"]
-    assert (query == "before") is same
+    assert (query == "before") is Checkpoint(str(to)).is_first() is same
     definition.verify_identity(
         (to / definition.DEFINITION_FILE).read_bytes(), "sessions", query, str(to)
     )
