@@ -7,6 +7,7 @@ from base64 import b64encode
 from binascii import Error as NotBase64
 from binascii import a2b_base64
 from codecs import BOM_UTF8
+from decimal import Decimal
 from typing import Any
 
 import orjson
@@ -109,7 +110,9 @@ def describe_json_type(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return "a boolean"
-    kinds = {str: "a string", int: "a number", float: "a number", list: "an array"}
+    if isinstance(value, int | float | Decimal):
+        return "a number"
+    kinds = {str: "a string", list: "an array"}
     return kinds.get(type(value), "an object")
 
 

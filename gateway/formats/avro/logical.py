@@ -99,7 +99,7 @@ def _create_decimal(
         return f"{'-' * (unscaled < 0)}{whole}{'.' * bool(part)}{part}"
 
     def from_json(value: Any) -> bytes:
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
+        if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
             raise SchemaMismatch(
                 f'takes a decimal such as "12.50", not {describe_json_type(value)}'
             )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from typing import Any
 
 from gateway.config.source.substitution import find_closest
@@ -101,6 +102,8 @@ def _create_integer_check(bits: int, name: str) -> ConvertFromJson:
     def check(value: Any) -> int:
         if type(value) is float and value.is_integer():
             value = int(value)
+        elif type(value) is Decimal:
+            value = int(value) if value == int(value) else float(value)
         if type(value) is not int:
             raise (
                 _build_mismatch("a whole number", value)
@@ -119,7 +122,7 @@ def _check_double(value: Any) -> float:
         return value
     if type(value) is str:
         value = NON_FINITE_FLOATS.get(value, value)
-    if type(value) is not float and type(value) is not int:
+    if type(value) not in (float, int, Decimal):
         raise _build_mismatch("a number", value)
     try:
         return float(value)

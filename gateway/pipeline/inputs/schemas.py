@@ -9,7 +9,9 @@ for all its tasks.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ from gateway.formats.codec import (
     SerializationFormat,
     compile_schema,
 )
+from gateway.formats.exact_values import ExactJson, has_inexact_number
 from gateway.formats.registry import CachedRegistryClient, Schema
 from gateway.pipeline.run.dead_letter_format import build_dead_letter_headers, get_dead_letter_topic
 
@@ -190,8 +193,15 @@ def _encode_batch(batch: pa.RecordBatch, output: Output, catalog: SchemaRegistry
 
 
 async def _encode_value(codecs: Codecs, output: Output, text: bytes) -> EncodedData:
-    value = orjson.loads(text.decode("utf-8", "replace"))
-    return await codecs.encode(SerializationFormat.parse(output.model), output.topic, False, value)
+    format = SerializationFormat.parse(output.model)
+    text = text.decode("utf-8", "replace").encode()
+    value = orjson.loads(text)
+    # A double has 15 to 17 digits, a decimal of Spark up to 38.
+    if format is SerializationFormat.JSONSCHEMA:
+        value = ExactJson(value, text)
+    elif format is SerializationFormat.AVRO and has_inexact_number(text, value):
+        value = json.loads(text, parse_float=Decimal)
+    return await codecs.encode(format, output.topic, False, value)
 
 
 async def _fetch_and_verify_schema(output: Output, catalog: SchemaRegistry) -> None:

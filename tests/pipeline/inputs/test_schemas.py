@@ -150,6 +150,47 @@ def write(spark, servers, to, catalogs, directory):
     assert write(rows, 0) == 7
 
 
+AMOUNT = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 18}
+AMOUNTS = {
+    "type": "record",
+    "name": "Amounts",
+    "fields": [
+        {"name": "fraction", "type": ["null", AMOUNT]},
+        {"name": "whole", "type": {**AMOUNT, "scale": 0}},
+        {"name": "double", "type": "double"},
+        {"name": "long", "type": "long"},
+    ],
+}
+AMOUNTS_ROW = """SELECT CAST(123456789012345678.91 AS DECIMAL(38,18)) AS fraction,
+  12345678901234567890BD AS whole, 1.234567890123456789BD AS double,
+  CAST(123456789012345679 AS DECIMAL(38,18)) AS long"""
+
+
+@pytest.mark.parametrize(
+    ("model", "schema"), [("avro", AMOUNTS), ("jsonschema", {"type": "object"})]
+)
+async def test_outputs_with_a_schema_keep_the_digits_of_decimals(spark, model, schema):
+    """Decimals were rounded to doubles on their way to the codec."""
+    registry = FakeRegistry()
+    registry.register_schema("out-value", schema, "AVRO" if model == "avro" else "JSON")
+    async with running_app(registry.app) as url:
+        given = {"r": SchemaRegistry(type="schema-registry", url=[url], timeout="60s")}
+        to = Output(topic="out", model=model, catalog="r")
+        rows = encode_rows(spark.sql(AMOUNTS_ROW), to, (), given)
+        (row,) = await asyncio.to_thread(rows.collect)
+        codecs = Codecs(given["r"])
+        text = codecs.decode_text_cached
+        format = SerializationFormat.parse(model)
+        await codecs.load_schemas(format, "", False, [bytes(row.value)])
+        written = json.loads(text(format, bytes(row.value)), parse_float=str, parse_int=str)
+        await codecs.close()
+    assert row.topic == "out", row.headers
+    assert written["fraction"] == "123456789012345678.910000000000000000"
+    assert written["whole"] == "12345678901234567890"
+    assert written["double"][:17] == "1.234567890123456"
+    assert written["long"][:18] == "123456789012345679"
+
+
 async def test_a_schema_that_is_missing_ends_the_job(spark):
     """Else all rows would become dead letters where only the registry is to be corrected."""
     registry = FakeRegistry()
