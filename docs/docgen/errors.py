@@ -116,6 +116,7 @@ SIDECAR_CODES = {
     "INSTANCE_EXISTS": "The group has an instance with this name. Use another one.",
     "INSTANCE_NOT_FOUND": "The instance was deleted, expired, or never created. Create it.",
     "INTERNAL_ERROR": "The sidecar failed. Its log says why.",
+    "INTERNAL_TOPIC": "Kafka or the sidecars rely on this topic. Name a topic of your own.",
     "INVALID_BODY": "A member of the body is wrong. The message names it.",
     "INVALID_CONFIGURATION": "An option of the new instance is wrong. The message names it.",
     "INVALID_REQUEST": "A parameter or a member of the body is wrong. The message names it.",

@@ -223,7 +223,11 @@ class ProtobufCodec:
         return known
 
     def decode_text(self, data: bytes) -> bytes:
-        return orjson.dumps(self.decode(data))
+        value = self.decode(data)
+        try:
+            return orjson.dumps(value)
+        except orjson.JSONEncodeError as exc:  # deeper than 254 levels
+            raise FormatError(f"the value cannot be written as JSON: {exc}") from None
 
     def _get_message_class(self, path: tuple[int, ...]) -> type[Message]:
         message_class = self._classes.get(path)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from google.protobuf import any_pb2, wrappers_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -281,6 +282,22 @@ def test_parts_that_have_no_json_are_shown_as_their_fields():
     assert schema.decode(any_of_known)["any"] == {"@type": "x/Part", **part}
     corrupt = b"\0\x12\x0b\x0a\x06x/Part\x12\x01\xff"
     assert schema.decode(corrupt)["any"] == {"@type": "x/Part", "value": "/w=="}
+
+
+def test_a_value_that_is_too_deep_for_json_is_invalid():
+    """A TypeError came out: a group tried the batch again for ever, and polls were answered 500."""
+    schema = ProtobufCodec(
+        'syntax = "proto3"; import "google/protobuf/any.proto"; '
+        "message M { google.protobuf.Any a = 1; }",
+        {},
+    )
+    part = any_pb2.Any(type_url="x/y")
+    for _ in range(260):
+        part = any_pb2.Any(type_url="x/google.protobuf.Any", value=part.SerializeToString())
+    # Bytes of a field 1 are written as its message is.
+    data = b"\0" + wrappers_pb2.BytesValue(value=part.SerializeToString()).SerializeToString()
+    with pytest.raises(FormatError, match="cannot be written as JSON"):
+        schema.decode_text(data)
 
 
 def test_a_schema_of_blank_lines_compiles_at_once():
