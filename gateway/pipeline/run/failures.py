@@ -87,7 +87,8 @@ _DATA_LOSS_PATTERN = re.compile(
     r"Some data may have been lost because they are not available.*?Reason:\s*(\S[^\n]*)", re.DOTALL
 )
 _DATA_LOSS_ADVICE = (
-    "retention deleted records before they were read: onDataLoss: gap goes on, and reports them"
+    "retention deleted records before they were read: onDataLoss: gap goes on, and reports them, "
+    "but damaged state cannot be replayed without them: restore a backup, or use --fresh"
 )
 _KAFKA_ERROR_PATTERN = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(\w+)|KafkaError\{code=(\w+)"

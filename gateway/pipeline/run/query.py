@@ -115,10 +115,12 @@ def start_query(
 
     close_clients(job_checkpoint.query_id)
     close_idle_connections(spark)
+    # State that is restored without records that retention has deleted since would be wrong.
+    restoring = {"on_data_loss": "fail"} if replay_state else {}
     tables = {
         name: read_stream(
             spark,
-            each,
+            each.model_copy(update=restoring),
             find_cluster(settings.clusters, each.kafka),
             settings.catalogs,
             input_name=name,
