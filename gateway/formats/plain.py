@@ -112,7 +112,7 @@ def describe_json_type(value: object) -> str:
         return "a boolean"
     if isinstance(value, int | float | Decimal):
         return "a number"
-    kinds = {str: "a string", list: "an array"}
+    kinds: dict[type, str] = {str: "a string", list: "an array"}
     return kinds.get(type(value), "an object")
 
 
