@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import NamedTuple
 
 from gateway.config import Settings, create_locator
@@ -69,6 +70,7 @@ def find_static_problems(settings: Settings, jobs: Sequence[Job] | None = None) 
     located = list(_iter_located_jobs(settings, jobs))
     return [
         *_check_conf(settings, [job for _, job in located]),
+        *_check_loads(settings, [job for _, job in located]),
         *(
             problem._replace(loc=(*loc, *problem.loc))
             for loc, job in located
@@ -124,6 +126,18 @@ def _check_conf(settings: Settings, jobs: Sequence[Job]) -> Iterator[JobProblem]
     for name, reason in _FIXED_CONF.items():
         if name in conf and any(each[name].lower() != conf[name].lower() for each in required):
             yield JobProblem(("pipelines", "spark", "conf", name), f"{reason}; remove it")
+
+
+def _check_loads(settings: Settings, jobs: Sequence[Job]) -> Iterator[JobProblem]:
+    """Compare the keys that jobs write in Redis with those of the other jobs in the file."""
+    every = _iter_located_jobs(settings, None)
+    loads = [(loc, job) for loc, job in every if isinstance(job, config.Load)]
+    for (loc, job), (_, other) in permutations(loads, 2):
+        prefix, other_prefix = job.into.prefix, other.into.prefix
+        is_same_server = job.into.url == other.into.url
+        if job in jobs and is_same_server and prefix.startswith(other_prefix):
+            message = f"'{prefix}' begins with '{other_prefix}', the prefix of job {other.name}"
+            yield JobProblem((*loc, "into", "prefix"), f"{message}; use another one")
 
 
 def _check_job(job: Job, schema_columns: Columns) -> Iterator[JobProblem]:

@@ -96,6 +96,24 @@ def test_problems_are_told_with_their_place(written, before, after, place, said)
     assert line.startswith(f"{path}:{place}: pipelines.jobs["), line
 
 
+@pytest.mark.parametrize(
+    ("prefix", "exit_code"), [("'table:'", 78), ("'table:vip:'", 78), ("'tables:'", 0)]
+)
+def test_tables_that_share_keys_in_redis_are_refused(written, prefix, exit_code):
+    """Rows of one table replaced those of the other, without a word."""
+    load = """\
+    - name: %s
+      type: load
+      from: {topic: clicks}
+      into: {kind: redis, url: "redis://localhost", fields: {age: int}%s}
+"""
+    loads = load % ("users", "") + load % ("products", f", prefix: {prefix}")
+    path = written(("    - name: again\n", f"{loads}    - name: again\n"))
+    found = invoke("check", "-c", path)
+    assert found.exit_code == exit_code, found.output
+    assert ("begins with 'table:', the prefix of job users" in found.output) == bool(exit_code)
+
+
 def test_realtime_is_refused_with_the_reason(written):
     path = written(("on: user", "on: user\n      trigger: realtime"))
     found = invoke("check", "-c", path)

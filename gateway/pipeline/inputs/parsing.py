@@ -16,7 +16,8 @@ of four digits can express. So:
 - A text with half of a surrogate pair (`\ud800`, RFC 8259 8.2) is refused before it is parsed:
   Spark would read a question mark in its place.
 - A decimal with a long exponent is refused before it is parsed: Spark writes out all of its digits,
-  which took 45 s for `1e10000000` (two cores), and is quadratic in the exponent.
+  which took 45 s for `1e10000000` (two cores), and is quadratic in the exponent. Spark takes it in
+  quotes, too, with escapes, commas, a plus and digits of all scripts.
 
 Functions with the parameters `parsed` and `text` take the struct that `parse_json` returned, and
 its text. Types of fields are those of the settings.
@@ -67,7 +68,14 @@ _SURROGATE_PAIR_PATTERN = (
     rf"{_ESCAPE_PATTERN}[dD][89abAB][0-9a-fA-F]{{2}}\\u[dD][c-fC-F][0-9a-fA-F]{{2}}"
 )
 _HALF_SURROGATE_PATTERN = rf"{_ESCAPE_PATTERN}[dD][89a-fA-F]"
-_LONG_EXPONENT_PATTERN = r'\s*+"?-?[0-9.]++[eE][+-]?[0-9]{4,}'
+_ESCAPE_BUT_E = r"\\u(?!00[46]5)[0-9a-fA-F]{4}"
+_QUOTED_DIGITS = rf"(?:[\p{{Nd}}.,]|{_ESCAPE_BUT_E})"
+_QUOTED_SIGN = r"(?:[+-]|\\u002[bBdD])?+"
+_LONG_DECIMAL_PATTERN = (
+    r"\s*+(?:-?[0-9.]++[eE][+-]?[0-9]{4,}"
+    rf'|"(?:\s|\\[bfnrt]|{_ESCAPE_BUT_E})*+{_QUOTED_SIGN}(?:[\p{{Nd}}.,]{{1001}}'
+    rf"|{_QUOTED_DIGITS}*+(?:[eE]|\\u00[46]5){_QUOTED_SIGN}{_QUOTED_DIGITS}{{4}}))"
+)
 
 
 def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool = True) -> Column:
@@ -328,20 +336,22 @@ def _is_outside(time: Column, literal_type: str, zone: str = "") -> Column:
 def _build_exponent_pattern(data_type: DataType) -> str:
     """Return a pattern that finds decimals with exponents of four digits or more in a text.
 
-    It is "" if the type has no decimals. The time is linear in the text: every loop is possessive,
-    and the only match that reads on to the end begins at the start.
+    It finds those of more than 1,000 digits in quotes, too; Jackson refuses others. It is "" if the
+    type has no decimals. The time is linear in the text: every loop is possessive, and the only
+    match that reads on to the end begins at the start.
     """
     names_by_nesting: dict[bool, set[str]] = {False: set(), True: set()}
     for name, is_nested in _iter_decimals(data_type, "", is_nested=False):
         names_by_nesting[is_nested].add(_build_name_pattern(name))
     plain, nested = ("|".join(sorted(names)) for names in names_by_nesting.values())
-    patterns = [rf'"(?:{plain})"\s*+:{_LONG_EXPONENT_PATTERN}'] if plain else []
+    patterns = [rf'"(?:{plain})"\s*+:{_LONG_DECIMAL_PATTERN}'] if plain else []
     if nested:
         # The values of an array or an object are searched up to a `]` that no other array follows.
         start = rf'"(?:{nested})"\s*+:\s*+(?=[\[{{])'
-        long_value = rf"[\[{{,:]{_LONG_EXPONENT_PATTERN}"
+        long_value = rf"[\[{{,:]{_LONG_DECIMAL_PATTERN}"
         between_arrays = r"\][\s\]]*+,\s*+(?=\[)"
-        values = rf"(?:[^\]\[{{,:]++|(?!{long_value})[\[{{,:]|{between_arrays})*+"
+        string = r'"(?:[^"\\]++|\\.)*+"'
+        values = rf'(?:[^"\]\[{{,:]++|{string}|(?!{long_value})[\[{{,:]|{between_arrays})*+'
         others = rf'(?:[^"]++|(?!{start})"|{start}{values}(?:\]|\z))*+'
         patterns.append(rf"\A{others}{start}{values}{long_value}")
     return "|".join(patterns)

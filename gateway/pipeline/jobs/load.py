@@ -8,10 +8,15 @@ in one partition, because offsets of different partitions cannot be compared.
 After each batch, the progress is written to the hash `<prefix>!loaded`: `topic:partition` has the
 next offset to load, `at` the time in milliseconds since 1970, and `batch of <job>` the batch. Rows
 are written once only, so a job ends if Redis has lost the batch before, and its rows with it.
+
+Before the first row of a batch, `token of <job>` is set to a new number. If it is another one after
+the last row, Redis has lost rows of this batch, which is written again.
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from gateway.config.sections.pipelines import Load
+
+log = logging.getLogger(__name__)
 
 # Of the rows that `write_batches` returns: the next offset after each record that was written.
 _WRITTEN_SCHEMA = "topic string, partition int, next bigint"
@@ -71,11 +78,18 @@ class BatchLoader:
         def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_batches(server, batches)
 
-        latest = build(self._settings, {"from": rows})
-        written = latest.mapInArrow(write_partition, _WRITTEN_SCHEMA).groupBy("topic", "partition")
-        ends = written.agg({"next": "max"}).collect()
-        positions = {f"{topic}:{partition}": end for topic, partition, end in ends}
-        store_loaded_positions(server, self._settings.name, epoch, positions)
+        name = self._settings.name
+        is_stored = False
+        while not is_stored:
+            token = begin_batch(server, name, epoch)
+            latest = build(self._settings, {"from": rows})
+            written = latest.mapInArrow(write_partition, _WRITTEN_SCHEMA)
+            ends = written.groupBy("topic", "partition").agg({"next": "max"}).collect()
+            positions = {f"{topic}:{partition}": end for topic, partition, end in ends}
+            is_stored = store_loaded_positions(server, name, epoch, positions, token)
+            if not is_stored:
+                problem = f"Redis at {server.display_url} has lost rows of {server.prefix}*"
+                log.warning("job %s: %s; batch %d is written again", name, problem, epoch)
 
 
 def get_output_mode(settings: Load) -> Literal["append", "update"]:
@@ -112,26 +126,43 @@ def write_batches(
     redis.close()
 
 
-def store_loaded_positions(
-    server: RedisConfig, job: str, epoch: int, positions: Mapping[str, int]
-) -> None:
-    redis, batch_field = RedisTable(server), f"batch of {job}"
+def begin_batch(server: RedisConfig, job: str, epoch: int) -> int:
+    """Verify that Redis has the batch before, and return the token that was stored for this one."""
+    redis, token = RedisTable(server), secrets.randbits(62)
 
     def verify_and_store() -> None:
         stored = redis.fetch_positions()
         # Older versions of the gateway stored no batch.
-        last = stored.get(batch_field, epoch - 1 if stored else -1)
+        last = stored.get(f"batch of {job}", epoch - 1 if stored else -1)
         if last < epoch - 1:
             problem = f"Redis at {server.display_url} has lost rows of {server.prefix}*"
             raise CheckpointRefused(
                 f"job {job}: {problem}: it has {last + 1} of {epoch} batches; start again with "
                 "--fresh, which loads all"
             )
-        redis.store_positions({**positions, batch_field: epoch}, int(time.time() * 1000))
+        redis.store_positions({f"token of {job}": token}, stored.get("at", 0))
 
-    # Verified after the rows were written, so that a loss meanwhile is found, too.
     _retry_while_unavailable(server, verify_and_store)
     redis.close()
+    return token
+
+
+def store_loaded_positions(
+    server: RedisConfig, job: str, epoch: int, positions: Mapping[str, int], token: int
+) -> bool:
+    """Store the progress, and return True, if Redis still has the token of the batch."""
+    redis, is_stored = RedisTable(server), False
+
+    def verify_and_store() -> None:
+        nonlocal is_stored
+        is_stored = redis.fetch_positions().get(f"token of {job}") == token
+        if is_stored:
+            progress = {**positions, f"batch of {job}": epoch}
+            redis.store_positions(progress, int(time.time() * 1000))
+
+    _retry_while_unavailable(server, verify_and_store)
+    redis.close()
+    return is_stored
 
 
 def _retry_while_unavailable(server: RedisConfig, operation: Any) -> None:

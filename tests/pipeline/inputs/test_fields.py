@@ -226,6 +226,28 @@ def test_a_long_exponent_in_an_array_is_invalid_after_one_pass_over_the_record(s
     assert {row["_offset"] for row in rows.select("_offset").collect()} == set(range(len(valid)))
 
 
+@pytest.mark.parametrize("precision", [9, 38])
+def test_a_long_exponent_is_invalid_however_a_text_spells_it(spark, precision):
+    """Spark takes texts for decimals, and wrote out the digits of those that were not of ASCII
+    digits with a minus: one record stopped the job for ever."""
+    fields = {"n": f"decimal({precision},2)", "by": "map<string,decimal(9,2)>"}
+    decimals = given(value={"fields": fields}, time="_timestamp")
+    texts = ["2026-01-02", "1 e 1000", r"\u65e5\u672c\u8a9e\u672c", "1e+05"]
+    valid = [
+        r'{"n": "\u0031.5", "other": {"n": "1e12 EUR"}}',
+        *(f'{{"n": "1e+2", "by": {{"a": "-1.5"}}, "other": {{"n": "{text}"}}}}' for text in texts),
+    ]
+    long = [
+        "+1e99999999", r"\u0031e99999999", "1e9,999,9999", "1e٩٩٩٩٩٩٩٩", r"1\u0065-99999999",
+        r"1e\u002d9999999\u0039", r"\u002b1E\u06609999999", r" \n\u0020 +1e-99999999",
+        "1" * 1_000_000,
+    ]  # fmt: skip
+    invalid = [f'{{"n": "{text}"}}' for text in long]
+    invalid += [f'{{"by": {{"]\\\\\\"": 1, "b": "{text}"}}}}' for text in long]
+    rows = parse_values(raw(spark, *valid, *invalid), decimals)
+    assert {row["_offset"] for row in rows.select("_offset").collect()} == set(range(len(valid)))
+
+
 def test_an_integer_that_another_column_holds_under_the_same_name_is_no_time(spark):
     """Only seconds of the column itself are too many; a nested number has nothing to do with it.
 

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from redis import Redis
 from support.redis import RedisServer
 
 from gateway.config.sections.pipelines import Load
@@ -93,6 +94,24 @@ def test_a_job_ends_if_redis_has_lost_what_was_loaded(spark: Any, redis_server: 
             job(records(spark, ("c", "4")), 3)
     job(records(spark, ("a", "1"), ("b", "3"), ("c", "4")), 0)  # --fresh
     assert stored(redis_server) == {"a": "1", "b": "3", "c": "4"}
+
+
+def test_a_batch_is_written_again_if_redis_is_lost_meanwhile(spark, redis_server, tmp_path):
+    """The rows before the loss were missing for ever: nothing was compared within a batch."""
+    url, runs = redis_server.url, tmp_path / "runs"
+
+    def lose_rows_once(batches):
+        if not runs.exists():
+            with Redis.from_url(url) as client:
+                client.flushdb()
+        with runs.open("a") as file:
+            file.write("run\n")
+        yield from batches
+
+    rows = records(spark, ("a", "1"), ("b", "2")).repartition(1)
+    load.BatchLoader(settings(url))(rows.mapInArrow(lose_rows_once, RECORDS), 0)
+    assert runs.read_text() == "run\nrun\n"
+    assert stored(redis_server) == {"a": "1", "b": "2"}
 
 
 def test_values_are_read_as_they_are():
