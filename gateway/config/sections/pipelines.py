@@ -185,7 +185,9 @@ class Redis(Section):
         default=None, description="Password of Redis. For secured servers."
     )
     prefix: Text = Field(
-        default="table:", description="Prefix of each key in Redis. For shared servers."
+        default="table:",
+        description="Prefix of each key in Redis, a different one for each table. For servers with "
+        "several tables.",
     )
     fields: dict[Column, Text] = Field(
         description="Columns of the JSON values, with their Spark SQL types. For enrichment."
