@@ -156,7 +156,7 @@ COMPONENTS = (
 )  # fmt: skip
 # Those of the process that runs Spark jobs, which reads the same configuration.
 PIPELINE_COMPONENTS = (
-    "pipeline", "pipeline.exactly_once", "pipeline.progress", "pipeline.run",
+    "pipeline", "pipeline.exactly_once", "pipeline.jobs", "pipeline.progress", "pipeline.run",
     "pipeline.state", "pipeline.tables",
 )  # fmt: skip
 LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # other names: our packages
