@@ -123,7 +123,7 @@ class ObjectEncoder:
         """Return the frame of a `Position`, without the token; see `Encoder`."""
         return _encode_control("position", {})
 
-    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
+    def encode_events(self, events: Sequence[ChannelEvent], view_digest: bytes) -> bytes:
         """Return events as frames, each followed by its token; see `Encoder`."""
         parts: list[bytes] = []
         for _, head, token_text, _ in events:

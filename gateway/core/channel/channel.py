@@ -44,7 +44,7 @@ class Encoder(Protocol):
     def encode_position(self) -> bytes:
         """Return the event that only carries an id; empty on wires without ids."""
 
-    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
+    def encode_events(self, events: Sequence[ChannelEvent], view_digest: bytes) -> bytes:
         """Return payloads and ids, by `seal_token(event.token_text, view_digest)`, in order."""
 
 
@@ -232,7 +232,7 @@ class Channel(ChunkRing):
                 token_text = None
             events[n] = event._replace(token_text=token_text)
 
-    def encode_events(self, events: Iterable[ChannelEvent]) -> bytes:
+    def encode_events(self, events: Sequence[ChannelEvent]) -> bytes:
         return self.encoder.encode_events(events, self.view_digest)
 
     def _encode_without(self, chunk: Chunk, positions: Position, issued: int | None) -> bytes:
@@ -252,10 +252,12 @@ class Channel(ChunkRing):
         if not kept:
             return b""
         return self.encode_events(
-            event
-            if event.token_text is None
-            else event._replace(token_text=overlay(event.token_text, positions, issued))
-            for event in kept
+            [
+                event
+                if event.token_text is None
+                else event._replace(token_text=overlay(event.token_text, positions, issued))
+                for event in kept
+            ]
         )
 
 

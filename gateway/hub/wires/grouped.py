@@ -13,7 +13,7 @@ share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from gateway.core.channel.chunk_ring import ChannelEvent
@@ -44,7 +44,7 @@ class StatusHead(bytes):
 
 
 def create_status_head(entry: StreamItem, head: bytes) -> bytes:
-    """Return the head for `iter_joined_statuses`: `head` as it is if the entry cannot be joined."""
+    """Return the head for `join_statuses`: `head` as it is if the entry cannot be joined."""
     if not isinstance(entry, Ready | Fault):
         return head
     status_head = StatusHead(head)
@@ -52,13 +52,20 @@ def create_status_head(entry: StreamItem, head: bytes) -> bytes:
     return status_head
 
 
-def iter_joined_statuses(
-    events: Iterable[ChannelEvent], encode_head: EncodeHead
-) -> Iterator[ChannelEvent]:
-    """Yield the events with each run of `ready`, and of `error`, joined.
+def join_statuses(
+    events: Sequence[ChannelEvent], encode_head: EncodeHead
+) -> Sequence[ChannelEvent]:
+    """Return the events with each run of `ready`, and of `error`, joined.
 
     A joined event has the last id of its run.
     """
+    for event in events:  # most chunks have records alone, which are looked at only once
+        if type(event.payload) is StatusHead:
+            return list(_iter_joined(events, encode_head))
+    return events
+
+
+def _iter_joined(events: Iterable[ChannelEvent], encode_head: EncodeHead) -> Iterator[ChannelEvent]:
     run: list[ChannelEvent] = []
     for event in events:
         if type(event.payload) is not StatusHead:

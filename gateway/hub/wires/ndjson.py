@@ -9,7 +9,7 @@ begins with such a key cannot be mistaken for another line:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format, create_json_encoder
 
 from .control_events import POSITION_REFUSED_GAP, PartitionsReadyEvent, describe_entry
-from .grouped import create_status_head, iter_joined_statuses
+from .grouped import create_status_head, join_statuses
 
 HEARTBEAT = b"\n"
 
@@ -112,8 +112,8 @@ class NdjsonEncoder:
     def encode_position(self) -> bytes:
         return b"{" if self._positions else b""
 
-    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
-        events = iter_joined_statuses(
+    def encode_events(self, events: Sequence[ChannelEvent], view_digest: bytes) -> bytes:
+        events = join_statuses(
             events, lambda name, data: self._encode_head(name, orjson.dumps(data))
         )
         if not self._positions:

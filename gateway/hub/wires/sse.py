@@ -7,7 +7,7 @@ else is a control event with JSON data (`control_events`).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from gateway.formats import Format
 from gateway.wire import sse
 
 from .control_events import POSITION_REFUSED_GAP, describe_entry
-from .grouped import create_status_head, iter_joined_statuses
+from .grouped import create_status_head, join_statuses
 from .wire import end_retries
 
 # Seconds after which EventSource reconnects; drawn at random, so that not all do so at once.
@@ -92,9 +92,9 @@ class SseEncoder:
     def encode_position(self) -> bytes:
         return _POSITION_HEAD
 
-    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
+    def encode_events(self, events: Sequence[ChannelEvent], view_digest: bytes) -> bytes:
         parts: list[bytes] = []
-        for _, head, token_text, _ in iter_joined_statuses(events, encode_control):
+        for _, head, token_text, _ in join_statuses(events, encode_control):
             parts.append(head)
             parts.append(
                 b"\n" if token_text is None else sse.encode_id(seal_token(token_text, view_digest))

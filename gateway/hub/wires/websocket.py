@@ -6,7 +6,7 @@ message of its own, in its place among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from gateway.wire.websocket import (
 )
 
 from .control_events import POSITION_REFUSED_GAP, describe_entry
-from .grouped import create_status_head, iter_joined_statuses
+from .grouped import create_status_head, join_statuses
 from .wire import end_retries
 
 MAX_BATCH_BYTES = 64 * 1024  # bytes of records after which the next message begins
@@ -135,11 +135,11 @@ class MessageEncoder:
     def encode_position(self) -> bytes:
         return self._position_head
 
-    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
+    def encode_events(self, events: Sequence[ChannelEvent], view_digest: bytes) -> bytes:
         frames: list[bytes] = []
         batch: list[bytes] = []
         size, batch_token = 0, None
-        for _, head, token_text, _ in iter_joined_statuses(events, self._encode_control):
+        for _, head, token_text, _ in join_statuses(events, self._encode_control):
             # The position of a message is that after its last record: where not every record has
             # one, a record with a position must be the last of its message.
             if (

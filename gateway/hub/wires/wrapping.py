@@ -7,7 +7,7 @@ clients that came at different times.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ class WrappingEncoder:
         self._encode_events = encoder.encode_events
         self._wrap = wrap
 
-    def encode_events(self, events: Iterable[ChannelEvent], view_digest: bytes) -> bytes:
+    def encode_events(self, events: Sequence[ChannelEvent], view_digest: bytes) -> bytes:
         return self._wrap(self._encode_events(events, view_digest))
 
 
