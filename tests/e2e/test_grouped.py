@@ -19,6 +19,7 @@ from support.gateways import (
     create_http_client,
     running_gateway,
 )
+from support.grouped import iter_single_events
 from support.multiplex import MultiplexClient
 from support.records import produce_records
 from support.scrape import fetch_metrics
@@ -87,11 +88,12 @@ async def listening(gateway: GatewayThread, path: str) -> AsyncIterator[Callable
 
 
 def ready_partitions(told: Told) -> list[int]:
-    found = [data["partition"] for name, data in told if name == "ready"]
-    for name, data in told:
-        if name == "partitions-ready":
-            found += [number for group in data["topics"] for number in group["partitions"]]
-    return found
+    return [
+        data["partition"]
+        for event in told
+        for name, data in iter_single_events(*event)
+        if name == "ready"
+    ]
 
 
 def ready_events(told: Told) -> int:

@@ -17,14 +17,13 @@ _RECORD_PREFIX = '{"@record":'
 class NdjsonParser(SseParser):
     """Feed it bytes cut anywhere; lines that did not become whole are none.
 
-    comments: how many empty lines were read. last_event_id: the last position.
+    last_event_id: the last position.
     """
 
     _buffer = b""
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-        self.comment_count += lines.count(b"")
         return [self._build_event(line.decode()) for line in lines if line]
 
     def _build_event(self, line: str) -> SseEvent:

@@ -36,12 +36,10 @@ class SseParser:
 
     last_event_id: what a client would reconnect with; give the one of the last connection.
     retry_ms:      the last `retry`, None before the first.
-    comments:      how many comment lines were read.
     """
 
     last_event_id: str = ""
     retry_ms: int | None = None
-    comment_count: int = 0
     pending_id: str = field(init=False)
     _pending_type: str = ""
     _pending_data: list[bytes] = field(default_factory=list)
@@ -77,7 +75,7 @@ class SseParser:
         value = value.removeprefix(b" ")
         match name:
             case b"":
-                self.comment_count += 1
+                pass  # a comment
             case b"event":
                 self._pending_type = value.decode(errors="replace")
             case b"data":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.core.log.record import TopicPartition
@@ -108,6 +109,7 @@ class RecordEncoder:
         encode_key, encode_value = (_get_encoder(encoding.format) for encoding in encodings)
         size = 0
         async with take_turns() as turns:
+            encode_with_schema = partial(self._encode_with_schema, turns, topic, encodings, encoded)
             for index, record in enumerate(records):
                 if size > self._max_bytes:
                     problem = f"the records before it come to {size} bytes; send fewer at once"
@@ -120,20 +122,12 @@ class RecordEncoder:
                 key, value = record.get("key"), record.get("value")
                 try:
                     if key is not None:
-                        key = (
-                            encode_key(key)
-                            if encode_key
-                            else await self._encode_with_schema(
-                                turns, topic, 0, key, encodings, encoded
-                            )
-                        )
+                        key = encode_key(key) if encode_key else await encode_with_schema(0, key)
                     if value is not None:
                         value = (
                             encode_value(value)
                             if encode_value
-                            else await self._encode_with_schema(
-                                turns, topic, 1, value, encodings, encoded
-                            )
+                            else await encode_with_schema(1, value)
                         )
                 except FormatError as exc:
                     # The key is still the JSON value only if encoding it failed.
@@ -171,10 +165,10 @@ class RecordEncoder:
         self,
         turns: Turns,
         topic: TopicMetadata,
-        position: int,
-        value: Any,
         encodings: Sequence[FieldEncoding],
         encoded: EncodedRecords,
+        position: int,
+        value: Any,
     ) -> bytes | None:
         """Encode a key (position 0) or a value (1) with its schema, and load that if needed."""
         (format, schema), is_key = encodings[position], position == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeVar
 
@@ -107,17 +107,12 @@ def get_wait(request: HTTPConnection) -> float | None:
 
 def wants_positions(request: HTTPConnection) -> bool:
     """Return whether `?positions` is requested, without a value or with a true one."""
-    return _parse_flag("positions", get_query_pairs(request))
-
-
-def _parse_flag(name: str, query_pairs: Iterable[tuple[str, str]]) -> bool:
-    """Return whether a flag is set; it is not set if it is absent."""
-    values = [value for key, value in query_pairs if key == name]
+    values = [value for name, value in get_query_pairs(request) if name == "positions"]
     if len(values) > 1:
-        raise _build_bad_request(f"?{name}= is given {len(values)} times; give it once")
+        raise _build_bad_request(f"?positions= is given {len(values)} times; give it once")
     text = values[0].lower() if values else "false"
     if text not in ("", "true", "false", "1", "0"):
-        raise _build_bad_request(f"?{name}={text[:64]} is not understood; use true or false")
+        raise _build_bad_request(f"?positions={text[:64]} is not understood; use true or false")
     return text in ("", "true", "1")
 
 
