@@ -59,8 +59,8 @@ from gateway.config.source.values_file import read_values as read_values
 from gateway.config.source.yaml_document import dumps
 from gateway.config.types.condition import Condition, Filter
 from gateway.config.types.filters import parse_fields, parse_filter, parse_filters
+from gateway.config.types.forms import expand
 from gateway.config.types.path import PathPattern
-from gateway.config.types.shorthand import expand
 from gateway.config.types.units import Rate
 from gateway.errors import ConfigError
 

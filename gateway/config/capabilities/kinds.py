@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from gateway.config.types.kinds import Kinds
+from gateway.config.types.forms import Kinds
 
 from .fetch import FetchWith
 from .options import With

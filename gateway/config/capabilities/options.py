@@ -11,7 +11,7 @@ from gateway.config.source.template import Template
 from gateway.config.types.condition import Filter, RequestTemplate
 from gateway.config.types.fields import Choice, Flag, Pointer, Text, TopicGlob
 from gateway.config.types.formats import EVENT_FORMATS
-from gateway.config.types.guarded import Guarded
+from gateway.config.types.forms import Guarded
 from gateway.config.types.section import Problem, Section
 
 WRITE_METHODS = ("POST", "PUT", "PATCH", "DELETE")

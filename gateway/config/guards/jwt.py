@@ -22,6 +22,7 @@ from pydantic import (
 from gateway.config.source.substitution import UnresolvedText, safe_repr
 from gateway.config.types.address import validate_url
 from gateway.config.types.fields import Duration, Flag, SecretText, Text, in_range
+from gateway.config.types.forms import TextOrList
 from gateway.config.types.section import (
     Problem,
     Section,
@@ -29,7 +30,6 @@ from gateway.config.types.section import (
     create_section_error,
     create_value_error,
 )
-from gateway.config.types.shorthand import TextOrList
 from gateway.config.types.units import format_duration
 
 from .credentials import BEARER_CREDENTIALS, Credentials

@@ -31,6 +31,7 @@ from gateway.config.types.fields import (
     validate_text,
 )
 from gateway.config.types.formats import list_topic_models, needs_catalog
+from gateway.config.types.forms import Shorthand
 from gateway.config.types.section import (
     Problem,
     Section,
@@ -38,7 +39,6 @@ from gateway.config.types.section import (
     create_section_error,
     create_value_error,
 )
-from gateway.config.types.shorthand import Shorthand
 from gateway.config.types.units import format_duration
 
 from .java_properties import suggest_cluster_option

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from pydantic import AfterValidator, Field
 
 from gateway.config.types.fields import Duration, Number, SecretText, Text, TopicName, in_range
-from gateway.config.types.kinds import Kinds
+from gateway.config.types.forms import Kinds
 from gateway.config.types.section import Problem, Section, create_value_error
 
 from .job import (

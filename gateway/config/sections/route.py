@@ -15,7 +15,7 @@ from gateway.config.capabilities.kinds import WITH_KINDS, AnyWith
 from gateway.config.capabilities.stream import StreamWith
 from gateway.config.types.address import Host
 from gateway.config.types.fields import Number, in_range, validate_text
-from gateway.config.types.guarded import Guarded
+from gateway.config.types.forms import Guarded
 from gateway.config.types.path import PathPattern
 from gateway.config.types.section import (
     Problem,

@@ -14,8 +14,8 @@ from gateway.config.checks.clusters import find_clusters
 from gateway.config.checks.crosscheck import check_settings
 from gateway.config.guards.kinds import AnyGuardSection
 from gateway.config.types.fields import Size, Text, in_range
+from gateway.config.types.forms import expand
 from gateway.config.types.section import Problem, Section
-from gateway.config.types.shorthand import expand
 from gateway.config.types.units import format_size
 
 from .catalog import SchemaRegistry

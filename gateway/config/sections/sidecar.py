@@ -34,7 +34,7 @@ from gateway.config.types.fields import (
     in_range,
 )
 from gateway.config.types.formats import SERIALIZATION_FORMATS
-from gateway.config.types.guarded import Guarded
+from gateway.config.types.forms import Guarded
 from gateway.config.types.section import Problem, Section, create_value_error
 from gateway.config.types.units import format_share, format_size
 

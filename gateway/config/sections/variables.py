@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, get_args, get_origin
 from gateway.config.source.substitution import SubstitutedText
 from gateway.config.source.yaml_document import parse_document
 from gateway.config.types.fields import DURATION_PATTERN, RATE_PATTERN, SIZE_PATTERN
-from gateway.config.types.section import Loc, Section
-from gateway.config.types.shorthand import get_full_type, resolve_type
+from gateway.config.types.forms import get_item, is_section, resolve_type
+from gateway.config.types.section import Loc, Section, as_mapping
 from gateway.errors import ConfigError
 
 from .schema import build_json_schema
@@ -76,8 +76,9 @@ def list_variables() -> list[Variable]:
     definitions = build_json_schema()
     sections = {"Settings": definitions, **definitions["$defs"]}
     return [
-        _describe_variable(loc, sections[kind.__name__]["properties"][loc[-1]])
-        for loc, kind in _iter_options(Settings, ())
+        _describe_variable(loc, sections[parent.__name__]["properties"][loc[-1]])
+        for loc, parent, section in _iter_options(Settings)
+        if section is None
     ]
 
 
@@ -115,21 +116,24 @@ def _to_segment(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", words).upper()
 
 
-def _iter_options(kind: type[Section], loc: Loc) -> Iterator[tuple[Loc, type[Section]]]:
-    for name, field in kind.model_fields.items():
-        inner = (*loc, field.alias or name)
-        section = _find_section(get_full_type(field))
-        if section is None:
-            yield inner, kind
-        else:
-            yield from _iter_options(section, inner)
+class _Option(NamedTuple):
+    loc: Loc
+    parent: type[Section]
+    section: type[Section] | None  # None for single values, lists and mappings
+
+
+def _iter_options(parent: type[Section], loc: Loc = ()) -> Iterator[_Option]:
+    """Yield all options with a fixed path, each section before its options."""
+    for key, kind in parent.list_options().items():
+        section = _find_section(kind)
+        yield _Option((*loc, key), parent, section)
+        if section is not None:
+            yield from _iter_options(section, (*loc, key))
 
 
 def _find_section(kind: Any) -> type[Section] | None:
-    """Return the section of a type; None for single values, lists and mappings."""
-    resolved, _ = resolve_type(kind, {})
-    is_section = isinstance(resolved, type) and issubclass(resolved, Section)
-    return resolved if is_section else None
+    section, _ = resolve_type(kind, {})
+    return section if is_section(section) else None
 
 
 class _Target(NamedTuple):
@@ -157,23 +161,19 @@ def _find_target(variable: str, values: object) -> _Target:
         if segment not in children:
             break
         step, kind = children[segment]
-        inner = target.values.get(step) if isinstance(target.values, Mapping) else None
-        target = _Target((*target.loc, step), kind, inner, rest)
+        target = _Target((*target.loc, step), kind, get_item(target.values, step), rest)
     return target
 
 
 def _list_children(target: _Target) -> Mapping[str, tuple[str, Any]]:
-    values = target.values if isinstance(target.values, Mapping) else {}
-    resolved, _ = resolve_type(target.kind, values)
-    if isinstance(resolved, type) and issubclass(resolved, Section):
-        fields = resolved.model_fields.items()
-        return {
-            _to_segment(field.alias or name): (field.alias or name, get_full_type(field))
-            for name, field in fields
-        }
-    if get_origin(resolved) is dict:
-        return {_to_segment(str(name)): (str(name), get_args(resolved)[1]) for name in values}
-    return {}
+    """Return the options or names below a target, each with its type, by the words of variables."""
+    values = as_mapping(target.values)
+    kind, _ = resolve_type(target.kind, values)
+    if get_origin(kind) is dict:
+        children: Mapping[str, Any] = dict.fromkeys(map(str, values), get_args(kind)[1])
+    else:
+        children = kind.list_options() if is_section(kind) else {}
+    return {_to_segment(name): (name, child) for name, child in children.items()}
 
 
 def _parse_value(kind: Any, variable: str, environ: Mapping[str, str]) -> Any:
@@ -205,65 +205,47 @@ def _describe_unknown(name: str, target: _Target) -> list[str]:
         example = _build_example(section, target.loc)
         what = f"{'.'.join(map(str, target.loc))} is a section; set its options, such as {example}"
         return [f"the environment variable {name} sets no option: {what}"]
-    hint = _suggest_variable(name, target)
-    has_levels = LEVEL_SEPARATOR in name
-    if hint is None and not has_levels:
+    hint = _suggest_named(target) or _suggest_variable(name)
+    if hint is None and LEVEL_SEPARATOR not in name:
         return []
-    return [
-        f"the environment variable {name} sets no option; "
-        + (f"did you mean {hint}?" if hint else "`gateway config --env` lists all")
-    ]
+    advice = f"did you mean {hint}?" if hint else "`gateway config --env` lists all"
+    return [f"the environment variable {name} sets no option; {advice}"]
 
 
-def _suggest_variable(name: str, target: _Target) -> str | None:
-    if named := _suggest_named(target):
-        return named
-    known = {build_variable_name(loc): "" for loc, _ in _iter_options(Settings, ())}
-    known |= dict.fromkeys((*COMMAND_VARIABLES, *OLD_NAMES), "")
-    for loc, section in _iter_sections(Settings, ()):
-        known[build_variable_name(loc)] = _build_example(section, loc)
+def _suggest_variable(name: str) -> str | None:
+    known = {name: name for name in COMMAND_VARIABLES} | dict(OLD_NAMES)
+    for loc, _, section in _iter_options(Settings):
+        variable = build_variable_name(loc)
+        known[variable] = variable if section is None else _build_example(section, loc)
     known.pop(name, None)  # known for files of another form
     folded = {each.replace("_", ""): each for each in known}
     near = folded.get(name.replace("_", ""))
     if near is None:
         cutoff = 0.75 if LEVEL_SEPARATOR in name else MIN_SIMILARITY
         near = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
-    return near and (known[near] or OLD_NAMES.get(near, near))
+    return known[near] if near else None
 
 
 def _suggest_named(target: _Target) -> str | None:
     """Return the variable with a name of the file where another name, or none, was written."""
-    resolved, _ = resolve_type(
-        target.kind, target.values if isinstance(target.values, Mapping) else {}
-    )
+    kind, _ = resolve_type(target.kind, as_mapping(target.values))
     children = _list_children(target)
-    if get_origin(resolved) is not dict or not children or not target.rest:
+    if get_origin(kind) is not dict or not children or not target.rest:
         return None
     segment, *rest = target.rest
     near = difflib.get_close_matches(segment, children, n=1)
     levels = [near[0], *rest] if near else [next(iter(children)), *target.rest]
     variable = LEVEL_SEPARATOR.join((build_variable_name(target.loc), *levels))
-    return variable if _find_target(variable, _nest(target.loc, target.values)).is_option else None
-
-
-def _nest(loc: Loc, values: object) -> object:
-    """Return values at a path, as the values of a file that has nothing else."""
-    for step in reversed(loc):
-        values = {step: values}
-    return values
-
-
-def _iter_sections(kind: type[Section], loc: Loc) -> Iterator[tuple[Loc, type[Section]]]:
-    for name, field in kind.model_fields.items():
-        section = _find_section(get_full_type(field))
-        if section is not None:
-            inner = (*loc, field.alias or name)
-            yield inner, section
-            yield from _iter_sections(section, inner)
+    nested = target.values
+    for step in reversed(target.loc):
+        nested = {step: nested}
+    return variable if _find_target(variable, nested).is_option else None
 
 
 def _build_example(section: type[Section], loc: Loc) -> str:
-    return build_variable_name(next(_iter_options(section, loc))[0])
+    """Return the variable of the first option of a section."""
+    options = (option for option in _iter_options(section, loc) if option.section is None)
+    return build_variable_name(next(options).loc)
 
 
 def _describe_variable(loc: Loc, schema: Mapping[str, Any]) -> Variable:

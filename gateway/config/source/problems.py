@@ -5,28 +5,24 @@ Each problem is one line, `file:line:column: problem; remedy`, in the order of t
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.sections.kafka import is_cluster_mapping
-from gateway.config.types.kinds import Kinds
-from gateway.config.types.section import PROBLEM_ERROR_TYPE, Section
+from gateway.config.types.forms import AnySection, find_sections, get_item, is_section
+from gateway.config.types.section import PROBLEM_ERROR_TYPE, Loc, Section
 
 from .nodes import START_MARK, SourceMark
 from .substitution import UnresolvedText, safe_repr, suggest
 from .yaml_document import YamlDocument
 
-Loc = tuple[str | int, ...]
-
 
 def format_problems(
-    document: YamlDocument, error: ValidationError | None, root: type[BaseModel]
+    document: YamlDocument, error: ValidationError | None, root: type[Section]
 ) -> list[str]:
     """Return a line for every problem of a document, in the order of the file."""
     located = list(document.problems)
@@ -67,7 +63,7 @@ def format_loc(loc: Sequence[str | int]) -> str:
 
 
 def _locate_problem(
-    document: YamlDocument, detail: ErrorDetails, root: type[BaseModel]
+    document: YamlDocument, detail: ErrorDetails, root: type[Section]
 ) -> tuple[SourceMark, str]:
     loc = detail["loc"]
     kind, context = detail["type"], detail.get("ctx", {})
@@ -93,18 +89,28 @@ def _locate_problem(
     return _find_mark(document, loc), f"{name}: {_describe_error(kind, detail, value)}"
 
 
-def _suggest_key(document: YamlDocument, loc: Loc, root: type[BaseModel]) -> str:
+def _suggest_key(document: YamlDocument, loc: Loc, root: type[Section]) -> str:
     """Return the advice on an unknown key: where it belongs, or which key is near."""
-    key, kind_of_section = str(loc[-1]), _find_type(root, loc[:-1], document.values)
-    if hint := _suggest_option(kind_of_section, key, _get_value(document.values, loc)):
-        return hint
-    for length in range(len(loc) - 1, 0, -1):
-        section = loc[length - 1]
-        if isinstance(section, int):
+    key = str(loc[-1])
+    sections = find_sections(root, loc[:-1], document.values)
+    section = sections[-1]
+    if is_section(section):
+        hint = section.suggest_option(key, _get_value(document.values, loc))
+        if hint is not None:
+            return hint
+    for outer, step in zip(reversed(sections[:-1]), reversed(loc[:-1]), strict=True):
+        if isinstance(step, int):
             break  # a key of an item, which is no key of the list's section
-        if key in _list_keys(_find_type(root, loc[: length - 1], document.values)):
-            return f"it belongs beside '{section}'"
-    return suggest(key, _list_keys(kind_of_section))
+        if key in _list_keys(outer):
+            return f"it belongs beside '{step}'"
+    return suggest(key, _list_keys(section))
+
+
+def _list_keys(section: AnySection) -> list[str]:
+    if section is None:
+        return []
+    short_keys = section.short_keys if is_section(section) else ()
+    return [*section.list_options(), *short_keys]
 
 
 def _describe_error(kind: str, detail: ErrorDetails, value: object) -> str:
@@ -148,80 +154,4 @@ def _find_mark(document: YamlDocument, loc: Loc, *, key: bool = False) -> Source
 
 
 def _get_value(values: Any, loc: Loc) -> Any:
-    for step in loc:
-        if isinstance(values, str):
-            return None  # the content of a `${file:...}` has no place in this file
-        try:
-            values = values[step]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return values
-
-
-def _find_type(root: type[BaseModel], loc: Loc, values: Any) -> Any:
-    kind: Any = root
-    for depth, step in enumerate(loc):
-        kind = _get_child_type(_unwrap_type(kind, _get_value(values, loc[:depth])), step)
-    return _unwrap_type(kind, _get_value(values, loc))
-
-
-def _suggest_option(kind: Any, key: str, value: object) -> str | None:
-    if isinstance(kind, type) and issubclass(kind, Section):
-        return kind.suggest_option(key, value)
-    return None
-
-
-def _list_keys(kind: Any) -> list[str]:
-    if isinstance(kind, Kinds):
-        return kind.list_options()
-    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-        return []
-    options = [field.alias or name for name, field in kind.model_fields.items()]
-    return [*options, *kind.short_keys] if issubclass(kind, Section) else options
-
-
-def _get_child_type(kind: Any, step: str | int) -> Any:
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        fields = {field.alias or name: field for name, field in kind.model_fields.items()}
-        field = fields.get(str(step))
-        return None if field is None else _add_kinds(field)
-    if isinstance(kind, Kinds):
-        children = (_get_child_type(member, step) for member in kind.values())
-        return next((child for child in children if child is not None), None)
-    if get_origin(kind) in (tuple, dict):
-        return get_args(kind)[0 if get_origin(kind) is tuple else 1]
-    return None
-
-
-def _add_kinds(field: FieldInfo) -> Any:
-    """Return the type of an option, with the kinds of its section, which pydantic keeps apart."""
-    for metadata in field.metadata:
-        if isinstance(metadata, Kinds):
-            return Annotated[field.annotation, metadata]
-    return field.annotation
-
-
-def _unwrap_type(kind: Any, value: Any) -> Any:
-    """Return a type without Annotated and Optional.
-
-    Several kinds, or a union, become the one that fits the value; all kinds if it names no known
-    one.
-    """
-    while True:
-        if get_origin(kind) is Annotated:
-            kind, *metadata = get_args(kind)
-            for kinds in metadata:
-                if isinstance(kinds, Kinds) and isinstance(value, Mapping):
-                    return kinds.find(value) or kinds
-        elif get_origin(kind) is tuple and isinstance(value, Mapping):
-            kind = get_args(kind)[0]  # a single item stands for a list of one
-        elif get_origin(kind) in (Union, UnionType):
-            members = [arg for arg in get_args(kind) if arg is not type(None)]
-            chosen = (member for member in members if _is_dict(member) == is_cluster_mapping(value))
-            kind = next(chosen, members[0])
-        else:
-            return kind
-
-
-def _is_dict(kind: Any) -> bool:
-    return get_origin(kind) is dict
+    return functools.reduce(get_item, loc, values)

@@ -10,9 +10,10 @@ problems between options are reported together with every invalid value.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -28,9 +29,7 @@ PROBLEM_ERROR_TYPE = "refused"  # the pydantic error type of messages that need 
 
 Loc: TypeAlias = tuple[str | int, ...]
 """The path of an option."""
-
-
-ErrorKey: TypeAlias = tuple[tuple[str | int, ...], str, str]
+ErrorKey: TypeAlias = tuple[Loc, str, str]
 """The path, the type and the message of an error, to compare it by."""
 
 
@@ -90,20 +89,29 @@ class Section(BaseModel):
         return None
 
     @classmethod
+    @functools.cache
+    def list_options(cls) -> Mapping[str, Any]:
+        """Return the types of the options with their annotations, by the key in YAML."""
+        return {
+            field.alias or name: Annotated[field.annotation, *field.metadata]
+            if field.metadata
+            else field.annotation
+            for name, field in cls.model_fields.items()
+        }
+
+    @classmethod
     def respell(cls, raw: Mapping[Any, Any]) -> WrittenForm | None:
         """Return options with their present names: `max-age` as `maxAge`, or the other way round.
 
         Return None if all have them. A key whose present name is written too stays as it is, and is
         refused as unknown.
         """
-        options = [field.alias or name for name, field in cls.model_fields.items()]
-        unknown = [key for key in raw if isinstance(key, str) and key not in options]
-        if not unknown:
-            return None
+        options = cls.list_options()
         names = {_to_camel_case(option): option for option in options} | dict(cls.old_names)
         respelled = {
             key: names[spelling]
-            for key in unknown
+            for key in raw
+            if isinstance(key, str) and key not in options
             if (spelling := _to_camel_case(key)) in names and names[spelling] not in raw
         }
         if not respelled:
@@ -133,17 +141,17 @@ class Section(BaseModel):
     def _validate_with_checks(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Validate, and raise the problems of `check_raw` together with pydantic's."""
         data = cls.normalize(data)
-        problems: list[InitErrorDetails] = []
+        problems: list[Problem] = []
         if isinstance(data, Mapping):
             written = {key: value for key, value in data.items() if value is not None}
-            problems = [_build_error_details(problem) for problem in cls.check_raw(written)]
+            problems += cls.check_raw(written)
+        errors: Iterable[InitErrorDetails] = ()
         try:
             section = handler(data)
         except ValidationError as error:
-            described = replace_unknown_keys(error, cls.describe_unknown_key)
-            problems = [*_iter_error_details(described), *problems]
-        if problems:
-            raise ValidationError.from_exception_data(cls.__name__, problems, hide_input=True)
+            errors = describe_unknown_keys(read_errors(error), cls.describe_unknown_key)
+        if errors or problems:
+            raise build_error((*errors, *map(build_details, problems)))
         return section
 
 
@@ -159,59 +167,39 @@ def create_value_error(message: str) -> PydanticCustomError:
 
 def create_section_error(*problems: Problem) -> ValidationError:
     """Return the error of a section, for an `after` validator to raise."""
-    details = [_build_error_details(problem) for problem in problems]
-    return ValidationError.from_exception_data("settings", details, hide_input=True)
+    return build_error(map(build_details, problems))
 
 
-def list_errors(error: ValidationError) -> list[ErrorKey]:
-    return [(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors()]
+def build_error(details: Iterable[InitErrorDetails]) -> ValidationError:
+    return ValidationError.from_exception_data("settings", list(details), hide_input=True)
 
 
-def select_errors(
-    error: ValidationError, is_wanted: Callable[[ErrorKey], bool]
-) -> ValidationError | None:
-    """Return an error with some of its errors, as `list_errors` has them; None for none."""
-    pairs = zip(list_errors(error), _iter_error_details(error), strict=True)
-    details = [detail for key, detail in pairs if is_wanted(key)]
-    if not details:
-        return None
-    return ValidationError.from_exception_data(error.title, details, hide_input=True)
-
-
-def merge_errors(title: str, errors: Iterable[ValidationError]) -> ValidationError:
-    details = [detail for error in errors for detail in _iter_error_details(error)]
-    return ValidationError.from_exception_data(title, details, hide_input=True)
-
-
-def replace_unknown_keys(
-    error: ValidationError, describe: Callable[[str], str | None]
-) -> ValidationError:
-    """Return the error of a section with its unknown keys described; None leaves one as it is."""
-    details = []
-    for detail in _iter_error_details(error):
-        key = str(detail["loc"][-1]) if len(detail["loc"]) == 1 else ""
-        is_unknown = getattr(detail["type"], "type", "") == "extra_forbidden"
-        message = describe(key) if is_unknown and key else None
-        details.append(
-            detail
-            if message is None
-            else _build_error_details(Problem((key,), message, is_key=True))
-        )
-    return ValidationError.from_exception_data(error.title, details, hide_input=True)
-
-
-def _build_error_details(problem: Problem) -> InitErrorDetails:
+def build_details(problem: Problem) -> InitErrorDetails:
     context = {"message": problem.message, "key": problem.is_key, "whole": not problem.loc}
     kind = PydanticCustomError(PROBLEM_ERROR_TYPE, "{message}", context)
     return InitErrorDetails(type=kind, loc=problem.loc, input=None)
 
 
-def _iter_error_details(error: ValidationError) -> Iterable[InitErrorDetails]:
-    """Yield pydantic's errors in a form that can be raised together with ours."""
-    for detail in error.errors(include_url=False):
-        context = {**detail.get("ctx", {}), "message": detail["msg"]}
-        kind = PydanticCustomError(detail["type"], "{message}", context)
-        yield InitErrorDetails(type=kind, loc=detail["loc"], input=None)
+def read_errors(error: ValidationError) -> dict[ErrorKey, InitErrorDetails]:
+    """Return pydantic's errors in a form that can be raised together with ours."""
+    details = {}
+    for each in error.errors(include_url=False):
+        loc, kind, message = each["loc"], each["type"], each["msg"]
+        custom = PydanticCustomError(kind, "{message}", {**each.get("ctx", {}), "message": message})
+        details[loc, kind, message] = InitErrorDetails(type=custom, loc=loc, input=None)
+    return details
+
+
+def describe_unknown_keys(
+    errors: Mapping[ErrorKey, InitErrorDetails], describe: Callable[[str], str | None]
+) -> list[InitErrorDetails]:
+    """Return the errors of a section with its unknown keys described; None leaves one as it is."""
+    described = []
+    for (loc, kind, _), details in errors.items():
+        is_unknown = kind == "extra_forbidden" and len(loc) == 1
+        message = describe(str(loc[0])) if is_unknown else None
+        described.append(details if message is None else build_details(Problem(loc, message, True)))
+    return described
 
 
 def as_mapping(value: object) -> Mapping[Any, Any]:

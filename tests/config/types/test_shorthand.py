@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Route, Settings, Topic, dumps, loads
-from gateway.config.types.shorthand import expand
+from gateway.config.types.forms import expand
 from gateway.errors import ConfigError
 
 LONG = """\
