@@ -20,7 +20,7 @@ from support.sse import parse_stream
 
 from gateway import __version__
 from gateway.config import Settings, loads
-from gateway.config.checks.crosscheck import RESERVED_PATHS, is_reserved_path
+from gateway.config.types.path import RESERVED_PATHS, is_reserved_path
 from gateway.core.channel.chunk_ring import ChannelEvent
 from gateway.core.client.terms import EndReason
 from gateway.core.log.record import (

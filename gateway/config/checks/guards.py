@@ -1,176 +1,134 @@
-"""Check that guards, the routes that name them, and the listening address agree.
-
-The checks work on the values as written, as in `crosscheck`.
-"""
+"""Check that guards, the routes that name them, and the listening address agree."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from gateway.config.capabilities.options import Shown
 from gateway.config.guards.guard_section import GuardSection
-from gateway.config.guards.kinds import GUARD_KINDS
-from gateway.config.source.substitution import UnresolvedText, suggest
+from gateway.config.sections.route import Route
+from gateway.config.source.substitution import suggest
 from gateway.config.source.template import Placeholder
 from gateway.config.types.address import is_loopback
-from gateway.config.types.section import Problem, as_list, as_mapping, is_refused_mapping, is_true
+from gateway.config.types.section import Loc, Problem, nest
+
+if TYPE_CHECKING:
+    from gateway.config.sections.settings import Settings
 
 
-def check_guards(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    listen = as_mapping(raw.get("listen"))
-    for name, guard, kind in _iter_guards(raw):
-        for problem in kind.check_listen(name, guard, listen):
-            yield problem._replace(loc=("guards", name, *problem.loc))
-        if _is_for_development(guard) and _is_open(listen.get("host", "127.0.0.1")):
+def check_guards(settings: Settings) -> Iterator[Problem]:
+    listen = settings.listen
+    for name, guard in settings.guards.items():
+        loc: Loc = ("guards", name)
+        needs = (loc, ("listen", "tls"), ("listen", "forwarded"))
+        yield from nest(loc, guard.check_listen(name, listen), needs)
+        if guard.is_for_development and not is_loopback(listen.host):
             what = f"guard '{name}' is for development, and listen.host lets other machines in"
             hint = "use jwt or http, or add `exposed: true`"
-            yield Problem(("guards", name), f"{what}; {hint}", is_key=True)
+            yield Problem(loc, f"{what}; {hint}", is_key=True, needs=((*loc, "exposed"),))
 
 
-def _iter_guards(
-    raw: Mapping[str, Any],
-) -> Iterator[tuple[str, Mapping[Any, Any], type[GuardSection]]]:
-    for name, written in as_mapping(raw.get("guards")).items():
-        kind = GUARD_KINDS.find(as_mapping(written))
-        if kind is not None:
-            yield str(name), written, kind
-
-
-def _is_for_development(guard: Mapping[Any, Any]) -> bool:
-    """Return whether a guard must not be used where other machines can connect."""
-    kind = GUARD_KINDS.find(guard)
-    return kind is not None and kind.is_for_development and not is_true(guard.get("exposed"))
-
-
-def _is_open(host: object) -> bool:
-    is_known = isinstance(host, str) and not isinstance(host, UnresolvedText)
-    return is_known and not is_loopback(str(host))
-
-
-def check_admin(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def check_admin(settings: Settings) -> Iterator[Problem]:
     """Yield the problems of `admin`, which must not be open to everybody who reaches its port."""
-    written = as_mapping(raw.get("admin"))
-    names = [str(name) for name in as_mapping(written.get("guarded"))]
-    for problem in check_guarded(raw, written):
-        yield problem._replace(loc=("admin", *problem.loc))
-    if not _is_open(written.get("host", "127.0.0.1")):
+    admin = settings.admin
+    if admin is None:
         return
-    if not names:
+    yield from nest(("admin",), check_guarded(settings, admin.guarded))
+    if is_loopback(admin.host):
+        return
+    if not admin.guarded:
         what = "lets other machines in, and nobody is asked who they are"
-        yield Problem(("admin", "host"), f"{what}; add admin.guarded, or use 127.0.0.1")
-    known = as_mapping(raw.get("guards"))
-    for name in names:
-        if _is_for_development(as_mapping(known.get(name))):
+        hint = "add admin.guarded, or use 127.0.0.1"
+        yield Problem(("admin", "host"), f"{what}; {hint}", needs=(("admin", "guarded"),))
+    for name in admin.guarded:
+        guard = settings.guards.get(name)
+        if guard is not None and guard.is_for_development:
             what = f"guard '{name}' is for development, and admin.host lets other machines in"
-            yield Problem(("admin", "guarded", name), f"{what}; use jwt or x509", is_key=True)
+            needs = (("guards", name, "exposed"),)
+            loc = ("admin", "guarded", name)
+            yield Problem(loc, f"{what}; use jwt or x509", is_key=True, needs=needs)
 
 
-def check_guarded(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[Problem]:
+def check_guarded(settings: Settings, guarded: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
     """Yield the guards and roles that a route requires and nobody has."""
-    if is_refused_mapping(raw.get("guards")):
-        return
-    known = as_mapping(raw.get("guards"))
-    for name, roles in as_mapping(route.get("guarded")).items():
-        if name not in known:
-            near = suggest(str(name), map(str, known), "add it to guards")
-            yield Problem(("guarded", str(name)), f"unknown guard '{name}'; {near}", is_key=True)
-        else:
-            yield from _check_granted_roles(("guarded", str(name)), roles, as_mapping(known[name]))
+    for name, roles in guarded.items():
+        guard = settings.guards.get(name)
+        if guard is None:
+            near = suggest(name, settings.guards, "add it to guards")
+            what = f"unknown guard '{name}'; {near}"
+            yield Problem(("guarded", name), what, is_key=True, needs=(("guards", "*"),))
+            continue
+        granted = guard.granted_roles
+        for index, role in enumerate(roles):
+            if granted is not None and role not in granted:
+                near = suggest(role, granted, "add it to one")
+                what = f"no user of '{name}' has the role '{role}'; {near}"
+                yield Problem(("guarded", name, index), what, needs=(("guards", name),))
 
 
-def check_masked_fields(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the guards that fields require and the route does not have."""
-    names = [str(name) for name in as_mapping(route.get("guarded"))]
-    is_known = not is_refused_mapping(route.get("guarded"))
-    for index, field in enumerate(as_list(as_mapping(route.get("with")).get("fields"))):
-        for name in as_mapping(as_mapping(field).get("guarded")):
-            if is_known and name not in names:
-                near = suggest(str(name), names, "add it to guarded")
+def check_route_guards(settings: Settings, route: Route, loc: Loc) -> Iterator[Problem]:
+    if "guarded" in route.model_fields_set and not route.guarded:
+        what = "is empty, so everybody may use this route"
+        yield Problem(("guarded",), f"{what}; name a guard, or remove it")
+    yield from check_guarded(settings, route.guarded)
+    for index, field in enumerate(route.with_.fields):
+        for name in field.guarded if isinstance(field, Shown) else ():
+            if name not in route.guarded:
+                near = suggest(name, route.guarded, "add it to guarded")
                 what = f"this route is not guarded by '{name}'; {near}"
-                yield Problem(("with", "fields", index, "guarded", str(name)), what, is_key=True)
-    yield from _find_unmasked(as_list(as_mapping(route.get("with")).get("fields")))
+                place = ("with", "fields", index, "guarded", name)
+                yield Problem(place, what, is_key=True, needs=((*loc, "guarded"),))
+    needs = ((*loc, "with", "fields"),)
+    yield from nest(("with", "fields"), _find_unmasked(route.with_.fields), needs)
 
 
-def _find_unmasked(fields: list[Any]) -> Iterator[Problem]:
+def _find_unmasked(fields: Sequence[str | Shown]) -> Iterator[Problem]:
     """Find guarded fields that clients see anyway through another field.
 
     A client sees all fields that it may see. So the guards of a field have no effect if the same
     field, or one that contains it, is also listed with fewer requirements.
     """
-    requirements = [(_pointer(field), _requirements(field)) for field in fields]
+    requirements = [
+        (field, frozenset())
+        if isinstance(field, str)
+        else (field.field, frozenset(_iter_requirements(field)))
+        for field in fields
+    ]
     for index, (pointer, wanted) in enumerate(requirements):
-        if pointer is None or not wanted:
-            continue
         for other, (other_pointer, other_wanted) in enumerate(requirements):
-            if other == index or other_pointer is None or not other_wanted <= wanted:
+            if not wanted or not other_wanted <= wanted:
                 continue
             if (other_pointer, other_wanted) == (pointer, wanted):
-                continue  # the same entry twice is harmless
+                continue  # itself, or the same entry twice, which is harmless
             if pointer == other_pointer or pointer.startswith(f"{other_pointer}/"):
                 audience = "to everybody" if not other_wanted else "to whoever is shown that one"
                 what = f"'{pointer}' is shown {audience} by fields[{other}], '{other_pointer}'"
                 hint = "list what stands beside it there instead, or guard that one, too"
-                yield Problem(("with", "fields", index, "field"), f"{what}; {hint}")
+                yield Problem((index, "field"), f"{what}; {hint}")
                 break
 
 
-def _pointer(field: object) -> str | None:
-    pointer = field if isinstance(field, str) else as_mapping(field).get("field")
-    return pointer if isinstance(pointer, str) else None
+def _iter_requirements(field: Shown) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a guard and a required role; the role is empty for the guard itself."""
+    for name, roles in field.guarded.items():
+        yield from ((name, role) for role in ("", *roles))
 
 
-def _requirements(field: object) -> frozenset[tuple[str, str]]:
-    """Return the pairs of a guard and a required role; the role is empty for the guard itself."""
-    guarded = as_mapping(as_mapping(field).get("guarded"))
-    names = {(str(name), "") for name in guarded}
-    return frozenset(names | {(str(n), str(role)) for n in guarded for role in as_list(guarded[n])})
-
-
-def _check_granted_roles(
-    loc: tuple[str, str], roles: object, guard: Mapping[Any, Any]
-) -> Iterator[Problem]:
-    """Yield the roles that none of the users has: they lock everybody out."""
-    kind = GUARD_KINDS.find(guard)
-    granted = None if kind is None else kind.list_roles(guard)
-    if granted is None or any(isinstance(role, UnresolvedText) for role in granted):
-        return
-    for index, role in enumerate(as_list(roles)):
-        if isinstance(role, str) and not isinstance(role, UnresolvedText) and role not in granted:
-            near = suggest(
-                role, {name for name in granted if isinstance(name, str)}, "add it to one"
-            )
-            yield Problem((*loc, index), f"no user of '{loc[1]}' has the role '{role}'; {near}")
-
-
-def check_claim(
-    raw: Mapping[str, Any], route: Mapping[str, Any], placeholder: Placeholder
-) -> str | None:
-    """Return why the guards of a route cannot fill a placeholder; None if they can."""
-    if is_refused_mapping(route.get("guarded")):
-        return None
-    known, names = (
-        as_mapping(raw.get("guards")),
-        [str(name) for name in as_mapping(route.get("guarded"))],
-    )
-    if placeholder.name not in names:
-        near = suggest(placeholder.name, names, "add it to guarded")
-        return f"this route is not guarded by '{placeholder.name}'; {near}"
-    if placeholder.detail and placeholder.name in known:
-        guard = as_mapping(known[placeholder.name])
-        attributes = list((GUARD_KINDS.find(guard) or GuardSection).list_attributes(guard))
-        if placeholder.detail not in attributes:
-            near = suggest(placeholder.detail, attributes, "add it to the guard's attributes")
-            return f"guard '{placeholder.name}' has no attribute '{placeholder.detail}'; {near}"
-    return None
-
-
-def check_secret_query(
-    raw: Mapping[str, Any], route: Mapping[str, Any], placeholder: Placeholder
-) -> str | None:
-    """Return a problem if a query parameter holds credentials; None if it does not."""
-    for name in as_mapping(route.get("guarded")):
-        guard = as_mapping(as_mapping(raw.get("guards")).get(name))
-        kind = GUARD_KINDS.find(guard)
-        if kind is not None and placeholder.name in kind.list_parameters(guard):
-            return f"?{placeholder.name}= holds the credentials of guard '{name}'; use another name"
+def find_claim_problem(settings: Settings, route: Route, placeholder: Placeholder) -> str | None:
+    """Return why the guards of a route do not let a placeholder be filled; None if they do."""
+    name, attribute = placeholder.name, placeholder.detail
+    guards = {each: settings.guards.get(each, GuardSection()) for each in route.guarded}
+    if placeholder.root == "query":
+        for each, guard in guards.items():
+            if name in guard.secret_parameters:
+                return f"?{name}= holds the credentials of guard '{each}'; use another name"
+    elif placeholder.root == "guarded":
+        if name not in guards:
+            near = suggest(name, guards, "add it to guarded")
+            return f"this route is not guarded by '{name}'; {near}"
+        attributes = guards[name].attribute_names
+        if attribute and name in settings.guards and attribute not in attributes:
+            near = suggest(attribute, attributes, "add it to the guard's attributes")
+            return f"guard '{name}' has no attribute '{attribute}'; {near}"
     return None

@@ -18,7 +18,6 @@ from gateway.config.sections.route import Admin
 from gateway.config.sections.security import Security
 from gateway.config.sections.settings import Settings
 from gateway.config.source.problems import format_loc
-from gateway.config.source.yaml_document import dump_values
 from gateway.config.types.section import Section
 from gateway.errors import ConfigError
 
@@ -76,7 +75,7 @@ def check_combination(settings: Settings, reason: str) -> None:
     A new guard may need `listen.tls.ca`, which is new in the same file, and a sidecar that is gone
     from the file runs on with guards that are gone, too.
     """
-    problems = list(check_settings(dump_values(settings)))
+    problems = list(check_settings(settings))
     if problems:
         raise ConfigError(
             [f"{format_loc(problem.loc)}: {problem.message} ({reason})" for problem in problems]

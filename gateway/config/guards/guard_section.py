@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Collection, Iterable, Iterator
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
+from gateway.config.sections.listen import Listen
 from gateway.config.types.address import is_loopback
 from gateway.config.types.fields import Duration, in_range
-from gateway.config.types.section import Problem, Section, as_list, as_mapping
+from gateway.config.types.section import Problem, Section
 
 ChallengeDuration = Annotated[Duration, in_range(0, 86_400)]
 """How long before a token expires its client is asked for a new one, in seconds."""
@@ -17,15 +18,17 @@ ChallengeDuration = Annotated[Duration, in_range(0, 86_400)]
 class GuardSection(Section):
     """A guard of any kind: its options, and their meaning for other sections.
 
-    A kind has an option `type` with its name. The class methods are asked before validation, so any
-    value that they get may be invalid.
+    A kind has an option `type` with its name.
     """
 
-    is_for_development: ClassVar[bool] = False
-    """Whether it is refused where other machines can connect, unless it is `exposed`."""
     has_ambient_credentials: ClassVar[bool] = False
     """Whether browsers send its credentials by themselves, without a cookie or a header: pages of
     other sites could write with them."""
+
+    @property
+    def is_for_development(self) -> bool:
+        """Whether it is refused where other machines can connect."""
+        return False
 
     @property
     def challenge_lead(self) -> float | None:
@@ -53,27 +56,18 @@ class GuardSection(Section):
         """Yield options that are valid, but perhaps not as meant."""
         return iter(())
 
-    @classmethod
-    def check_listen(
-        cls, name: str, raw: Mapping[Any, Any], listen: Mapping[Any, Any]
-    ) -> Iterator[Problem]:
-        """Yield the problems between a guard and the section `listen`, both as written."""
+    def check_listen(self, name: str, listen: Listen) -> Iterator[Problem]:
+        """Yield the problems between a guard and the address that it is used at."""
         return iter(())
 
-    @classmethod
-    def list_attributes(cls, raw: Mapping[Any, Any]) -> Iterable[str]:
-        """Return the names of the attributes that a guard knows of clients, for templates."""
-        attributes = raw.get("attributes")
-        return [str(name) for name in as_list(attributes) or as_mapping(attributes)]
+    @property
+    def attribute_names(self) -> Iterable[str]:
+        """The attributes that a guard knows of clients, for templates."""
+        return getattr(self, "attributes", ())
 
-    @classmethod
-    def list_parameters(cls, raw: Mapping[Any, Any]) -> Iterable[str]:
-        """Return the parameters of the query that contain credentials, as written."""
-        return [str(name) for name in as_mapping(as_mapping(raw.get("credentials")).get("query"))]
-
-    @classmethod
-    def list_roles(cls, raw: Mapping[Any, Any]) -> list[Any] | None:
-        """Return all roles that a guard can grant; None if only its clients' credentials say."""
+    @property
+    def granted_roles(self) -> Collection[str] | None:
+        """All roles that a guard can grant; None if only its clients' credentials say."""
         return None
 
 

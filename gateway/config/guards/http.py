@@ -86,17 +86,11 @@ class Http(GuardSection):
         yield from check_issuer_url("url", self.url)
 
     @classmethod
-    def list_parameters(cls, raw: Mapping[Any, Any]) -> Iterable[str]:
-        return [str(name) for name in as_list(as_mapping(raw.get("forward")).get("query"))]
-
-    @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        written = raw.get("forward")
-        forward = written if isinstance(written, Mapping) else {}
+        forward = as_mapping(raw.get("forward"))
         if forward.get("headers") in ([], ()) and not forward.get("query"):
             yield Problem(("forward",), "forwards nothing; add headers or query")
-        headers = forward.get("headers")
-        for index, name in enumerate(headers if isinstance(headers, (list, tuple)) else ()):
+        for index, name in enumerate(as_list(forward.get("headers"))):
             if isinstance(name, str) and name.lower() in FORWARDED_HEADERS:
                 what = f"{name.lower()} is sent to the application by the gateway itself; remove it"
                 yield Problem(("forward", "headers", index), what)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from gateway.config.source.substitution import safe_repr
 from gateway.config.types.fields import Flag, SecretText, Text, validate_text
-from gateway.config.types.section import Problem, Section, as_list, as_mapping, create_value_error
+from gateway.config.types.section import Problem, Section, create_value_error
 
 from .credentials import BEARER_CREDENTIALS, Credentials
 from .guard_section import GuardSection
@@ -52,8 +52,6 @@ class Inline(GuardSection):
     It is refused where other machines can connect, unless it is `exposed`.
     """
 
-    is_for_development: ClassVar[bool] = True
-
     type: Literal["inline"] = Field(description="The kind of guard. For development.")
     users: dict[Annotated[Text, BeforeValidator(_validate_user_name)], User] = Field(
         description="Users by name; the name is the identity. For development.",
@@ -76,6 +74,10 @@ class Inline(GuardSection):
             yield Problem(("users",), "is empty; add one")
 
     @property
+    def is_for_development(self) -> bool:
+        return not self.exposed
+
+    @property
     def secret_parameters(self) -> Iterable[str]:
         return self.credentials.query
 
@@ -83,16 +85,10 @@ class Inline(GuardSection):
     def credential_headers(self) -> Iterable[str]:
         return self.credentials.headers
 
-    @classmethod
-    def list_attributes(cls, raw: Mapping[Any, Any]) -> Iterable[str]:
-        return [
-            str(name) for user in _list_users(raw) for name in as_mapping(user.get("attributes"))
-        ]
+    @property
+    def attribute_names(self) -> Iterable[str]:
+        return [name for user in self.users.values() for name in user.attributes]
 
-    @classmethod
-    def list_roles(cls, raw: Mapping[Any, Any]) -> list[Any] | None:
-        return [role for user in _list_users(raw) for role in as_list(user.get("roles"))]
-
-
-def _list_users(raw: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
-    return [as_mapping(user) for user in as_mapping(raw.get("users")).values()]
+    @property
+    def granted_roles(self) -> Collection[str] | None:
+        return {role for user in self.users.values() for role in user.roles}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from gateway.config.sections.listen import Listen
 from gateway.config.types.fields import Flag, Text
-from gateway.config.types.section import Problem, as_mapping, is_true
+from gateway.config.types.section import Problem
 
 from .guard_section import GuardSection
 
@@ -43,16 +44,13 @@ class X509(GuardSection):
         "that terminates TLS.",
     )
 
-    @classmethod
-    def check_listen(
-        cls, name: str, raw: Mapping[Any, Any], listen: Mapping[Any, Any]
-    ) -> Iterator[Problem]:
+    def check_listen(self, name: str, listen: Listen) -> Iterator[Problem]:
         """Yield the problem of a guard that sees no certificate, or one that anybody could send."""
-        if not is_true(raw.get("forwarded")):
-            if as_mapping(listen.get("tls")).get("ca") is None:
+        if not self.forwarded:
+            if listen.tls is None or listen.tls.ca is None:
                 what = f"guard '{name}' sees no certificate: clients are not asked for any"
                 yield Problem((), f"{what}; add listen.tls.ca", is_key=True)
-        elif not isinstance(listen.get("forwarded"), (list, tuple, str)):
+        elif isinstance(listen.forwarded, bool):
             what = "anybody could send the certificate of another"
             hint = "list the proxies in listen.forwarded"
             yield Problem(("forwarded",), f"{what}; {hint}", is_key=True)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
 
 from gateway.config.capabilities.produce import Correlation
-from gateway.config.checks.clusters import find_clusters
 from gateway.config.checks.crosscheck import check_settings
 from gateway.config.guards.kinds import AnyGuardSection
+from gateway.config.source.template import Template
 from gateway.config.types.fields import Size, Text, in_range
 from gateway.config.types.forms import expand
-from gateway.config.types.section import Problem, Section
+from gateway.config.types.section import (
+    ErrorKey,
+    Loc,
+    Section,
+    build_details,
+    build_error,
+    read_errors,
+)
 from gateway.config.types.units import format_size
+from gateway.config.types.valid_rest import ValidRest
 
 from .catalog import SchemaRegistry
 from .kafka import Clusters, Kafka
@@ -117,40 +126,71 @@ class Settings(Section):
                 names |= {section.reply_to.lower(), section.correlation_id.lower()}
         return frozenset(names)
 
+    def iter_clusters(self) -> Iterator[tuple[Loc, Kafka]]:
+        """Yield the clusters with their paths in the file."""
+        for name, kafka in self.clusters.items():
+            yield ("kafka", name) if name else ("kafka",), kafka
+
     def get_cluster_name(self, route: Route) -> str:
         """Return the name of the cluster of a route: the one it names, or that lists its topics.
 
         `crosscheck` has found the routes of these settings to be unambiguous.
         """
-        topics = {
-            name: [topic.name for topic in kafka.topics] for name, kafka in self.clusters.items()
-        }
-        names = (
-            find_clusters(topics, route.with_.topic_templates) if len(topics) > 1 else list(topics)
-        )
-        return route.with_.kafka or (names or list(topics))[0]
+        names = list(self.clusters)
+        found = self.find_clusters(route.with_.topic_templates) if len(names) > 1 else names
+        return route.with_.kafka or (found or names)[0]
+
+    def get_kafka(self, route: Route) -> Kafka:
+        return self.clusters[self.get_cluster_name(route)]
+
+    def find_clusters(self, templates: Iterable[Template]) -> list[str]:
+        """Return the names of the clusters that have a match for each of these topics."""
+        wanted = list(templates)
+        return [
+            name
+            for name in self.clusters
+            if all(any(map(each.can_render, self.list_topics(name))) for each in wanted)
+        ]
 
     def find_cluster_names(self, topics: Iterable[str]) -> list[str]:
         """Return the names of the clusters that list all of these topics.
 
         A single cluster is always returned: it may have topics that the file does not list.
         """
-        wanted = list(topics)
-        has_several = len(self.clusters) > 1
-        return [
-            name
-            for name, kafka in self.clusters.items()
-            if not has_several or all(kafka.find_topic(topic) for topic in wanted)
-        ]
+        wanted = set(topics) if len(self.clusters) > 1 else set()
+        return [name for name in self.clusters if wanted <= set(self.list_topics(name))]
 
-    def get_kafka(self, route: Route) -> Kafka:
-        return self.clusters[self.get_cluster_name(route)]
+    def list_topics(self, cluster: str | None) -> list[str]:
+        """Return the topics that a cluster lists; those of all clusters if it is not known."""
+        known = self.clusters
+        chosen = (
+            [known[cluster]] if cluster is not None and cluster in known else list(known.values())
+        )
+        return list(dict.fromkeys(topic.name for kafka in chosen for topic in kafka.topics))
 
     @classmethod
     def normalize(cls, value: Any) -> Any:
-        """Return the long form of all sections, which the checks between sections work on."""
+        """Return the long form of all sections."""
         return expand(cls, value).values
 
+    @model_validator(mode="wrap")
     @classmethod
-    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        return check_settings(raw)
+    def _validate_with_checks(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Validate, and check what is valid of the sections against each other."""
+        data = cls.normalize(data)
+        if not isinstance(data, Mapping):
+            return handler(data)
+        errors: dict[ErrorKey, InitErrorDetails] = {}
+        settings, rest = None, ValidRest(data)
+        try:
+            settings = handler(data)
+        except ValidationError as error:
+            errors = read_errors(error)
+        if errors or rest.lost:
+            settings = rest.validate(handler, errors)
+        problems = () if settings is None else rest.filter_problems(check_settings(settings))
+        details = (*errors.values(), *map(build_details, problems))
+        if details:
+            raise build_error(details)
+        assert isinstance(settings, cls)
+        return settings

@@ -7,7 +7,7 @@ Each part of the sidecar is served only if its section is in the file, even if i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -35,7 +35,7 @@ from gateway.config.types.fields import (
 )
 from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.config.types.forms import Guarded
-from gateway.config.types.section import Problem, Section, create_value_error
+from gateway.config.types.section import Loc, Problem, Section, create_value_error
 from gateway.config.types.units import format_share, format_size
 
 from .ksqldb import Ksqldb
@@ -562,6 +562,11 @@ class Sidecar(Section):
         idempotency = (self.producer or Producer()).idempotency
         owners = (idempotency, self.audit or Audit(), self.replay or Replay())
         return frozenset(owner.topic for owner in owners)
+
+    def iter_groups(self) -> Iterator[tuple[Loc, Group]]:
+        """Yield the groups of `reactive` with their paths."""
+        for index, group in enumerate(() if self.reactive is None else self.reactive.groups):
+            yield ("reactive", "groups", index), group
 
     @property
     def reactive_groups(self) -> frozenset[str]:

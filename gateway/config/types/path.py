@@ -13,6 +13,19 @@ from urllib.parse import unquote
 _PARAMETER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()+,;=:@%-]+")
 
+RESERVED_PATHS = frozenset(
+    {
+        *("/", "/asyncapi.json", "/discovery.css", "/discovery.js"),
+        *("/gateway.js", "/gateway.d.ts", "/health/front", "/health/live", "/health/ready", "/ws"),
+    }
+)
+VERSIONED_MODULE_PATTERN = re.compile(r"/gateway-[0-9a-f]{16}\.js")
+"""The paths of the versions of `/gateway.js`."""
+
+
+def is_reserved_path(path: str) -> bool:
+    return path in RESERVED_PATHS or bool(VERSIONED_MODULE_PATTERN.fullmatch(path))
+
 
 @dataclass(frozen=True, slots=True)
 class PathPattern:

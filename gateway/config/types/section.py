@@ -5,14 +5,14 @@ where zilla has the option) and refuses unknown keys. `Section.expand_written` w
 old spellings out. Then `Section.check_raw` checks the raw input before pydantic does, so that
 problems between options are reported together with every invalid value.
 
-`as_mapping`, `as_list` and `is_true` read values as written, any of which may be invalid.
+`as_mapping` and `as_list` read values as written, any of which may be invalid.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from pydantic import (
@@ -39,11 +39,14 @@ class Problem(NamedTuple):
     Attributes:
         loc: The path from the section to the option.
         is_key: Whether the problem is about the key at the end of the path, not about its value.
+        needs: The paths of what else a check between sections draws its conclusion from. The last
+            step `*` stands for the names or items there, whatever is below them.
     """
 
-    loc: tuple[str | int, ...]
+    loc: Loc
     message: str
     is_key: bool = False
+    needs: tuple[Loc, ...] = ()
 
 
 class WrittenForm(NamedTuple):
@@ -202,21 +205,34 @@ def describe_unknown_keys(
     return described
 
 
+def nest(loc: Loc, problems: Iterable[Problem], needs: tuple[Loc, ...] = ()) -> Iterator[Problem]:
+    """Yield the problems of a section with their paths from the section around it."""
+    for each in problems:
+        yield each._replace(loc=(*loc, *each.loc), needs=(*each.needs, *needs))
+
+
+def iter_leaves(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
+    """Yield the path and the value of everything in typed sections that has nothing below it."""
+    items: Iterable[tuple[str | int, Any]]
+    if isinstance(value, Section):
+        items = (
+            (info.alias or name, getattr(value, name))
+            for name, info in type(value).model_fields.items()
+        )
+    elif isinstance(value, Mapping):
+        items = value.items()
+    elif type(value) is tuple:
+        items = enumerate(value)
+    else:
+        yield loc, value
+        return
+    for step, item in items:
+        yield from iter_leaves(item, (*loc, step))
+
+
 def as_mapping(value: object) -> Mapping[Any, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
 def as_list(value: object) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else []
-
-
-def is_refused_mapping(value: object) -> bool:
-    """Return whether another value is written where a mapping is expected.
-
-    That alone is reported, and not every name that would have to be in the mapping.
-    """
-    return value is not None and not isinstance(value, Mapping)
-
-
-def is_true(value: object) -> bool:
-    return value is True or value == "true"

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway.api.gateway import Gateway
-from gateway.config.checks.crosscheck import VERSIONED_MODULE_PATTERN
+from gateway.config.types.path import VERSIONED_MODULE_PATTERN
 from gateway.errors import RequestError
 from gateway.telemetry.samples import MetricSamples
 from gateway.web.access.guards import Guards

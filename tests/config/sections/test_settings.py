@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config import Rate, Reconnect, Settings, Template, iter_warnings, loads
-from gateway.config.checks.crosscheck import RESERVED_PATHS
+from gateway.config.types.path import RESERVED_PATHS
 from gateway.errors import ConfigError
 
 SMALL: dict[str, Any] = {"kafka": {"servers": ["localhost:9092"], "topics": [{"name": "orders"}]}}
