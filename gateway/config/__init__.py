@@ -23,28 +23,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.config.capabilities.fetch import FetchWith
-from gateway.config.capabilities.kinds import WITH_KINDS
+from gateway.config.capabilities import WITH_KINDS, FetchWith, ProduceWith, StreamWith
 from gateway.config.capabilities.options import With
-from gateway.config.capabilities.produce import ProduceWith
-from gateway.config.capabilities.stream import StreamWith
-from gateway.config.checks.warnings import iter_warnings
-from gateway.config.guards.credentials import Credentials
-from gateway.config.guards.guard_section import GuardSection
-from gateway.config.guards.http import Forward, Http
-from gateway.config.guards.inline import Inline, User
+from gateway.config.checks.crosscheck import iter_warnings
+from gateway.config.guards import GUARD_KINDS, X509, Http, Inline, User
+from gateway.config.guards.guard_section import Credentials, GuardSection
 from gateway.config.guards.jwt import Jwk, Jwks, Jwt
-from gateway.config.guards.kinds import GUARD_KINDS, AnyGuardSection
-from gateway.config.guards.x509 import X509
-from gateway.config.sections.catalog import SchemaRegistry
-from gateway.config.sections.kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
-from gateway.config.sections.listen import AccessControl, Allow, Expose, Limits, Listen, ListenTls
+from gateway.config.sections.kafka import Kafka, Model, Reconnect, Topic, Transform
+from gateway.config.sections.listen import AccessControl, Limits, Listen, ListenTls
 from gateway.config.sections.pipelines import Pipelines
-from gateway.config.sections.route import Admin, Route, When
+from gateway.config.sections.route import Admin, Route
 from gateway.config.sections.schema import build_json_schema
-from gateway.config.sections.security import Sasl, Security, Tls, Tokens
+from gateway.config.sections.security import SchemaRegistry, Tls, Tokens
 from gateway.config.sections.settings import Settings
-from gateway.config.sections.telemetry import Influx, Logs, Metrics, Telemetry, Traces
+from gateway.config.sections.telemetry import Influx, Logs
 from gateway.config.sections.variables import (
     Override,
     Variable,
@@ -57,7 +49,7 @@ from gateway.config.source.template import Template
 from gateway.config.source.values_file import ValuesFile
 from gateway.config.source.values_file import read_values as read_values
 from gateway.config.source.yaml_document import dumps
-from gateway.config.types.condition import Condition, Filter
+from gateway.config.types.condition import Condition
 from gateway.config.types.filters import parse_fields, parse_filter, parse_filters
 from gateway.config.types.forms import expand
 from gateway.config.types.path import PathPattern
@@ -70,15 +62,9 @@ __all__ = [
     "X509",
     "AccessControl",
     "Admin",
-    "Allow",
-    "AnyGuardSection",
-    "Cache",
     "Condition",
     "Credentials",
-    "Expose",
     "FetchWith",
-    "Filter",
-    "Forward",
     "GuardSection",
     "Http",
     "Influx",
@@ -91,7 +77,6 @@ __all__ = [
     "Listen",
     "ListenTls",
     "Logs",
-    "Metrics",
     "Model",
     "PathPattern",
     "Pipelines",
@@ -99,21 +84,16 @@ __all__ = [
     "Rate",
     "Reconnect",
     "Route",
-    "Sasl",
     "SchemaRegistry",
-    "Security",
     "Settings",
     "StreamWith",
-    "Telemetry",
     "Template",
     "Tls",
     "Tokens",
     "Topic",
-    "Traces",
     "Transform",
     "User",
     "Variable",
-    "When",
     "With",
     "build_json_schema",
     "create_locator",

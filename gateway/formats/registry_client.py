@@ -20,7 +20,7 @@ import httpx
 import orjson
 
 from gateway.config import SchemaRegistry
-from gateway.config.types.tls_context import create_client_context
+from gateway.config.sections.security import create_client_context
 from gateway.errors import RegistryUnavailable
 from gateway.http_client import StrictTransport, create_closed_jar
 

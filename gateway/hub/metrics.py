@@ -11,7 +11,7 @@ from itertools import islice
 
 from gateway.client_memory import HeldPart
 from gateway.config import Kafka, Route
-from gateway.config.capabilities.stream import StreamWith
+from gateway.config.capabilities import StreamWith
 from gateway.core.client.terms import EndReason
 from gateway.core.log.partition_reader import PartitionReader
 from gateway.core.log.record import GapReason

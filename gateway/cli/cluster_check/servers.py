@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from gateway.config import Http, Influx, Jwt, SchemaRegistry, Settings
-from gateway.config.types.tls_context import create_client_context
+from gateway.config.sections.security import create_client_context
 from gateway.http_failures import HTTP_ERRORS, describe_http_failure
 from gateway.web.access.external_http import ExternalHttp, ExternalHttpError
 from gateway.web.access.jwks import request_keys

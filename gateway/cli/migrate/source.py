@@ -11,15 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.config.source.nodes import (
-    MalformedYamlError,
-    MappingNode,
-    Node,
-    ScalarNode,
-    SequenceNode,
-    SourceMark,
-    compose,
-)
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from gateway.config.source.nodes import MalformedYamlError, SourceMark, compose, get_mark
 from gateway.config.source.problems import format_loc
 from gateway.config.source.yaml_document import decode_utf8, parse_plain
 from gateway.config.types.section import Loc
@@ -75,23 +69,25 @@ class _Builder:
 
     def build(self, node: Node, loc: Loc, mark: SourceMark | None = None) -> Any:
         """Return the value of a node and record its place, which is that of its key."""
-        self.marks[loc] = mark or node.mark
+        self.marks[loc] = mark or get_mark(node)
         if len(self.marks) > MAX_VALUES:
             raise MalformedYamlError(
-                node.mark, f"more than {MAX_VALUES} values, aliases expanded; use fewer"
+                get_mark(node), f"more than {MAX_VALUES} values, aliases expanded; use fewer"
             )
         if isinstance(node, ScalarNode):
-            return parse_plain(node.text) if node.is_plain else node.text
+            return node.value if node.style else parse_plain(node.value)
         if isinstance(node, SequenceNode):
-            return [self.build(item, (*loc, index)) for index, item in enumerate(node.items)]
+            return [self.build(item, (*loc, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, MappingNode)
         return self._build_mapping(node, loc)
 
     def _build_mapping(self, node: MappingNode, loc: Loc) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for key, item in node.items:
-            if key.text in values:
-                first = self.marks[*loc, key.text].line
-                message = f"duplicate key '{key.text}', first on line {first}; remove one"
-                raise MalformedYamlError(key.mark, message)
-            values[key.text] = self.build(item, (*loc, key.text), key.mark)
+        for key, item in node.value:
+            mark = get_mark(key)
+            if key.value in values:
+                first = self.marks[*loc, key.value].line
+                message = f"duplicate key '{key.value}', first on line {first}; remove one"
+                raise MalformedYamlError(mark, message)
+            values[key.value] = self.build(item, (*loc, key.value), mark)
         return values

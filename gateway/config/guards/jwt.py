@@ -32,8 +32,13 @@ from gateway.config.types.section import (
 )
 from gateway.config.types.units import format_duration
 
-from .credentials import BEARER_CREDENTIALS, Credentials
-from .guard_section import ChallengeDuration, GuardSection, check_issuer_url
+from .guard_section import (
+    BEARER_CREDENTIALS,
+    ChallengeDuration,
+    Credentials,
+    GuardSection,
+    check_issuer_url,
+)
 
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from gateway.config.source.substitution import safe_repr, suggest
 from gateway.config.types.address import Host
@@ -20,7 +19,7 @@ from gateway.config.types.fields import (
     TopicName,
     create_quantity_validator,
     in_range,
-    validate_text,
+    matching,
 )
 from gateway.config.types.formats import list_job_models, needs_catalog
 from gateway.config.types.section import Problem, Section, create_value_error
@@ -31,27 +30,6 @@ from .telemetry import Share
 Count: TypeAlias = Annotated[Number, in_range(1, 10**9, str)]  # records, or batches
 Partitions: TypeAlias = Annotated[Number, in_range(1, 10_000, str)]
 Span: TypeAlias = Annotated[Duration, in_range(0.001, 366 * 86_400)]
-
-_COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_JOB_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-
-
-def _validate_column(value: object) -> str:
-    name = validate_text(value)
-    if not _COLUMN.fullmatch(name):
-        raise create_value_error(
-            f"{safe_repr(value)} is no name of a column; use letters, digits and '_', and give the "
-            "name in the JSON of an input in jsonNames"
-        )
-    return name
-
-
-def _validate_job_name(value: object) -> str:
-    name = validate_text(value)
-    if not _JOB_NAME.fullmatch(name):
-        hint = "use lowercase letters, digits and '-', at most 63"
-        raise create_value_error(f"{safe_repr(value)} is no name of a job; {hint}")
-    return name
 
 
 def _validate_sql(value: object) -> str:
@@ -72,8 +50,21 @@ def _parse_trigger(text: str) -> float | str:
         raise ValueError(f"{error}; or write realtime or available-now") from None
 
 
-Column: TypeAlias = Annotated[str, BeforeValidator(_validate_column)]
-JobName: TypeAlias = Annotated[str, BeforeValidator(_validate_job_name)]
+Column: TypeAlias = Annotated[
+    str,
+    matching(
+        r"[A-Za-z_][A-Za-z0-9_]*",
+        "is no name of a column; use letters, digits and '_', and give the name in the JSON of an "
+        "input in jsonNames",
+    ),
+]
+JobName: TypeAlias = Annotated[
+    str,
+    matching(
+        r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?",
+        "is no name of a job; use lowercase letters, digits and '-', at most 63",
+    ),
+]
 Sql: TypeAlias = Annotated[
     str, PlainValidator(_validate_sql), WithJsonSchema({"type": "string", "minLength": 1})
 ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -28,7 +26,7 @@ from gateway.config.types.fields import (
     Text,
     TopicName,
     in_range,
-    validate_text,
+    matching,
 )
 from gateway.config.types.formats import list_topic_models, needs_catalog
 from gateway.config.types.forms import Shorthand
@@ -37,12 +35,10 @@ from gateway.config.types.section import (
     Section,
     WrittenForm,
     create_section_error,
-    create_value_error,
 )
 from gateway.config.types.units import format_duration
 
-from .java_properties import suggest_cluster_option
-from .security import Security
+from .security import Security, suggest_cluster_option
 
 ModelName = Annotated[str, Choice(list_topic_models)]
 RAW_MODELS = frozenset({"string", "json", "bytes"})
@@ -324,13 +320,13 @@ def is_cluster_mapping(value: object) -> bool:
     return any(isinstance(item, (Mapping, Kafka)) for item in value.values())
 
 
-def _validate_cluster_name(value: object) -> str:
-    name = validate_text(value)
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
-        raise create_value_error(
-            f"'{name}' is no name of a cluster; use letters, digits, '-' and '_', at most 64"
-        )
-    return name
+ClusterName: TypeAlias = Annotated[
+    str,
+    matching(
+        r"[A-Za-z0-9_-]{1,64}",
+        "is no name of a cluster; use letters, digits, '-' and '_', at most 64",
+    ),
+]
 
 
 def _validate_clusters(value: object, info: ValidationInfo) -> Kafka | dict[str, Kafka]:
@@ -349,9 +345,7 @@ def _serialize_clusters(value: Kafka | dict[str, Kafka], info: SerializationInfo
     return {name: _serialize_clusters(kafka, info) for name, kafka in value.items()}
 
 
-_CLUSTERS_ADAPTER = TypeAdapter(
-    dict[Annotated[str, BeforeValidator(_validate_cluster_name)], Kafka]
-)
+_CLUSTERS_ADAPTER = TypeAdapter(dict[ClusterName, Kafka])
 
 Clusters: TypeAlias = Annotated[
     Kafka | dict[str, Kafka],

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gateway.config.capabilities.kinds import WITH_KINDS, AnyWith
-from gateway.config.capabilities.stream import StreamWith
+from gateway.config.capabilities import WITH_KINDS, AnyWith, StreamWith
 from gateway.config.types.address import Host
 from gateway.config.types.fields import Number, in_range, validate_text
 from gateway.config.types.forms import Guarded

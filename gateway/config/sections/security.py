@@ -1,17 +1,91 @@
-"""Define the sections `kafka.security`, for the brokers, and `tokens`, for resume tokens."""
+"""Define how servers are connected to: `kafka.security`, `catalogs`; and `tokens` of clients.
+
+Many users have a `client.properties` of Kafka's Java client or of librdkafka, and write its keys
+into the section `kafka`. Similar words would mislead them: `bootstrap.servers` is closest to
+`bootstrap`, which has topics. So the gateway's options are suggested for these.
+"""
 
 from __future__ import annotations
 
+import re
+import ssl
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from gateway.config.types.address import AuthorityFile, Url
+from gateway.config.types.address import (
+    AuthorityFile,
+    Url,
+    Urls,
+    create_trusting_context,
+    describe_ssl_error,
+)
 from gateway.config.types.fields import Duration, File, Flag, Secret, SecretText, Text, in_range
 from gateway.config.types.section import Problem, Section, create_value_error
 
-from .java_properties import suggest_security_option
+_LOGIN = "username: .., password: .."
+# By the key in lower case, without dots, dashes and underscores.
+_OPTIONS = {
+    "bootstrapservers": 'servers: ["host:9092"]',
+    "bootstrapserver": 'servers: ["host:9092"]',
+    "metadatabrokerlist": 'servers: ["host:9092"]',
+    "brokers": 'servers: ["host:9092"]',
+    "clientrack": "rack: ..",
+    "requesttimeoutms": "requestTimeout: 5s",
+    "sockettimeoutms": "requestTimeout: 5s",
+    "metadatamaxagems": "metadataMaxAge: 2s",
+    "reconnectbackoffms": "reconnect: {initial: 50ms}",
+    "reconnectbackoffmaxms": "reconnect: {max: 1s}",
+}
+_TLS_OPTIONS = (
+    ("ssltruststore", "tls: {ca: FILE.pem}"),
+    ("sslca", "tls: {ca: FILE.pem}"),
+    ("sslkey", "tls: {certificate: FILE.pem, key: FILE.pem}"),
+    ("sslcertificate", "tls: {certificate: FILE.pem, key: FILE.pem}"),
+    ("sslendpoint", "tls: {verify: false}"),
+    ("enablesslcertificateverification", "tls: {verify: false}"),
+)
+
+
+def suggest_cluster_option(key: str, value: object) -> str | None:
+    """Return the option for a property, whose value may be a secret and is not shown."""
+    word = re.sub(r"[._-]", "", key.lower())
+    if word in _OPTIONS:
+        return f"write {_OPTIONS[word]}"
+    options = _find_security_options(word, value)
+    if options is None:
+        return None
+    return f"write security: {{{options}}}" if options else "remove it, plaintext is the default"
+
+
+def suggest_security_option(key: str, value: object) -> str | None:
+    word = re.sub(r"[._-]", "", key.lower())
+    options = _find_security_options(word, value)
+    if options is None:
+        options = _find_security_options(f"security{word}", value)
+    if options is None:
+        return None
+    return f"write {options}" if options else "remove it, plaintext is the default"
+
+
+def _find_security_options(word: str, value: object) -> str | None:
+    text = value.lower().replace("_", "-") if isinstance(value, str) else ""
+    if word == "securityprotocol":
+        tls = "tls: {}" if text.endswith("ssl") else ""
+        sasl = f"sasl: {{mechanism: plain, {_LOGIN}}}" if text.startswith("sasl") else ""
+        return ", ".join(filter(None, (tls, sasl)))
+    if word.startswith("sasl"):
+        # The value may be a login module with a password, of which only the name is looked at.
+        if "oauth" in word or "oauth" in text:
+            more = ", extensions: {NAME: ..}" if "extension" in word + text else ""
+            login = "tokenUrl: .., clientId: .., clientSecret: .."
+            return f"sasl: {{mechanism: oauthbearer, {login}{more}}}"
+        found = re.search(r"scram(-sha-(256|512))?", text)
+        mechanism = "plain" if found is None else f"scram{found[1] or '-sha-512'}"
+        return f"sasl: {{mechanism: {mechanism}, {_LOGIN}}}"
+    return next((option for start, option in _TLS_OPTIONS if word.startswith(start)), None)
+
 
 Mechanism = Literal["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"]
 """A SASL mechanism, in lower case; `oauthbearer` is that of KIP-255 and KIP-768."""
@@ -51,6 +125,26 @@ class Tls(Section):
         for name, required in requirements:
             if name in raw and required not in raw:
                 yield Problem((name,), f"'{name}' needs '{required}' too; add it", is_key=True)
+
+
+def create_client_context(tls: Tls) -> ssl.SSLContext:
+    """Create the SSL context of a client.
+
+    Raises:
+        ValueError: A file cannot be read, or has other content. The message names it.
+    """
+    context = create_trusting_context(tls.ca)
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if tls.certificate and tls.key:
+        password = tls.key_password.get_secret_value() if tls.key_password else None
+        try:
+            context.load_cert_chain(tls.certificate, tls.key, password)
+        except OSError as exc:
+            what = f"the certificate {tls.certificate} with the key {tls.key}"
+            raise ValueError(f"{what} cannot be used: {describe_ssl_error(exc)}") from exc
+    return context
 
 
 _TOKEN_URL_OPTIONS = {"clientId", "clientSecret", "scope", "tokenParameters"}
@@ -210,3 +304,53 @@ class Tokens(Section):
     def secrets(self) -> tuple[str, ...]:
         """The secrets in plain text; the first one signs."""
         return tuple(secret.get_secret_value() for secret in self.secret or ())
+
+
+class SchemaRegistry(Section):
+    """A schema registry with the REST API of Confluent's."""
+
+    type: Literal["schema-registry"] = Field(
+        description="The kind of catalog. For models with schemas."
+    )
+    url: Urls = Field(
+        description="Base URL, or several that are tried in order. For avro, protobuf and "
+        "jsonschema."
+    )
+    username: Text | None = Field(
+        default=None, description="User name of Basic authentication. For secured registries."
+    )
+    password: SecretText | None = Field(
+        default=None, description="Password of `username`. For secured registries."
+    )
+    token: SecretText | None = Field(
+        default=None,
+        description="A bearer token, instead of `username` and `password`. For secured registries.",
+    )
+    tls: Tls | None = Field(
+        default=None,
+        description="Certificate authorities and a client certificate. For registries with a "
+        "private authority or mutual TLS.",
+    )
+    timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
+        default=5.0,
+        description="How long a registry may take to respond before it counts as unavailable. For "
+        "slow networks.",
+    )
+    max_age: Annotated[Duration, in_range(0, 86_400)] = Field(
+        default=60.0,
+        description="How long the latest schema of a subject is used before the registry is asked "
+        "for a newer one. For teams that evolve schemas.",
+    )
+    auto_register: Flag = Field(
+        default=True,
+        description="Register the schemas that producers send with their records; if false, they "
+        "must be registered already. For producers.",
+    )
+
+    @classmethod
+    def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        for name, required in (("username", "password"), ("password", "username")):
+            if name in raw and required not in raw:
+                yield Problem((name,), f"'{name}' needs '{required}' too; add it", is_key=True)
+        if "token" in raw and "username" in raw:
+            yield Problem(("token",), "'token' excludes 'username'; keep one", is_key=True)

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
-from gateway.config.capabilities.produce import Correlation
+from gateway.config.capabilities import Correlation
 from gateway.config.checks.crosscheck import check_settings
-from gateway.config.guards.kinds import AnyGuardSection
+from gateway.config.guards import AnyGuardSection
 from gateway.config.source.template import Template
 from gateway.config.types.fields import Size, Text, in_range
 from gateway.config.types.forms import expand
@@ -27,12 +27,11 @@ from gateway.config.types.section import (
 from gateway.config.types.units import format_size
 from gateway.config.types.valid_rest import ValidRest
 
-from .catalog import SchemaRegistry
 from .kafka import Clusters, Kafka
 from .listen import Listen
 from .pipelines import Pipelines
 from .route import Admin, Route
-from .security import Tokens
+from .security import SchemaRegistry, Tokens
 from .sidecar import Sidecar
 from .telemetry import Telemetry
 

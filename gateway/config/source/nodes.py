@@ -1,28 +1,19 @@
 """Parse YAML text into a tree of nodes that know where they stand.
 
-The tree is built from the parser's events, not by a loader: a loader hides duplicate keys, expands
-aliases without a bound and resolves `no` to false. Features that a configuration does not need
-(tags, merge keys, several documents, keys that are not text) are refused by name.
+The nodes are ruamel.yaml's, and not read further by its loader: a loader hides duplicate keys, and
+expands aliases without a bound. Features that a configuration does not need (tags, several
+documents) are refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    Event,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-)
+from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.nodes import Node, ScalarNode
 from ruamel.yaml.reader import ReaderError
 
 MAX_DEPTH = 32  # levels; a valid file has 8
@@ -40,32 +31,6 @@ class SourceMark(NamedTuple):
 START_MARK = SourceMark(1, 1)
 
 
-@dataclass(slots=True)
-class ScalarNode:
-    """A scalar. `is_plain` is false for quoted and block scalars, which are always text."""
-
-    mark: SourceMark
-    text: str
-    is_plain: bool
-
-
-@dataclass(slots=True)
-class SequenceNode:
-    mark: SourceMark
-    items: list[Node] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class MappingNode:
-    """A mapping and its items, in the order of the file; keys may occur twice."""
-
-    mark: SourceMark
-    items: list[tuple[ScalarNode, Node]] = field(default_factory=list)
-
-
-Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
-
-
 class MalformedYamlError(Exception):
     """The text is not YAML, or uses a feature that is refused here."""
 
@@ -79,11 +44,11 @@ def compose(text: str) -> Node:
     """Return the root node of the only document; raise MalformedYamlError for others."""
     if len(text) > MAX_TEXT_CHARS:
         raise MalformedYamlError(START_MARK, "the file is longer than 1MiB; is it the right one?")
-    composer = _Composer()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _Composer
+    composer = yaml.composer
     try:
-        return composer.compose_document(
-            YAML(typ="safe", pure=True).parse(text.removeprefix("\ufeff"))
-        )
+        root: Node | None = yaml.compose(text.removeprefix("\ufeff"))
     except MarkedYAMLError as error:
         raise _build_syntax_error(error, text) from None
     except ReaderError as error:
@@ -100,91 +65,53 @@ def compose(text: str) -> Node:
         raise MalformedYamlError(
             composer.last_mark, f"no valid YAML from here on ({error}); check it"
         ) from None
+    if root is None or (isinstance(root, ScalarNode) and not root.style and not root.value):
+        raise MalformedYamlError(START_MARK, "the file is empty; it needs at least kafka.servers")
+    return root
 
 
-class _Composer:
-    def __init__(self) -> None:
+def get_mark(node: Any) -> SourceMark:
+    """Return where a node or an event of the parser begins."""
+    return SourceMark(node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+class _Composer(Composer):
+    """Composes ruamel's nodes, and refuses where it stands what no configuration needs."""
+
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader)
+        self.warn_double_anchors = False
         self.last_mark = START_MARK
-        self.events: Iterator[Event] = iter(())
-        self.anchors: dict[str, Node | None] = {}
+        self._levels = 0
 
-    def compose_document(self, events: Iterator[Event]) -> Node:
-        self.events = events
-        root: Node | None = None
-        for event in events:
-            if not isinstance(event, DocumentStartEvent):
-                continue
-            if root is not None:
-                raise MalformedYamlError(
-                    _start_mark(event), "a second document starts here; keep one a file"
-                )
-            root = self.compose_node(self.next_event(), 0)
-        if root is None or (isinstance(root, ScalarNode) and root.is_plain and not root.text):
-            raise MalformedYamlError(
-                START_MARK, "the file is empty; it needs at least kafka.servers"
-            )
-        return root
-
-    def next_event(self) -> Event:
-        """Return the next event and remember its place for error messages."""
-        event = next(self.events)
-        self.last_mark = _start_mark(event)
-        return event
-
-    def compose_node(self, event: Any, depth: int) -> Node:
-        mark = _start_mark(event)
-        if depth > MAX_DEPTH:
+    def compose_node(self, parent: Any, index: Any) -> Node:
+        event = self.parser.peek_event()
+        mark = self.last_mark = get_mark(event)
+        if self._levels > MAX_DEPTH:
             raise MalformedYamlError(
                 mark, f"nested deeper than {MAX_DEPTH} levels; check the brackets"
             )
         if isinstance(event, AliasEvent):
-            return self.resolve_alias(str(event.anchor), mark)
-        if event.tag is not None:
+            self._check_alias(str(event.anchor), mark)
+        elif event.tag is not None:
             raise MalformedYamlError(mark, f"the tag '{event.tag}' means nothing here; remove it")
-        if event.anchor is not None:
-            # None while its node is being built, so that an alias inside it is noticed.
-            self.anchors[event.anchor] = None
-        node = self.compose_content(event, mark, depth)
-        if event.anchor is not None:
-            self.anchors[event.anchor] = node
+        self._levels += 1
+        node: Node = super().compose_node(parent, index)
+        self._levels -= 1
+        is_key = parent is not None and index is None
+        if is_key and not isinstance(node, ScalarNode):
+            raise MalformedYamlError(
+                get_mark(node), "a key must be text, not a list or a mapping; check for '?'"
+            )
         return node
 
-    def resolve_alias(self, anchor: str, mark: SourceMark) -> Node:
+    def _check_alias(self, anchor: str, mark: SourceMark) -> None:
         if anchor not in self.anchors:
             raise MalformedYamlError(
                 mark, f"no anchor '&{anchor}' stands before this alias; check the name"
             )
-        node = self.anchors[anchor]
-        if node is None:
+        if self.anchors[anchor].end_mark is None:  # it is still being composed
             raise MalformedYamlError(mark, f"'*{anchor}' stands inside its own anchor; remove it")
-        return node
-
-    def compose_content(self, event: Event, mark: SourceMark, depth: int) -> Node:
-        if isinstance(event, SequenceStartEvent):
-            sequence = SequenceNode(mark)
-            while not isinstance(item := self.next_event(), SequenceEndEvent):
-                sequence.items.append(self.compose_node(item, depth + 1))
-            return sequence
-        if isinstance(event, MappingStartEvent):
-            mapping = MappingNode(mark)
-            while not isinstance(item := self.next_event(), MappingEndEvent):
-                key = self.compose_key(item, depth)
-                mapping.items.append((key, self.compose_node(self.next_event(), depth + 1)))
-            return mapping
-        assert isinstance(event, ScalarEvent)
-        return ScalarNode(mark, str(event.value), not event.style)
-
-    def compose_key(self, event: Event, depth: int) -> ScalarNode:
-        key = self.compose_node(event, depth + 1)
-        if not isinstance(key, ScalarNode):
-            raise MalformedYamlError(
-                key.mark, "a key must be text, not a list or a mapping; check for '?'"
-            )
-        return ScalarNode(_start_mark(event), key.text, key.is_plain)
-
-
-def _start_mark(event: Event) -> SourceMark:
-    return SourceMark(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 def _build_syntax_error(error: MarkedYAMLError, text: str) -> MalformedYamlError:
@@ -196,6 +123,8 @@ def _build_syntax_error(error: MarkedYAMLError, text: str) -> MalformedYamlError
     if "\t" in before and not before.strip():
         return MalformedYamlError(mark, "a tab indents this line; indent with spaces")
     problem = " ".join(part for part in (error.problem, error.context) if part)
+    if "another document" in problem:
+        return MalformedYamlError(mark, "a second document starts here; keep one a file")
     if "stream end" in problem or "end of stream" in problem:
         start = error.context_mark
         start_mark = SourceMark(start.line + 1, start.column + 1) if start else mark

@@ -11,7 +11,7 @@ An option of a section that is not configured has no effect.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,25 +21,21 @@ from gateway.errors import ConfigError
 from . import yaml_document as source
 from .substitution import suggest
 
-_PRODUCER = ("sidecar", "producer")
-_CONSUMER = ("sidecar", "consumer")
-_GROUPS = ("sidecar", "reactive", "groups", "*")
-_HEALTH = ("sidecar", "health")
-_AUDIT = ("sidecar", "audit")
-_IMPLICIT_SECTIONS = frozenset(
-    {_HEALTH, ("listen",), ("kafka",), ()}
-)  # sections that need not be written
-
-Loc = tuple[str, ...]
+_PRODUCER = "sidecar.producer"
+_CONSUMER = "sidecar.consumer"
+_GROUPS = "sidecar.reactive.groups.*"
+_HEALTH = "sidecar.health"
+_AUDIT = "sidecar.audit"
+_IMPLICIT_SECTIONS = frozenset({"sidecar.health", "listen", "kafka"})  # need not be written
 
 
 class ValueKey(NamedTuple):
-    """The paths of the options that a value sets, and its conversion to the YAML's form.
+    """The options that a value sets, and its conversion to the YAML's form.
 
-    In a path `*` stands for every item of a list.
+    In the path of an option `*` stands for every item of a list.
     """
 
-    locs: tuple[Loc, ...]
+    options: tuple[str, ...]
     parse: Callable[[Any], Any]
 
 
@@ -84,70 +80,64 @@ def _parse_audit_target(value: Any) -> str:
     return "topic" if _parse_flag(value) else "off"
 
 
-def _list_consumer_locs(option: str, *, group_option: str | None = None) -> tuple[Loc, ...]:
-    return ((*_CONSUMER, option), (*_GROUPS, *(group_option or option).split("/")))
+def _of_consumers(option: str, parse: Callable[[Any], Any]) -> ValueKey:
+    return ValueKey((f"{_CONSUMER}.{option}", f"{_GROUPS}.{option}"), parse)
+
+
+def _of_groups(option: str, parse: Callable[[Any], Any], *others: str) -> ValueKey:
+    return ValueKey((f"{_GROUPS}.{option}", *others), parse)
+
+
+def _of(option: str, parse: Callable[[Any], Any]) -> ValueKey:
+    return ValueKey((option,), parse)
 
 
 VALUE_KEYS: Mapping[str, ValueKey] = {
-    "kafka-producer.keyFormat": ValueKey(((*_PRODUCER, "keyFormat"),), _parse_any),
-    "kafka-producer.valueFormat": ValueKey(((*_PRODUCER, "valueFormat"),), _parse_any),
-    "kafka-producer.bootstrap.servers": ValueKey((("kafka", "servers"),), _parse_list),
-    "kafka-producer.auditEnabled": ValueKey(((*_AUDIT, "to"),), _parse_audit_target),
-    "kafka-producer.auditTopic": ValueKey(((*_AUDIT, "topic"),), _parse_any),
-    "kafka-consumer.keyFormat": ValueKey(_list_consumer_locs("keyFormat"), _parse_any),
-    "kafka-consumer.valueFormat": ValueKey(_list_consumer_locs("valueFormat"), _parse_any),
-    "kafka-consumer.topic": ValueKey(((*_GROUPS, "topics"),), _parse_list),
-    "kafka-consumer.groupId": ValueKey(((*_GROUPS, "group"),), _parse_any),
-    "kafka-consumer.group.instance.id": ValueKey(((*_GROUPS, "instanceId"),), _parse_any),
-    "kafka-consumer.bootstrap.servers": ValueKey((("kafka", "servers"),), _parse_list),
-    "kafka-consumer.backendApiHost": ValueKey(((*_GROUPS, "backend", "host"),), _parse_any),
-    "kafka-consumer.backendApiPath": ValueKey(((*_GROUPS, "backend", "path"),), _parse_any),
-    "kafka-consumer.requestMaxBytes": ValueKey(
-        _list_consumer_locs("requestMaxBytes"), _parse_bytes
+    "kafka-producer.keyFormat": _of(f"{_PRODUCER}.keyFormat", _parse_any),
+    "kafka-producer.valueFormat": _of(f"{_PRODUCER}.valueFormat", _parse_any),
+    "kafka-producer.bootstrap.servers": _of("kafka.servers", _parse_list),
+    "kafka-producer.auditEnabled": _of(f"{_AUDIT}.to", _parse_audit_target),
+    "kafka-producer.auditTopic": _of(f"{_AUDIT}.topic", _parse_any),
+    "kafka-consumer.keyFormat": _of_consumers("keyFormat", _parse_any),
+    "kafka-consumer.valueFormat": _of_consumers("valueFormat", _parse_any),
+    "kafka-consumer.topic": _of_groups("topics", _parse_list),
+    "kafka-consumer.groupId": _of_groups("group", _parse_any),
+    "kafka-consumer.group.instance.id": _of_groups("instanceId", _parse_any),
+    "kafka-consumer.bootstrap.servers": _of("kafka.servers", _parse_list),
+    "kafka-consumer.backendApiHost": _of_groups("backend.host", _parse_any),
+    "kafka-consumer.backendApiPath": _of_groups("backend.path", _parse_any),
+    "kafka-consumer.requestMaxBytes": _of_consumers("requestMaxBytes", _parse_bytes),
+    "kafka-consumer.fetch.max.bytes": _of_consumers("fetchMaxBytes", _parse_bytes),
+    "kafka-consumer.max.partition.fetch.bytes": _of_consumers(
+        "maxPartitionFetchBytes", _parse_bytes
     ),
-    "kafka-consumer.fetch.max.bytes": ValueKey(_list_consumer_locs("fetchMaxBytes"), _parse_bytes),
-    "kafka-consumer.max.partition.fetch.bytes": ValueKey(
-        _list_consumer_locs("maxPartitionFetchBytes"), _parse_bytes
+    "kafka-consumer.max.poll.records": _of_consumers("maxPollRecords", _parse_number),
+    "kafka-consumer.max.poll.interval.ms": _of_groups("maxPollInterval", _parse_millis),
+    "kafka-consumer.session.timeout.ms": _of_consumers("sessionTimeout", _parse_millis),
+    "kafka-consumer.heartbeat.interval.ms": _of_consumers("heartbeatInterval", _parse_millis),
+    "kafka-consumer.auto.offset.reset": _of_consumers("autoOffsetReset", _parse_any),
+    "kafka-consumer.isolation.level": _of_consumers("isolation", _parse_any),
+    "kafka-consumer.instanceTimeoutMs": _of(f"{_CONSUMER}.instanceTimeout", _parse_millis),
+    "kafka-consumer.maxRetries": _of_groups("maxRetries", _parse_number),
+    "kafka-consumer.retryDelayMs": _of_groups("retryDelay", _parse_millis),
+    "kafka-consumer.batchRollbackThreshold": _of_groups("batchRollbackThreshold", _parse_percent),
+    "kafka-consumer.deadLetterEnabled": _of_groups("deadLetterEnabled", _parse_flag),
+    "kafka-consumer.deadLetterTopicExt": _of_groups(
+        "deadLetterTopicExt", _parse_any, "sidecar.deadLetter.topicExt"
     ),
-    "kafka-consumer.max.poll.records": ValueKey(
-        _list_consumer_locs("maxPollRecords"), _parse_number
-    ),
-    "kafka-consumer.max.poll.interval.ms": ValueKey(
-        ((*_GROUPS, "maxPollInterval"),), _parse_millis
-    ),
-    "kafka-consumer.session.timeout.ms": ValueKey(
-        _list_consumer_locs("sessionTimeout"), _parse_millis
-    ),
-    "kafka-consumer.heartbeat.interval.ms": ValueKey(
-        _list_consumer_locs("heartbeatInterval"), _parse_millis
-    ),
-    "kafka-consumer.auto.offset.reset": ValueKey(
-        _list_consumer_locs("autoOffsetReset"), _parse_any
-    ),
-    "kafka-consumer.isolation.level": ValueKey(_list_consumer_locs("isolation"), _parse_any),
-    "kafka-consumer.instanceTimeoutMs": ValueKey(((*_CONSUMER, "instanceTimeout"),), _parse_millis),
-    "kafka-consumer.maxRetries": ValueKey(((*_GROUPS, "maxRetries"),), _parse_number),
-    "kafka-consumer.retryDelayMs": ValueKey(((*_GROUPS, "retryDelay"),), _parse_millis),
-    "kafka-consumer.batchRollbackThreshold": ValueKey(
-        ((*_GROUPS, "batchRollbackThreshold"),), _parse_percent
-    ),
-    "kafka-consumer.deadLetterEnabled": ValueKey(((*_GROUPS, "deadLetterEnabled"),), _parse_flag),
-    "kafka-consumer.deadLetterTopicExt": ValueKey(
-        ((*_GROUPS, "deadLetterTopicExt"), ("sidecar", "deadLetter", "topicExt")), _parse_any
-    ),
-    "kafka-consumer.auditEnabled": ValueKey(((*_AUDIT, "to"),), _parse_audit_target),
-    "kafka-consumer.auditTopic": ValueKey(((*_AUDIT, "topic"),), _parse_any),
-    "health.enabled": ValueKey(((*_HEALTH, "enabled"),), _parse_flag),
-    "health.useJson": ValueKey(((*_HEALTH, "useJson"),), _parse_flag),
-    "health.timeout": ValueKey(((*_HEALTH, "timeout"),), _parse_millis),
-    "health.downstreamEnabled": ValueKey(((*_HEALTH, "downstreamEnabled"),), _parse_flag),
-    "health.downstreamHost": ValueKey(((*_HEALTH, "downstreamHost"),), _parse_any),
-    "health.downstreamPath": ValueKey(((*_HEALTH, "downstreamPath"),), _parse_any),
-    "server.ip": ValueKey((("listen", "host"),), _parse_any),
-    "server.httpPort": ValueKey((("listen", "port"),), _parse_number),
-    "server.httpsPort": ValueKey((("listen", "port"),), _parse_number),
-    "server.maxTransferFileSize": ValueKey(((*_PRODUCER, "maxBytes"),), _parse_bytes),
-    "server.serviceId": ValueKey((("name",),), _parse_any),
+    "kafka-consumer.auditEnabled": _of(f"{_AUDIT}.to", _parse_audit_target),
+    "kafka-consumer.auditTopic": _of(f"{_AUDIT}.topic", _parse_any),
+    "health.enabled": _of(f"{_HEALTH}.enabled", _parse_flag),
+    "health.useJson": _of(f"{_HEALTH}.useJson", _parse_flag),
+    "health.timeout": _of(f"{_HEALTH}.timeout", _parse_millis),
+    "health.downstreamEnabled": _of(f"{_HEALTH}.downstreamEnabled", _parse_flag),
+    "health.downstreamHost": _of(f"{_HEALTH}.downstreamHost", _parse_any),
+    "health.downstreamPath": _of(f"{_HEALTH}.downstreamPath", _parse_any),
+    "server.ip": _of("listen.host", _parse_any),
+    "server.httpPort": _of("listen.port", _parse_number),
+    "server.httpsPort": _of("listen.port", _parse_number),
+    "server.maxTransferFileSize": _of(f"{_PRODUCER}.maxBytes", _parse_bytes),
+    "server.serviceId": _of("name", _parse_any),
 }
 """The keys that are read; others are refused."""
 
@@ -162,8 +152,11 @@ class ValuesFile(dict[str, Any]):
             return raw
         result: dict[str, Any] = _copy_tree(raw)
         for key, value in self.items():
-            for loc in VALUE_KEYS[key].locs:
-                _set_option(result, loc, VALUE_KEYS[key].parse(value))
+            options, parse = VALUE_KEYS[key]
+            for path in options:
+                *sections, option = path.split(".")
+                for section in _iter_sections(result, sections):
+                    section[option] = parse(value)
         return result
 
 
@@ -201,24 +194,17 @@ def _format_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _set_option(raw: dict[str, Any], loc: Loc, value: Any) -> None:
-    *sections, option = loc
-    for section in _iter_sections(raw, tuple(sections)):
-        section[option] = value
-
-
-def _iter_sections(raw: dict[str, Any], loc: Loc) -> Iterator[dict[str, Any]]:
+def _iter_sections(raw: dict[str, Any], steps: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the sections at a path that are written; create those with defaults."""
     sections: list[Any] = [raw]
-    for depth, step in enumerate(loc, 1):
+    for depth, step in enumerate(steps, 1):
         below: list[Any] = []
         for section in sections:
             if step == "*":
                 below += section if isinstance(section, list) else [section]
             elif isinstance(section, dict):
-                if section.get(step) is None and (
-                    loc[:depth] in _IMPLICIT_SECTIONS or step == "backend"
-                ):
+                is_implicit = ".".join(steps[:depth]) in _IMPLICIT_SECTIONS or step == "backend"
+                if is_implicit and section.get(step) is None:
                     section[step] = {}
                 below.append(section.get(step))
         sections = below

@@ -12,7 +12,6 @@ variables to set, instead of logging in with asterisks.
 
 from __future__ import annotations
 
-import collections.abc
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -20,19 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
 from gateway.config.types.fields import Secret
 from gateway.config.types.section import Section
 from gateway.errors import ConfigError
 
-from .nodes import (
-    MalformedYamlError,
-    MappingNode,
-    Node,
-    ScalarNode,
-    SequenceNode,
-    SourceMark,
-    compose,
-)
+from .nodes import MalformedYamlError, SourceMark, compose, get_mark
 from .substitution import NO_VALUES, SubstitutedText, UnresolvedText, escape, substitute
 from .template import Template
 
@@ -111,8 +104,8 @@ def parse_document(
     text: str,
     *,
     name: str,
-    environ: collections.abc.Mapping[str, str],
-    substitutions: collections.abc.Mapping[str, str] = NO_VALUES,
+    environ: Mapping[str, str],
+    substitutions: Mapping[str, str] = NO_VALUES,
 ) -> YamlDocument:
     """Read a YAML text. Problems are returned in the document, not raised.
 
@@ -146,64 +139,63 @@ def decode_utf8(raw: bytes, *, name: str) -> str:
 @dataclass(slots=True)
 class _ValueBuilder:
     document: YamlDocument
-    environ: collections.abc.Mapping[str, str]
+    environ: Mapping[str, str]
     base: Path
-    substitutions: collections.abc.Mapping[str, str]
+    substitutions: Mapping[str, str]
 
     def build(self, node: Node, loc: Loc, key: SourceMark | None = None) -> Any:
-        is_empty = isinstance(node, ScalarNode) and node.is_plain and not node.text
-        self.document.marks[loc] = SourceMarks(
-            key or node.mark, key if key and is_empty else node.mark
-        )
+        mark = get_mark(node)
+        is_empty = isinstance(node, ScalarNode) and not node.style and not node.value
+        self.document.marks[loc] = SourceMarks(key or mark, key if key and is_empty else mark)
         self.document.value_count += 1
         if self.document.value_count > MAX_VALUES:
             raise MalformedYamlError(
-                node.mark, f"more than {MAX_VALUES} values, aliases expanded; use fewer"
+                mark, f"more than {MAX_VALUES} values, aliases expanded; use fewer"
             )
         if isinstance(node, MappingNode):
             return self.build_mapping(node, loc)
         if isinstance(node, SequenceNode):
-            return [self.build(item, (*loc, index)) for index, item in enumerate(node.items)]
+            return [self.build(item, (*loc, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, ScalarNode)
         return self.build_scalar(node)
 
     def build_mapping(self, node: MappingNode, loc: Loc) -> dict[str, Any]:
         """Return the values of a mapping without refused keys and empty substitutions."""
         values: dict[str, Any] = {}
         seen: dict[str, SourceMark] = {}
-        for key, item in node.items:
-            if not self.check_key(key, seen):
+        for key, item in node.value:
+            mark = get_mark(key)
+            problem = self.find_key_problem(key, seen)
+            if problem is not None:
+                self.document.problems.append((mark, problem))
                 continue
-            seen[key.text] = key.mark
-            value = self.build(item, (*loc, key.text), key.mark)
+            seen[key.value] = mark
+            value = self.build(item, (*loc, key.value), mark)
             if not (isinstance(value, SubstitutedText) and value == ""):
-                values[key.text] = value
+                values[key.value] = value
         return values
 
-    def check_key(self, key: ScalarNode, seen: dict[str, SourceMark]) -> bool:
-        """Return whether a key may be used, and record the problem if not."""
-        refuse = self.document.problems.append
-        if key.is_plain and key.text == "<<":
-            message = "merge keys are not read here; write the keys out, or alias a whole value"
-            refuse((key.mark, message))
-        elif key.is_plain and not isinstance(parse_plain(key.text), str):
-            refuse((key.mark, f"the key {key.text or 'null'} is not text; put it in quotes"))
-        elif key.text in seen:
-            line = seen[key.text].line
-            refuse((key.mark, f"duplicate key '{key.text}', first on line {line}; remove one"))
-        else:
-            return True
-        return False
+    def find_key_problem(self, key: ScalarNode, seen: Mapping[str, SourceMark]) -> str | None:
+        """Return why a key may not be used; None if it may."""
+        if not key.style and key.value == "<<":
+            return "merge keys are not read here; write the keys out, or alias a whole value"
+        if not key.style and not isinstance(parse_plain(key.value), str):
+            return f"the key {key.value or 'null'} is not text; put it in quotes"
+        if key.value in seen:
+            line = seen[key.value].line
+            return f"duplicate key '{key.value}', first on line {line}; remove one"
+        return None
 
     def build_scalar(self, node: ScalarNode) -> Any:
-        if "${" not in node.text:
-            return parse_plain(node.text) if node.is_plain else node.text
+        if "${" not in node.value:
+            return node.value if node.style else parse_plain(node.value)
         try:
             return substitute(
-                node.text, environ=self.environ, base=self.base, values=self.substitutions
+                node.value, environ=self.environ, base=self.base, values=self.substitutions
             )
         except ValueError as error:
-            self.document.problems.append((node.mark, str(error)))
-            return UnresolvedText(node.text)
+            self.document.problems.append((get_mark(node), str(error)))
+            return UnresolvedText(node.value)
 
 
 def parse_plain(text: str) -> Any:

@@ -20,9 +20,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gateway.config.source.substitution import SubstitutedText, safe_repr
-
-from .fields import File, validate_text
-from .section import Problem, create_section_error, create_value_error
+from gateway.config.types.fields import File, validate_text
+from gateway.config.types.section import Problem, create_section_error, create_value_error
 
 _HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9_][A-Za-z0-9_.-]{0,253}")
 _SCHEME = "[a-z][a-z0-9+.-]*://"  # app shells and extensions have their own
@@ -136,16 +135,19 @@ def _validate_host_name(value: object) -> str:
 def _validate_servers(value: object) -> tuple[str, ...] | Literal["embedded"]:
     if isinstance(value, str) and value.strip() == "embedded":
         return "embedded"
-    if isinstance(value, SubstitutedText):  # one variable often holds the whole list
-        servers = [
-            SubstitutedText.from_parts(value.source, (item.strip(),)) for item in value.split(",")
-        ]
-        return tuple(_validate_server(item) for item in servers)
     if isinstance(value, str):
-        return tuple(_validate_server(item.strip()) for item in value.split(","))
+        return tuple(map(_validate_server, _split_text(value)))
     if not isinstance(value, Sequence) or not value:
         raise create_value_error("expects servers; write [localhost:9092], or embedded")
     return validate_items(value, _validate_server)
+
+
+def _split_text(value: str) -> list[str]:
+    """Return the items of a text with commas; one variable often holds a whole list."""
+    items = [item.strip() for item in value.split(",")]
+    if not isinstance(value, SubstitutedText):
+        return items
+    return [SubstitutedText.from_parts(value.source, (item,)) for item in items]
 
 
 def validate_items(items: Sequence[object], validate: Callable[[object], str]) -> tuple[str, ...]:
@@ -165,10 +167,7 @@ def validate_items(items: Sequence[object], validate: Callable[[object], str]) -
 def _validate_urls(value: object) -> tuple[str, ...]:
     """Return the URLs of one URL or of a list; a variable may hold several, with commas."""
     if isinstance(value, SubstitutedText):
-        return tuple(
-            validate_url(SubstitutedText.from_parts(value.source, (url.strip(),)))
-            for url in value.split(",")
-        )
+        return tuple(map(validate_url, _split_text(value)))
     if isinstance(value, str) or not isinstance(value, Sequence):
         return (validate_url(value),)
     if not value:
@@ -183,9 +182,7 @@ def _validate_proxies(value: object) -> bool | tuple[str, ...]:
     if isinstance(value, SubstitutedText):
         if value in ("true", "false"):
             return value == "true"
-        value = [
-            SubstitutedText.from_parts(value.source, (item.strip(),)) for item in value.split(",")
-        ]
+        value = _split_text(value)
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         what = safe_repr(value) if isinstance(value, str) else "this"
         raise create_value_error(f"{what} is no list of proxies; write [10.0.0.0/8], true or false")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -38,11 +38,11 @@ from .section import create_value_error
 
 T = TypeVar("T")
 
-_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_TOPIC_GLOB = re.compile(r"[A-Za-z0-9._*-]{1,249}")
+_TOPIC_NAME = r"[A-Za-z0-9._-]{1,249}"
+_TOPIC_GLOB = r"[A-Za-z0-9._*-]{1,249}"
 _REFERENCE = re.compile(r"\$\{(env\.[A-Za-z0-9_]+|file:[^}]*)\}")
-_HEADER_TEXT = re.compile(r"[!-~](?:[ -~]*[!-~])?")
-_POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*")
+_HEADER_TEXT = r"[!-~](?:[ -~]*[!-~])?"
+_POINTER = r"(?:/(?:[^~/]|~[01])*)+"
 
 
 class Secret(SecretStr):
@@ -184,44 +184,22 @@ def in_range(
     return AfterValidator(validate)
 
 
-def _create_text_validator(parse: Callable[[str], str]) -> BeforeValidator:
-    """Return a validator of a text with one more rule.
+def matching(pattern: str, message: str, *, but: Collection[str] = ()) -> BeforeValidator:
+    """Return a validator of a text that matches a pattern as a whole.
 
-    `parse` raises ValueError; `{}` in its message stands for the value.
+    Args:
+        message: What is wrong with other texts and what to do, without the text itself.
+        but: Texts that match, and are invalid nevertheless.
     """
+    compiled = re.compile(pattern)
 
     def validate(value: object) -> str:
         text = validate_text(value)
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise create_value_error(str(error).replace("{}", safe_repr(value))) from None
+        if text in but or not compiled.fullmatch(text):
+            raise create_value_error(f"{safe_repr(value)} {message}")
+        return text
 
     return BeforeValidator(validate)
-
-
-def _parse_topic(name: str) -> str:
-    if name in (".", "..") or not _TOPIC_NAME.fullmatch(name):
-        raise ValueError("{} is no topic name; use letters, digits, '.', '_' and '-', at most 249")
-    return name
-
-
-def _parse_header_text(text: str) -> str:
-    if not _HEADER_TEXT.fullmatch(text):
-        raise ValueError("{} goes to the back end in a header; use ASCII, no spaces around it")
-    return text
-
-
-def _parse_topic_glob(pattern: str) -> str:
-    if pattern in (".", "..") or not _TOPIC_GLOB.fullmatch(pattern):
-        raise ValueError("{} is no topic or pattern; write such as orders or pay-*")
-    return pattern
-
-
-def _parse_pointer(pointer: str) -> str:
-    if not pointer.startswith("/") or not _POINTER.fullmatch(pointer):
-        raise ValueError("{} is no JSON pointer; write such as /region (RFC 6901)")
-    return pointer
 
 
 def _validate_history(value: object) -> Literal["none", "all"] | float:
@@ -255,7 +233,7 @@ def _json_schema(**schema: Any) -> WithJsonSchema:
 
 DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
 RATE_PATTERN = r"^[0-9]+/(s|m|h)$"
-TOPIC_NAME_SCHEMA = {"type": "string", "pattern": f"^{_TOPIC_NAME.pattern}$"}
+TOPIC_NAME_SCHEMA = {"type": "string", "pattern": f"^{_TOPIC_NAME}$"}
 """The JSON Schema of the name of a topic."""
 SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)?(B|kB|MB|GB|KiB|MiB|GiB|TiB)$"
 
@@ -292,21 +270,27 @@ Size: TypeAlias = Annotated[
 ]
 TopicName: TypeAlias = Annotated[
     str,
-    _create_text_validator(_parse_topic),
+    matching(
+        _TOPIC_NAME,
+        "is no topic name; use letters, digits, '.', '_' and '-', at most 249",
+        but=(".", ".."),
+    ),
     WithJsonSchema(TOPIC_NAME_SCHEMA),
 ]
 HeaderText: TypeAlias = Annotated[
     str,
-    _create_text_validator(_parse_header_text),
-    _json_schema(type="string", pattern=f"^{_HEADER_TEXT.pattern}$"),
+    matching(_HEADER_TEXT, "goes to the back end in a header; use ASCII, no spaces around it"),
+    _json_schema(type="string", pattern=f"^{_HEADER_TEXT}$"),
 ]
 TopicGlob: TypeAlias = Annotated[
     str,
-    _create_text_validator(_parse_topic_glob),
-    _json_schema(type="string", pattern=f"^{_TOPIC_GLOB.pattern}$"),
+    matching(_TOPIC_GLOB, "is no topic or pattern; write such as orders or pay-*", but=(".", "..")),
+    _json_schema(type="string", pattern=f"^{_TOPIC_GLOB}$"),
 ]
 Pointer: TypeAlias = Annotated[
-    str, _create_text_validator(_parse_pointer), _json_schema(type="string", pattern="^/")
+    str,
+    matching(_POINTER, "is no JSON pointer; write such as /region (RFC 6901)"),
+    _json_schema(type="string", pattern="^/"),
 ]
 File: TypeAlias = Annotated[
     Path,

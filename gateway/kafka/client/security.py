@@ -27,7 +27,7 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
 from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeRequest
 
-from gateway.config.types.tls_context import create_client_context
+from gateway.config.sections.security import create_client_context
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 
 from .failures import DEFAULT_OPTION_NAMES, MechanismNotOffered, OptionNames, SecurityOptions

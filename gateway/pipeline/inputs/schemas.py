@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.config.sections.catalog import SchemaRegistry
 from gateway.config.sections.job import Fields, Input, Output
+from gateway.config.sections.security import SchemaRegistry
 from gateway.config.types.formats import needs_catalog
 from gateway.errors import FormatError, RegistryUnavailable
 from gateway.formats.codec import (

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.config import Kafka
-from gateway.config.sections.catalog import SchemaRegistry
 from gateway.config.sections.job import Input
+from gateway.config.sections.security import SchemaRegistry
 from gateway.core.log.record import TopicPartition
 from gateway.pipeline.checkpoint.checkpoint import Sources
 from gateway.pipeline.spark.client_config import build_spark_options

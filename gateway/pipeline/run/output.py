@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.config.sections import pipelines as config
-from gateway.config.sections.catalog import SchemaRegistry
 from gateway.config.sections.job import Job, Output
+from gateway.config.sections.security import SchemaRegistry
 from gateway.errors import PipelineError
 from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES, check_case

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from starlette.requests import HTTPConnection
 
 from gateway.config import GuardSection, PathPattern, Route
-from gateway.config.capabilities.produce import parse_location
+from gateway.config.capabilities import parse_location
 
 from .external_http import ExternalHttp
 from .grant import Grant

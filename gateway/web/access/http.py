@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlencode
 
 from gateway.config import Http
-from gateway.config.guards.credentials import CREDENTIALS_PLACEHOLDER
+from gateway.config.guards.guard_section import CREDENTIALS_PLACEHOLDER
 from gateway.config.source.template import find_field
 from gateway.core.times import parse_time
 

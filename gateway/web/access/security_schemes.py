@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gateway.config import Credentials
-from gateway.config.guards.credentials import CREDENTIALS_PLACEHOLDER
+from gateway.config.guards.guard_section import CREDENTIALS_PLACEHOLDER
 
 BEARER_SCHEME: Mapping[str, Any] = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from gateway.config import Logs, Settings
-from gateway.config.guards.x509 import X509
+from gateway.config.guards import X509
 from gateway.errors import GatewayError
 from gateway.extras import find_missing_modules, format_install_command
 from gateway.hub.fanout.hubs import Hubs

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.config import With
-from gateway.config.capabilities.produce import RESERVED_RECORD_HEADERS, Correlation
+from gateway.config.capabilities import RESERVED_RECORD_HEADERS, Correlation
 from gateway.errors import RequestError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.writes.publisher import Produced

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from starlette.exceptions import HTTPException
 
 from gateway.config import PathPattern, ProduceWith, Route, Settings
-from gateway.config.capabilities.produce import parse_location
-from gateway.config.guards.credentials import RESERVED_QUERY_PARAMETERS
+from gateway.config.capabilities import parse_location
+from gateway.config.guards.guard_section import RESERVED_QUERY_PARAMETERS
 from gateway.config.source.substitution import find_closest, suggest
 from gateway.config.source.template import Template
 from gateway.errors import RequestError

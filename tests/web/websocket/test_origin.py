@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.guards.x509 import X509
+from gateway.config.guards import X509
 from gateway.config.sections.listen import AccessControl
 from gateway.web.websocket.handshake import has_ambient_credentials, is_origin_allowed
 
