@@ -1,8 +1,8 @@
 """Say which extra of the distribution brings a library that is not installed.
 
 The libraries of an extra are imported only where they are used. Code that is about to use them
-calls `require_extra`, so that the error says what to install; `config.checks.extras` does the same
-for a configuration.
+calls `require_extra`, so that the error says what to install. `config.sections.component_checks`
+does the same for a configuration.
 """
 
 from __future__ import annotations

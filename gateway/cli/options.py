@@ -231,7 +231,7 @@ def begin_log(log_format: LogFormat | None, file: Path | None) -> None:
 
     The commands that serve call this before anything else.
     """
-    from gateway.config.source.log_format import find_log_format
+    from gateway.config.source.yaml_document import find_log_format
     from gateway.telemetry import logs
 
     found = str(log_format or "")

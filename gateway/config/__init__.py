@@ -2,8 +2,8 @@
 
 A file is checked as a whole: every problem is reported at once, with line, column and a suggestion.
 Start reading at `load` and `loads`. `types` has the types of single options, `sections` the
-pydantic models, `guards` those of guards, `capabilities` those of what routes do. `source` turns
-YAML into values that know their place, and `checks` compares sections with each other.
+pydantic models and the checks between them, `guards` those of guards, `capabilities` those of what
+routes do. `source` turns YAML into values that know their place.
 
 Nothing in this package opens a connection. Settings are frozen, so that a reload finds unchanged
 routes with `==`.
@@ -25,10 +25,10 @@ from pydantic import ValidationError
 
 from gateway.config.capabilities import WITH_KINDS, FetchWith, ProduceWith, StreamWith
 from gateway.config.capabilities.options import With
-from gateway.config.checks.crosscheck import iter_warnings
 from gateway.config.guards import GUARD_KINDS, X509, Http, Inline, User
 from gateway.config.guards.guard_section import Credentials, GuardSection
 from gateway.config.guards.jwt import Jwk, Jwks, Jwt
+from gateway.config.sections.crosscheck import iter_warnings
 from gateway.config.sections.kafka import Kafka, Model, Reconnect, Topic, Transform
 from gateway.config.sections.listen import AccessControl, Limits, Listen, ListenTls
 from gateway.config.sections.pipelines import Pipelines

@@ -493,9 +493,9 @@ CONFIG = (
     ),
     PlantedFault(
         "any-exposed-value-allows",
-        "gateway/config/checks/sidecar.py",
-        'allowed = section.get("exposed") in (True, "true")',
-        'allowed = section.get("exposed") is not None',
+        "gateway/config/sections/sidecar.py",
+        "return is_served and not self.guarded and not self.exposed",
+        'return is_served and not self.guarded and "exposed" not in self.model_fields_set',
         ("tests/config",),
     ),
 )

@@ -62,7 +62,7 @@ ShownField = Annotated[
 class With(Section):
     """The options of a route: its topics, and the records and fields that it shows.
 
-    Each capability is a subclass, and listed in `kinds.WITH_KINDS`.
+    Each capability is a subclass, and listed in `WITH_KINDS`.
     """
 
     methods: ClassVar[tuple[str, ...]] = ("GET",)

@@ -11,7 +11,6 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 from pydantic_core import InitErrorDetails
 
 from gateway.config.capabilities import Correlation
-from gateway.config.checks.crosscheck import check_settings
 from gateway.config.guards import AnyGuardSection
 from gateway.config.source.template import Template
 from gateway.config.types.fields import Size, Text, in_range
@@ -27,6 +26,7 @@ from gateway.config.types.section import (
 from gateway.config.types.units import format_size
 from gateway.config.types.valid_rest import ValidRest
 
+from .crosscheck import check_settings
 from .kafka import Clusters, Kafka
 from .listen import Listen
 from .pipelines import Pipelines

@@ -17,21 +17,22 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from gateway.config.source.nodes import MalformedYamlError, SourceMark, compose, get_mark
+from gateway.config.source.substitution import (
+    NO_VALUES,
+    SubstitutedText,
+    UnresolvedText,
+    escape,
+    substitute,
+)
+from gateway.config.source.template import Template
 from gateway.config.types.fields import Secret
 from gateway.config.types.section import Section
 from gateway.errors import ConfigError
-
-from .nodes import MalformedYamlError, SourceMark, compose, get_mark
-from .substitution import NO_VALUES, SubstitutedText, UnresolvedText, escape, substitute
-from .template import Template
-
-if TYPE_CHECKING:
-    from gateway.config.sections.settings import Settings
-
 
 Loc: TypeAlias = tuple[str | int, ...]
 
@@ -222,11 +223,11 @@ _PLAIN_SCALAR = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+")
 _RESERVED_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 
 
-def dumps(settings: Settings) -> str:
+def dumps(settings: Section) -> str:
     return format_values(dump_values(settings))
 
 
-def dump_values(settings: Settings) -> dict[str, Any]:
+def dump_values(settings: Section) -> dict[str, Any]:
     """Return the effective configuration as the values that its YAML would hold."""
     return _dump_section(settings, ())
 
@@ -316,3 +317,26 @@ def _format_scalar(value: Any) -> str:
             for char in json.dumps(text, ensure_ascii=False)
         )
     return json.dumps(value)
+
+
+LogFormat: TypeAlias = Literal["console", "json"]
+
+VARIABLE = "GATEWAY_TELEMETRY__LOGS__FORMAT"
+# YAML that is malformed has no options. Then only this says what its author wants.
+_JSON_FORMAT = re.compile(r"""^\s*["']?format["']?\s*:\s*["']?json["']?\s*,?\s*$""", re.MULTILINE)
+
+
+def find_log_format(text: str, name: str, environ: Mapping[str, str]) -> LogFormat:
+    """Return the value of `telemetry.logs.format`, as far as it can be read; else `console`.
+
+    Loading may warn, and fail. These lines, too, must be JSON objects if the file asks for that,
+    even if something else in it is wrong.
+    """
+    value: object = environ.get(VARIABLE)
+    if not value:
+        value = parse_document(text, name=name, environ=environ).values
+        if value is None and _JSON_FORMAT.search(text):
+            return "json"
+        for key in ("telemetry", "logs", "format"):
+            value = value.get(key) if isinstance(value, Mapping) else None
+    return "json" if value == "json" else "console"

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gateway.config import Route, Settings
-from gateway.config.checks.reload import apply_reload
+from gateway.config.sections.reload import apply_reload
 from gateway.errors import GatewayError
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.samples import MetricSamples

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gateway.config import Settings
-from gateway.config.checks.reload import apply_reload
+from gateway.config.sections.reload import apply_reload
 from gateway.config.source.yaml_document import dumps
 from gateway.errors import GatewayError, RequestError
 from gateway.web.admin.reload_coordinator import ReloadCoordinator, list_problems

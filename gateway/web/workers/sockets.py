@@ -21,8 +21,8 @@ from collections.abc import MutableMapping, Sequence
 from typing import NamedTuple
 
 from gateway.config import Settings
-from gateway.config.checks.components import EXPOSED_MESSAGE
-from gateway.config.checks.reload import check_combination
+from gateway.config.sections.component_checks import EXPOSED_MESSAGE
+from gateway.config.sections.reload import check_combination
 from gateway.config.types.address import is_loopback
 from gateway.errors import GatewayError
 

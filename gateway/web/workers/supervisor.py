@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.config import Settings
-from gateway.config.checks.reload import apply_reload
+from gateway.config.sections.reload import apply_reload
 from gateway.core.backoff import BackoffPolicy
 from gateway.errors import GatewayError
 from gateway.telemetry import catalog

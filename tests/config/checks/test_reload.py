@@ -9,7 +9,7 @@ import certifi
 import pytest
 
 from gateway.config import Settings, loads
-from gateway.config.checks.reload import apply_reload
+from gateway.config.sections.reload import apply_reload
 from gateway.errors import ConfigError
 
 BASE = """

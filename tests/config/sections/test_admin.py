@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from gateway.config import Admin, Settings, build_json_schema, dumps, loads
-from gateway.config.checks.reload import apply_reload
+from gateway.config.sections.reload import apply_reload
 from gateway.errors import ConfigError
 
 BASE = """

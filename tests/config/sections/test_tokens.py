@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config import dumps, loads
-from gateway.config.checks.reload import apply_reload
+from gateway.config.sections.reload import apply_reload
 from gateway.errors import ConfigError
 
 BASE = "kafka: {servers: ['localhost:9092'], topics: [{name: orders}]}\n"

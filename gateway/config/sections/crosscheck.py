@@ -12,32 +12,33 @@ from typing import TYPE_CHECKING
 
 from gateway.config.capabilities import parse_location
 from gateway.config.capabilities.options import With
-from gateway.config.checks.components import (
+from gateway.config.source.problems import format_loc
+from gateway.config.source.substitution import safe_repr, suggest
+from gateway.config.source.template import Placeholder, Template
+from gateway.config.types.fields import Secret
+from gateway.config.types.path import PathPattern, is_reserved_path
+from gateway.config.types.section import Loc, Problem, iter_leaves, nest
+from gateway.config.types.units import format_size
+
+from .component_checks import (
     check_extras,
     check_jobs,
     check_name,
     check_sidecar,
     is_sidecar_path,
 )
-from gateway.config.checks.guards import (
+from .guard_checks import (
     check_admin,
     check_guards,
     check_route_guards,
     find_claim_problem,
 )
-from gateway.config.sections.kafka import Kafka
-from gateway.config.sections.listen import Allow, Expose
-from gateway.config.sections.route import Route
-from gateway.config.source.problems import format_loc
-from gateway.config.source.substitution import safe_repr, suggest
-from gateway.config.source.template import Placeholder, Template
-from gateway.config.types.fields import Secret
-from gateway.config.types.path import PathPattern, is_reserved_path
-from gateway.config.types.section import Loc, Problem, Section, iter_leaves, nest
-from gateway.config.types.units import format_size
+from .kafka import Kafka
+from .listen import Allow, Expose
+from .route import Route
 
 if TYPE_CHECKING:
-    from gateway.config.sections.settings import Settings
+    from .settings import Settings
 
 RESERVED_PLACEHOLDER_NAMES = frozenset({"filter", "fields"})
 
@@ -233,8 +234,10 @@ def iter_warnings(settings: Settings) -> Iterator[str]:
     for name, guard in settings.guards.items():
         for problem in guard.iter_warnings():
             yield f"{format_loc(('guards', name, *problem.loc))}: {problem.message}"
-    for option in iter_literal_secrets(settings):
-        yield f"{option}: a secret stands in the file; use ${{env.NAME}} or ${{file:path}}"
+    for loc, value in iter_leaves(settings):
+        if isinstance(value, Secret) and value.source is None:
+            what = "a secret stands in the file; use ${env.NAME} or ${file:path}"
+            yield f"{format_loc(loc)}: {what}"
 
 
 def _check_kafka(prefix: str, kafka: Kafka) -> Iterator[str]:
@@ -245,24 +248,3 @@ def _check_kafka(prefix: str, kafka: Kafka) -> Iterator[str]:
         yield f"{prefix}.security.sasl: credentials travel unencrypted; add {prefix}.security.tls"
     if kafka.servers == "embedded" and (tls or sasl):
         yield f"{prefix}.security: the embedded broker has none; remove it"
-
-
-def iter_literal_secrets(section: Section, prefix: str = "") -> Iterator[str]:
-    """Yield the options whose secret stands in the file itself."""
-    for name, field in type(section).model_fields.items():
-        yield from _iter_secrets_of_value(
-            getattr(section, name), f"{prefix}.{field.alias or name}".lstrip(".")
-        )
-
-
-def _iter_secrets_of_value(value: object, option: str) -> Iterator[str]:
-    if isinstance(value, Secret) and value.source is None:
-        yield option
-    elif isinstance(value, Section):
-        yield from iter_literal_secrets(value, option)
-    elif isinstance(value, tuple):
-        for index, item in enumerate(value):
-            yield from _iter_secrets_of_value(item, f"{option}[{index}]")
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from _iter_secrets_of_value(item, f"{option}.{name}")

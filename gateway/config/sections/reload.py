@@ -12,14 +12,15 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic.alias_generators import to_camel
 
-from gateway.config.checks.crosscheck import check_settings
-from gateway.config.sections.kafka import Kafka
-from gateway.config.sections.route import Admin
-from gateway.config.sections.security import Security
-from gateway.config.sections.settings import Settings
 from gateway.config.source.problems import format_loc
 from gateway.config.types.section import Section
 from gateway.errors import ConfigError
+
+from .crosscheck import check_settings
+from .kafka import Kafka
+from .route import Admin
+from .security import Security
+from .settings import Settings
 
 RELOADABLE_LISTEN_OPTIONS = frozenset({"access_control"})
 RELOADABLE_KAFKA_OPTIONS = frozenset({"topics", "bootstrap", "reconnect"})

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from gateway.config.capabilities.options import Shown
 from gateway.config.guards.guard_section import GuardSection
-from gateway.config.sections.route import Route
 from gateway.config.source.substitution import suggest
 from gateway.config.source.template import Placeholder
 from gateway.config.types.address import is_loopback
 from gateway.config.types.section import Loc, Problem, nest
 
+from .route import Route
+
 if TYPE_CHECKING:
-    from gateway.config.sections.settings import Settings
+    from .settings import Settings
 
 
 def check_guards(settings: Settings) -> Iterator[Problem]:

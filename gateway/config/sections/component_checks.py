@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from gateway.config.sections.job import Input, Job, Output
-from gateway.config.sections.sidecar import Consumer, Formats, Producer, Sidecar
 from gateway.config.source.substitution import safe_repr, suggest
 from gateway.config.types.address import is_loopback
 from gateway.config.types.formats import needs_catalog
 from gateway.config.types.section import Loc, Problem, nest
 from gateway.extras import describe_missing_extra
 
-from .guards import check_guarded
+from .guard_checks import check_guarded
+from .job import Input, Job, Output
+from .sidecar import Consumer, Formats, Producer, Sidecar
 
 if TYPE_CHECKING:
-    from gateway.config.sections.settings import Settings
+    from .settings import Settings
 
 SECTION_PATHS: Mapping[str, frozenset[str]] = {
     "producer": frozenset({"producers"}),
