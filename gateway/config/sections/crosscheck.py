@@ -130,9 +130,10 @@ def _check_topic_choice(settings: Settings, options: With, route: Loc) -> Iterat
         *([("kafka", "*")] if "" not in settings.clusters else []),
         *((*route, "with", name) for name in ("kafka", "allow", "topic", "topics")),
     )
-    yield from nest((), _check_cluster(settings, options), needs)
+    templates = _iter_templates(options)
+    sources = [(loc, each) for loc, each in templates if loc[0] in ("topic", "topics")]
+    yield from nest((), _check_cluster(settings, options, sources), needs)
     topics = settings.list_topics(options.kafka)
-    sources = list(_iter_sources(options))
     if options.allow and not any(template.placeholders for _, template in sources):
         what = "'allow' is for topics that a path chooses; add one such as ${params.topics}"
         yield Problem(("allow",), what, is_key=True, needs=needs)
@@ -153,10 +154,11 @@ def _check_topic_choice(settings: Settings, options: With, route: Loc) -> Iterat
         yield Problem(("replyTo",), what, needs=needs)
 
 
-def _check_cluster(settings: Settings, options: With) -> Iterator[Problem]:
+def _check_cluster(
+    settings: Settings, options: With, sources: Sequence[tuple[Loc, Template]]
+) -> Iterator[Problem]:
     names, wanted = list(settings.clusters), options.kafka
     choice = " or ".join(f"kafka: {name}" for name in names)
-    sources = list(_iter_sources(options))
     if wanted is not None:
         yield from check_name("kafka", wanted, settings.clusters)
     elif len(names) > 1 and options.allow:
@@ -172,12 +174,6 @@ def _check_cluster(settings: Settings, options: With) -> Iterator[Problem]:
         elif not candidates and all(settings.find_clusters([each]) for _, each in sources):
             what = "no cluster has all of these topics, and a stream is of one; split the route"
             yield Problem(("topics",), what, is_key=True)
-
-
-def _iter_sources(options: With) -> Iterator[tuple[Loc, Template]]:
-    for loc, template in _iter_templates(options):
-        if loc[0] in ("topic", "topics"):
-            yield loc, template
 
 
 def _iter_templates(options: With) -> Iterator[tuple[Loc, Template]]:

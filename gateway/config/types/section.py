@@ -110,11 +110,13 @@ class Section(BaseModel):
         refused as unknown.
         """
         options = cls.list_options()
+        unknown = [key for key in raw if isinstance(key, str) and key not in options]
+        if not unknown:
+            return None
         names = {_to_camel_case(option): option for option in options} | dict(cls.old_names)
         respelled = {
             key: names[spelling]
-            for key in raw
-            if isinstance(key, str) and key not in options
+            for key in unknown
             if (spelling := _to_camel_case(key)) in names and names[spelling] not in raw
         }
         if not respelled:
