@@ -121,7 +121,7 @@ HUB = (
     ),
     PlantedFault(
         "live-client-without-heartbeat",
-        "gateway/hub/fanout/delivery.py",
+        "gateway/hub/fanout/client.py",
         "self.sent_at = max(self.sent_at, self.audience.sent_at)",
         "self.sent_at = now",
         ("tests/hub/fanout",),

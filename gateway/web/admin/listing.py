@@ -193,7 +193,7 @@ class StreamListing:
         row = self._build_row(stream, LagScan().measure_lag, self._describe_error)
         client = stream.client
         if client is not None:
-            subscription, position = client.subscription, client.source.get_position().position
+            subscription, position = client.subscription, client.get_position().position
             row["topics"] = sorted(subscription.channel.tail.topic_ids)
             row["position"] = _build_token(subscription, position).decode()
             row["partitions"] = describe_partitions(

@@ -104,7 +104,7 @@ class HttpStream(OpenStream):
         try:
             while (client := self._client) is not None:
                 self._on_attached(client)
-                async for data in client.pull().iter_bytes():
+                async for data in client.pull():
                     if len(data) <= MAX_UNCOUNTED_BYTES:
                         yield data
                     elif memory.has_capacity(len(data)):
@@ -134,12 +134,12 @@ class HttpStream(OpenStream):
         return None if self._outlet is None else self._outlet.transport
 
     def on_drained(self) -> None:
-        if self._client is not None and self._client.push is not None:
-            self._client.push.on_drained()
+        if self._client is not None:
+            self._client.wake()
 
     def probe(self) -> None:
-        if self._client is not None and self._client.push is not None:
-            self._client.push.probe()
+        if self._client is not None:
+            self._client.probe()
 
     def close(self) -> None:
         """Release the stream without an `end`. It may be called again."""

@@ -14,6 +14,7 @@ import pytest
 from support.gateways import build_config
 from support.kafka_wire import ApiKey
 from support.key_readers import scan_keys
+from support.outlet import FakeOutlet
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, SseParser
 from support.topic_reads import open_cluster
@@ -70,7 +71,7 @@ async def subscribe_client(hub: Hub, view: View = ALL, start: StreamStart = LIVE
 async def read_until(client: Client, event_name: str) -> list[SseEvent]:
     """The events of a client up to one of that name."""
     parser, heard = SseParser(), list[SseEvent]()
-    async for piece in client.pull().iter_bytes():
+    async for piece in client.pull():
         heard += parser.feed(piece)
         if any(event.event_type == event_name for event in heard):
             return heard
@@ -286,9 +287,8 @@ async def test_rings_are_counted_until_their_channels_are_gone(embedded: Embedde
     embedded.create_topic("orders", 1)
     async with running_hub(embedded) as hub:
         client, filtering = await subscribe_client(hub), await subscribe_client(hub, ADA)
-        bodies = [each.pull().iter_bytes() for each in (client, filtering)]
-        for body in bodies:
-            await anext(body)
+        for each in (client, filtering):
+            each.attach(FakeOutlet(0))  # full once it has begun
         records = [RecordToSend(b"x" * 1000, b"ada") for _ in range(10)]
         await produce_records(embedded.bootstrap, "orders", records)
         (shared_tail,) = hub.iter_tails()

@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import create_client, drain_outlet, write_records
+from support.single_client import create_client, drain_outlet, run_loop_turns, write_records
 from support.waiting import wait_until
 
 from gateway.core.channel.chunk_ring import ChannelEvent, CountedBytes
@@ -67,11 +67,6 @@ def build_event(n: int, size: int = 0) -> ChannelEvent:
     return ChannelEvent(None, b"data: %b\n" % value, b"text")
 
 
-async def run_loop_turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def attach_client(wire: Wire, beside: Client | None = None, **options: object) -> Client:
     client = create_client(wire, sibling=beside, **options)  # type: ignore[arg-type]
     client.attach(FakeOutlet())
@@ -80,8 +75,8 @@ async def attach_client(wire: Wire, beside: Client | None = None, **options: obj
 
 
 def get_outlet(client: Client) -> FakeOutlet:
-    assert client.push is not None and isinstance(client.push.outlet, FakeOutlet)
-    return client.push.outlet
+    assert isinstance(client.outlet, FakeOutlet)
+    return client.outlet
 
 
 @every_wire
@@ -184,8 +179,9 @@ async def test_gaps_and_ends_of_slow_ones_are_counted(slow: SlowClientPolicy):
 
 
 async def test_without_an_outlet_it_is_the_same():
-    client = create_client(GzipWire(SseWire()), heartbeat=0.01)
-    stream = client.pull().iter_bytes()
+    client = create_client(GzipWire(SseWire()), heartbeat=0.0)
+    stream = client.pull()
+    client.check_heartbeat(asyncio.get_running_loop().time())
     got = [await anext(stream), await anext(stream)]
     write_records(client, VALUE % (0, b""))
     while not find_orders(zlib.decompressobj(31).decompress(b"".join(got))):
