@@ -13,8 +13,7 @@ from gateway.config import Http, Influx, Jwt, SchemaRegistry, Settings
 from gateway.config.types.tls_context import create_client_context
 from gateway.http_failures import HTTP_ERRORS, describe_http_failure
 from gateway.web.access.external_http import ExternalHttp, ExternalHttpError
-from gateway.web.access.jwks import request_keys
-from gateway.web.access.oidc import build_metadata_url, request_jwks_url
+from gateway.web.access.jwks import build_metadata_url, request_jwks_url, request_keys
 
 from .finding import CheckProgress, Finding, failure, ok, warning
 

@@ -27,8 +27,7 @@ from gateway.hub.fanout.hubs import ClusterTopic
 from gateway.hub.fanout.pacing import WallClockTimer
 from gateway.hub.fanout.view import View
 from gateway.web.access import Granted
-from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
-from gateway.web.routing.paths import Match
+from gateway.web.routing.paths import AccessRevoked, Match, RoutePaused
 from gateway.web.websocket.messages import QueryPairs
 
 STREAMS_PER_SLICE = 100  # streams that are visited before other tasks run
