@@ -400,7 +400,10 @@ class Hub:
                     shared_tail, view, start, wire, options, deadline
                 )
                 if self._tails.get((view.topics, view.interval)) is shared_tail:
-                    break  # else other settings ended its reads meanwhile
+                    break
+                # Other settings ended its reads meanwhile. A follower would keep it for ever.
+                subscription.close()
+                shared_tail.on_client_left(subscription.channel)
         number = next(self._numbers) if handover is None else handover.number
         client = Client(
             self, shared_tail, subscription, wire, start, options,

@@ -302,12 +302,14 @@ class SharedCatchUps:
         """Add a client to the shared catch-up of those that resume from the same position.
 
         Returns None for the first client of a position, for clients whose bytes or pace are their
-        own (bounds, credit, a snapshot, partitions chosen by key), and while all of them keep too
+        own (bounds, credit, a snapshot, partitions chosen by key, partitions that they have only
+        from the channel, in which each stands where it subscribed), and while all of them keep too
         many bytes.
         """
         subscription, now = source.subscription, asyncio.get_running_loop().time()
         if (
             not subscription.private_positions
+            or not subscription.channel.tail.logs.keys() <= subscription.private_positions.keys()
             or subscription.is_bounded
             or subscription.credit is not None
         ):

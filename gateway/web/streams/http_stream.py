@@ -88,8 +88,8 @@ class HttpStream(OpenStream):
         """Write the stream, after the bytes of `head`, to an outlet from now on."""
         client, self._outlet = self._client, outlet
         if client is not None:
-            client.attach(outlet, head)
             self._on_attached(client)
+            client.attach(outlet, head)
 
     async def iter_bytes(self, scope: Scope) -> AsyncIterator[bytes]:
         """Yield all bytes of the stream, for ASGI. It is closed when the iteration ends.
@@ -186,8 +186,8 @@ class HttpStream(OpenStream):
             outlet.finish(last_bytes)
             self.mark_closed()
         else:
-            client.attach(outlet)
             self._on_attached(client)
+            client.attach(outlet)
 
     async def _open_next_client(self, handover: Handover) -> bytes:
         """Open the next client, and wait until its BEGIN is due.

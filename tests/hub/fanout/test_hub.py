@@ -307,6 +307,29 @@ async def test_rings_are_counted_until_their_channels_are_gone(embedded: Embedde
         assert hub.rings.bytes == 0
 
 
+async def test_a_client_that_comes_while_a_reload_replaces_its_tail_leaves_nothing(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    """The tail kept its logs for a follower that no client had."""
+    embedded.create_topic("orders", 1)
+    topics = [{"name": "orders", "cache": {"bytes": "40KiB"}}]
+    settings = [Settings.model_validate(build_config(embedded.bootstrap, topics))]
+    limits = HubLimits(linger_s=0.0, sweep_interval_s=0.0)
+    async with running_hub(embedded, limits) as hub:
+        create = hub._create_subscription
+
+        async def create_while_reloading(*args: Any) -> Any:
+            subscription = await create(*args)
+            if settings:
+                hub.apply_settings(settings.pop())
+            return subscription
+
+        monkeypatch.setattr(hub, "_create_subscription", create_while_reloading)
+        client = await subscribe_client(hub)
+        await wait_until(lambda: len(list(hub.iter_tails())) == 1, "the tail before is gone")
+        client.close()
+
+
 async def test_a_log_gets_an_index_once_many_readers_have_looked_for_keys(embedded):
     embedded.create_topic("orders")
     async with running_hub(embedded) as hub:

@@ -13,7 +13,8 @@ from support.waiting import wait_until
 
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason
-from gateway.core.log.record import PartitionPosition
+from gateway.core.log.partition_log import PartitionLog
+from gateway.core.log.record import PartitionPosition, TopicPartition
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.shared_catch_up import JOIN_WINDOW_S, SharedCatchUp
@@ -57,6 +58,17 @@ def find_shared(client: Client) -> set[SharedCatchUp]:
 
 def have_all_values(outlets: Sequence[FakeOutlet], at: int, end: int) -> bool:
     return all(outlet.values == list(range(at, end)) for outlet in outlets)
+
+
+async def test_who_has_a_partition_from_the_channel_alone_does_not_join():
+    """The leader stood at the head of when it was created, each client at that of when it
+    subscribed: records between them, of a topic that the token does not have, came to one only."""
+    first = await build_first_client()
+    log = PartitionLog(TopicPartition("orders", 1), 1 << 20, 60.0)
+    log.open(0, 0)
+    first.subscription.channel.tail.add_partition(log, PartitionPosition(0, 0, log.lineage))
+    attach_late_clients(first, [FakeOutlet() for _ in range(3)], 100)
+    assert not find_shared(first)
 
 
 async def test_they_are_read_for_once_and_ride_from_where_the_leader_came_to(monkeypatch):
