@@ -158,7 +158,7 @@ class Hub:
         self.name = name
         self.process_hubs: Sequence[Hub] = (self,)
         self.topics = TopicOpener(cluster, self.kafka)
-        self.clients: ClientRegistry[Client] = ClientRegistry()
+        self.clients = ClientRegistry()
         self.started = False
         self.draining = False
         self.tracing: Tracing | None = None
