@@ -27,7 +27,7 @@ from support.gateways import build_config
 from support.waiting import wait_until
 
 from gateway.config import Settings
-from gateway.hub.wires.chunked import ChunkedWire
+from gateway.hub.wires.wrapping import ChunkedWire
 from gateway.hub.wires.sse import SseWire
 from gateway.web.app.app import Application, create_app, tune_garbage_collector
 from gateway.web.routing.routes import Routes

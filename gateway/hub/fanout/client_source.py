@@ -19,7 +19,7 @@ from gateway.core.log.record import GapReason, Position, TopicPartition
 from gateway.hub.reads.backfill import Backfill
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import ReadServices
-from gateway.hub.wires.wire import Wire
+from gateway.hub.wires.wire import Beginning, Wire
 from gateway.telemetry.logs import log_context
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
 
@@ -104,9 +104,7 @@ class ClientSource:
         data = self._build_begin_data(pending) | {"heartbeat": heartbeat}
         if is_continuation:
             data["changed"] = True
-        first = self._wire.encode_begin(
-            data, token, position_refused=position_refused, is_continuation=is_continuation
-        )
+        first = self._wire.encode_begin(Beginning(data, token, position_refused, is_continuation))
         traffic = subscription.traffic
         traffic.token_bytes.observe(len(token))
         if position_refused:

@@ -19,9 +19,8 @@ from gateway.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
 from gateway.core.client.terms import EndReason
 from gateway.errors import GatewayError, MemoryFull
 from gateway.hub.fanout.client import Client, Handover
-from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.wire import Wire
-from gateway.hub.wires.wrapping import DictionaryWire
+from gateway.hub.wires.wrapping import ChunkedWire, DictionaryWire
 from gateway.web.http.outlet import TAKEOVER, HttpOutlet, abort_response, buffer_head, take_over
 from gateway.web.routing.limits import ReleaseSlot
 from gateway.web.routing.paths import Match

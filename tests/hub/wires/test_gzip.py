@@ -18,11 +18,10 @@ from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.formats import create_format
 from gateway.hub.fanout.client import Client
-from gateway.hub.wires.chunked import LAST_CHUNK, ChunkedWire
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire
-from gateway.hub.wires.wire import Wire
-from gateway.hub.wires.wrapping import GzipWire
+from gateway.hub.wires.wire import Beginning, Wire
+from gateway.hub.wires.wrapping import LAST_CHUNK, ChunkedWire, GzipWire
 from gateway.wire.crc import Crc32Sum
 from gateway.wire.gzip import HEADER
 
@@ -127,10 +126,8 @@ async def test_whoever_comes_and_whatever_happens_gets_all_of_it_and_a_right_end
 async def test_what_only_one_client_hears_ends_with_a_flush(wire: Wire):
     """It is small, and small pieces had none."""
     alone = {
-        "begin": wire.encode_begin({"topics": []}, b"token", position_refused=True),
-        "begin again": wire.encode_begin(
-            {"topics": []}, b"token", position_refused=True, is_continuation=True
-        ),
+        "begin": wire.encode_begin(Beginning({"topics": []}, b"token", position_refused=True)),
+        "begin again": wire.encode_begin(Beginning({"topics": []}, b"token", True, True)),
         "an event": wire.encode_event("challenge", {"guard": "jwt"}),
         "a heartbeat": wire.encode_heartbeat(),
     }
@@ -245,5 +242,5 @@ def test_equal_wires_share_and_a_compressed_one_shares_with_no_other():
 
 
 def test_lines_without_positions_begin_with_the_header_alone():
-    first = GzipWire(NdjsonWire()).encode_begin({}, b"token", position_refused=False)
+    first = GzipWire(NdjsonWire()).encode_begin(Beginning({}, b"token"))
     assert first == HEADER and isinstance(first, CountedBytes) and first.sum == Crc32Sum()
