@@ -11,7 +11,7 @@ import httpx
 
 from gateway.config import Http, Influx, Jwt, SchemaRegistry, Settings
 from gateway.config.types.tls_context import create_client_context
-from gateway.http_failures import HTTP_ERRORS, describe_http_failure
+from gateway.http_client import HTTP_ERRORS, describe_http_failure
 from gateway.web.access.external_http import ExternalHttp, ExternalHttpError
 from gateway.web.access.jwks import build_metadata_url, request_jwks_url, request_keys
 

@@ -17,7 +17,7 @@ from gateway.core.client.terms import EndReason
 from gateway.formats import Format
 from gateway.hub.wires.wire import Beginning, Wire
 from gateway.wire import gzip
-from gateway.wire.crc import Crc32Sum
+from gateway.wire.gzip import Crc32Sum
 from gateway.wire.zstd import CompressionDictionary
 
 

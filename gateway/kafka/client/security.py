@@ -184,7 +184,7 @@ class ClientCredentialsTokenProvider(_TokenProvider):
             raise BrokerUnavailable(f"{self.url} gives no token within {self.timeout:g} s") from exc
         # Whatever is wrong with the URL or the response: a connect expects no other error.
         except Exception as exc:
-            from gateway.http_failures import describe_http_failure
+            from gateway.http_client import describe_http_failure
 
             failure = describe_http_failure(exc, self.url)
             raise BrokerUnavailable(f"no token of {self.url}: {failure}") from exc
@@ -201,7 +201,6 @@ def _create_client() -> httpx.AsyncClient:
     """Create a client; importing httpx and reading certificates take 0.1 s, so in a thread."""
     import httpx
 
-    from gateway import http_failures  # noqa: F401  so that a request that fails needs no file
     from gateway.http_client import create_closed_jar
 
     headers = {"Accept-Encoding": "identity"}

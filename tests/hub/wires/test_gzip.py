@@ -22,8 +22,7 @@ from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Beginning, Wire
 from gateway.hub.wires.wrapping import LAST_CHUNK, ChunkedWire, GzipWire
-from gateway.wire.crc import Crc32Sum
-from gateway.wire.gzip import HEADER
+from gateway.wire.gzip import HEADER, Crc32Sum
 
 WIRES = [
     GzipWire(SseWire()),
