@@ -18,7 +18,8 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError
 from gateway.kafka.client.cluster import ClusterSettings, parse_address
 from gateway.kafka.client.connections import ConnectionRole, Connections
-from gateway.kafka.fetch.fetch import FetchTarget, fetch
+from gateway.kafka.client.fetch import FetchLimits, fetch
+from gateway.kafka.protocol.fetch_messages import FetchTarget
 from gateway.kafka.protocol.requests import (
     BrokerMetadata,
     MetadataRequest,
@@ -189,8 +190,9 @@ class _ClusterCheck:
         targets = {tp: FetchTarget(_OFFSET_BEYOND_END, topic_id=topic_id)}
         try:
             async with asyncio.timeout(BROKER_TIMEOUT_S):
+                connection = await self.connections.connect(node, ConnectionRole.CATCHUP)
                 responses = await fetch(
-                    self.connections, node, ConnectionRole.CATCHUP, targets, max_wait=0.0
+                    self.connections, connection, targets, FetchLimits(max_wait=0.0)
                 )
         except (KafkaError, TimeoutError):
             return None

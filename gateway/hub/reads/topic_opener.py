@@ -12,6 +12,7 @@ from gateway.core.log.recovery import Cause
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
+from gateway.kafka.client.fetch import FetchLimits
 from gateway.kafka.client.outages import format_topic_label
 from gateway.kafka.protocol.fetch_messages import FetchTarget
 from gateway.telemetry.logs import create_detached_task
@@ -247,7 +248,7 @@ class TopicOpener:
         """Return True if a broker lets the gateway read a topic, None if it did not answer."""
         try:
             responses = await self.cluster.fetch(
-                node, ConnectionRole.CATCHUP, {tp: target}, max_wait=0.0
+                node, ConnectionRole.CATCHUP, {tp: target}, FetchLimits(max_wait=0.0)
             )
         except AccessDenied:
             raise

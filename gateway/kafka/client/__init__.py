@@ -6,6 +6,4 @@ reach everything else through it. `connections` shares one connection to each br
 logs begin and end, and `outages` logs what cannot be used. `security` has TLS and SASL.
 """
 
-from .aiokafka_internals import check_aiokafka
-
-check_aiokafka()
+from . import aiokafka_internals as aiokafka_internals  # first: it checks aiokafka

@@ -20,8 +20,8 @@ from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import KafkaRequest
 
+from .aiokafka_internals import KafkaConnection
 from .failures import FailedAttempt, SecurityOptions, cause_from_exception, describe_failure
-from .security import KafkaConnection
 
 R = TypeVar("R")
 

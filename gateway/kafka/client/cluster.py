@@ -6,6 +6,7 @@ the background, and `Cluster.is_reachable` and `Cluster.error` tell the current 
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import time
@@ -16,19 +17,17 @@ from typing import TYPE_CHECKING
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff
-from gateway.errors import KafkaError
-from gateway.kafka.fetch import fetch as fetching
-from gateway.kafka.fetch.decompression import DecompressionSlot
-from gateway.kafka.fetch.fetch import FetchSession
+from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.kafka.protocol.topic_messages import DescribeConfigsRequest
 from gateway.telemetry.logs import limit_log_rate
 
 from . import offsets, security
+from .brokers import Coordinators
 from .connections import ConnectionRole, Connections
-from .coordinators import Coordinators
 from .failures import OptionNames
+from .fetch import FetchLimits, FetchSession, fetch
 from .metadata import Metadata
 from .outages import Outages
 
@@ -92,6 +91,14 @@ class ClusterSettings:
             metadata_max_age=kafka.metadata_max_age,
             reconnect=(kafka.reconnect.initial, kafka.reconnect.max),
         )
+
+
+class DecompressionSlot:
+    """The permission to hold one large decompressed batch, of which each `Cluster` has one."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.held_bytes = 0
 
 
 class Cluster:
@@ -194,26 +201,23 @@ class Cluster:
 
         None where access is denied, or before a broker has answered.
         """
-        # Any broker can answer; before the first metadata answer none is known.
-        node = self.metadata.last_responder
-        if node is None:
-            return None
-        request = DescribeConfigsRequest(topic, ("cleanup.policy",))
-        response = await self.connections.send(node, ConnectionRole.CONTROL, request)
-        return response.values.get("cleanup.policy")
+        return (await self._fetch_configs(topic, "cleanup.policy")).get("cleanup.policy")
 
     async def fetch_delete_retention(self, topic: str) -> float | None:
         """Return `delete.retention.ms` in seconds; None if not compacted, or access is denied."""
-        request = DescribeConfigsRequest(topic, ("cleanup.policy", "delete.retention.ms"))
-        node = self.metadata.last_responder
-        if node is None:
-            return None
-        response = await self.connections.send(node, ConnectionRole.CONTROL, request)
-        retention_ms = response.values.get("delete.retention.ms")
-        cleanup_policy = response.values.get("cleanup.policy") or ""
-        if "compact" not in cleanup_policy or retention_ms is None:
+        configs = await self._fetch_configs(topic, "cleanup.policy", "delete.retention.ms")
+        retention_ms = configs.get("delete.retention.ms")
+        if "compact" not in (configs.get("cleanup.policy") or "") or retention_ms is None:
             return None
         return int(retention_ms) / 1000
+
+    async def _fetch_configs(self, topic: str, *names: str) -> Mapping[str, str | None]:
+        # Any broker can answer; before the first metadata answer none is known.
+        node = self.metadata.last_responder
+        if node is None:
+            return {}
+        request = DescribeConfigsRequest(topic, names)
+        return (await self.connections.send(node, ConnectionRole.CONTROL, request)).values
 
     async def list_offsets(
         self,
@@ -222,36 +226,27 @@ class Cluster:
         *,
         timeout: float | None = None,
     ) -> dict[TopicPartition, offsets.OffsetAndTimestamp | int]:
-        return await offsets.list_offsets(self, specs, isolation_level, timeout=timeout)
+        return await offsets.list_offsets(
+            self.connections, self.leader_for_partition, specs, isolation_level, timeout=timeout
+        )
 
     async def fetch_epoch_ends(
         self, epochs: Mapping[TopicPartition, int], *, timeout: float | None = None
     ) -> dict[TopicPartition, offsets.EpochEnd | int]:
-        return await offsets.fetch_epoch_ends(self, epochs, timeout=timeout)
+        return await offsets.fetch_epoch_ends(
+            self.connections, self.leader_for_partition, epochs, timeout=timeout
+        )
 
     async def fetch(
         self,
         node: int,
         role: ConnectionRole,
         targets: Mapping[TopicPartition, FetchTarget] | FetchSession,
-        *,
-        max_wait: float = 0.5,
-        min_bytes: int = 1,
-        max_bytes: int = 16 << 20,
-        isolation_level: int = offsets.READ_COMMITTED,
+        limits: FetchLimits,
     ) -> dict[TopicPartition, FetchedPartition]:
         """Fetch as `fetch.fetch` does, and note the new leaders that the answer names (KIP-951)."""
-        response = await fetching.fetch(
-            self.connections,
-            node,
-            role,
-            targets,
-            max_wait=max_wait,
-            min_bytes=min_bytes,
-            max_bytes=max_bytes,
-            isolation=isolation_level,
-            rack=self.settings.rack,
-        )
+        connection = await self.connections.connect(node, role)
+        response = await fetch(self.connections, connection, targets, limits, self.settings.rack)
         for tp, fetched in response.items():
             if fetched.current_leader is not None:
                 self.metadata.update_leader(tp, *fetched.current_leader, fetched.topic_id)
@@ -265,3 +260,40 @@ def parse_address(server: str) -> tuple[str, int]:
     if not colon or (":" in host and not host.endswith("]")):
         host, port = server, "9092"
     return host.strip("[]"), int(port)
+
+
+def require_reachable(cluster: Cluster) -> None:
+    """Raise the cluster's error, so that no write is accepted that cannot be sent."""
+    error = cluster.error
+    if error is not None:
+        # A new exception: the cluster's own would gather the tracebacks of all requests.
+        error_type = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
+        raise (error_type or BrokerUnavailable)(str(error), retry_after=error.retry_after or 1.0)
+
+
+def get_known_topic(cluster: Cluster, name: str) -> TopicMetadata | None:
+    topic = cluster.get_topic(name)
+    return topic if topic is not None and topic.partitions and not topic.error else None
+
+
+async def get_existing_topic(cluster: Cluster, name: str) -> TopicMetadata:
+    topic = get_known_topic(cluster, name)
+    if topic is None:
+        require_reachable(cluster)
+        topic = await watch_topic(cluster, name)
+    return topic
+
+
+async def watch_topic(cluster: Cluster, name: str) -> TopicMetadata:
+    """Ask for the metadata of a topic, which must exist, and watch it from now on.
+
+    Raises:
+        UnknownTopic: The topic does not exist.
+        AccessDenied: The brokers do not let the gateway see the topic.
+        BrokerUnavailable: No broker answers, or the topic has no partitions yet.
+    """
+    topic = await cluster.describe_topic(name)
+    cluster.metadata.watch(name, topic)
+    if not topic.partitions:
+        raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
+    return topic

@@ -26,17 +26,18 @@ from ssl import SSLError
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gateway.background_tasks import start_shared_task, wait_for_shared
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import BrokerTooOld, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import KafkaRequest
 from gateway.telemetry.counts import TOO_OLD_CAUSE, BrokerRequestCounts
 
+from .aiokafka_internals import KafkaConnection
 from .broker_node import BrokerConnection as BrokerConnection
 from .broker_node import BrokerNode, combine_failures, describe_node, public_node_id
 from .broker_node import ConnectionRole as ConnectionRole
 from .failures import CONNECTION_ERRORS, cause_from_exception, is_unexpected
-from .security import Credentials, KafkaConnection
-from .shared_tasks import start_shared_task, wait_for_shared
+from .security import Credentials
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+CLOSED = "the connections to Kafka are closed"
 SPARE_IDLE_TIMEOUT_S = 30.0  # after this an unused spare connection is closed
 IDLE_CHECK_INTERVAL_S = 0.1  # between two checks whether a replaced connection is idle
 CONNECT_HEDGE_DELAY_S = 0.5  # without an answer to a SYN, until a second attempt is made beside it
@@ -276,11 +278,9 @@ class Connections:
             attempt = start_shared_task(self._open_connection(role, broker))
             broker.connecting[role] = attempt
             attempt.add_done_callback(lambda _: broker.connecting.pop(role, None))
-        return await wait_for_shared(
-            attempt,  # which `BrokerNode.close` cancels
-            f"{broker.name} moved or the gateway is closing",
-            node=public_node_id(node),
-        )
+        # `BrokerNode.close` cancels the attempt.
+        closed = f"{broker.name} moved or the gateway is closing"
+        return await wait_for_shared(attempt, BrokerUnavailable(closed, node=public_node_id(node)))
 
     @asynccontextmanager
     async def borrow_spare(self, node: int) -> AsyncIterator[BrokerConnection]:
@@ -329,9 +329,7 @@ class Connections:
 
     def _get_node(self, node: int) -> BrokerNode:
         if self._closed:
-            raise BrokerUnavailable(
-                "the connections to Kafka are closed", node=public_node_id(node)
-            )
+            raise BrokerUnavailable(CLOSED, node=public_node_id(node))
         broker = self._nodes.get(node)
         if broker is None:
             raise BrokerUnavailable(

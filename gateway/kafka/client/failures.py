@@ -23,6 +23,8 @@ from aiokafka import errors as kafka_errors
 from gateway.core.log.recovery import Cause
 from gateway.errors import AuthenticationFailed, KafkaError
 
+from .aiokafka_internals import MechanismNotOffered
+
 if TYPE_CHECKING:
     from gateway.config.sections.security import Security
 
@@ -123,12 +125,6 @@ class FailedAttempt:
     is_bootstrap: bool = True
     has_answered: bool = False
     is_connected: bool = False
-
-
-class MechanismNotOffered(kafka_errors.UnsupportedSaslMechanismError):  # type: ignore[misc]
-    def __init__(self, offered: tuple[str, ...]) -> None:
-        super().__init__(f"offered are {', '.join(offered)}")
-        self.offered = offered
 
 
 def cause_from_exception(exc: BaseException | None) -> Cause:

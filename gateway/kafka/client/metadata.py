@@ -21,24 +21,22 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from gateway.background_tasks import BackgroundTasks
+from gateway.background_tasks import BackgroundTasks, start_shared_task, wait_for_shared
 from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode, code_from_error
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Cause, cause_from_code
-from gateway.errors import AccessDenied, KafkaError, UnknownTopic
+from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 from gateway.kafka.protocol.requests import BrokerMetadata, MetadataResponse, TopicMetadata
 
-from .brokers import Brokers
-from .connections import Connections
+from .brokers import Brokers, TopicNames
+from .connections import CLOSED, Connections
 from .metadata_changes import (
     LeaderChange,
     TopicChange,
-    TopicNames,
     compare_topics,
     is_any_epoch_lower,
 )
 from .outages import CLUSTER_LABEL, Outages, format_broker_label
-from .shared_tasks import start_shared_task, wait_for_shared
 
 # The interval between refreshes doubles from the first to the second while they follow each other.
 _MIN_REFRESH_INTERVAL_S = 0.02
@@ -282,7 +280,7 @@ class Metadata:
         if self._refresh_task is None or self._refresh_task.done():
             self._refreshing_topics = None
             self._refresh_task = start_shared_task(self._refresh_once())
-        await wait_for_shared(self._refresh_task)
+        await wait_for_shared(self._refresh_task, BrokerUnavailable(CLOSED))
 
     async def refresh_until_certain(self, topics: Iterable[str], reason: str) -> None:
         """Refresh until brokers agree which topics have these names now, by their ids.

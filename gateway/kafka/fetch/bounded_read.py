@@ -19,6 +19,7 @@ from gateway.core.log.record import Gap, Record, TopicPartition
 from gateway.errors import BrokerUnavailable, PartitionFailed, PartitionUnreadable
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
+from gateway.kafka.client.fetch import FetchLimits, fetch
 from gateway.kafka.client.offsets import (
     EARLIEST,
     LATEST,
@@ -26,10 +27,16 @@ from gateway.kafka.client.offsets import (
     READ_UNCOMMITTED,
     OffsetAndTimestamp,
 )
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
 
-from .batches import BULK_SLICE_RECORDS, gather_slices, iter_slices
-from .decoding import DecodedSlice, RecordSetDecoder, describe_unreadable
-from .fetch import FetchedPartition, FetchTarget, fetch_on_connection
+from .decoding import (
+    BULK_SLICE_RECORDS,
+    DecodedSlice,
+    RecordSetDecoder,
+    describe_unreadable,
+    gather_slices,
+    iter_slices,
+)
 
 MAX_FETCH_BYTES = 1 << 20
 MAX_WAIT_S = 0.1  # the wait applies only at the end of the log: existing records come at once
@@ -206,16 +213,9 @@ async def _fetch(
     isolation: int,
     max_wait: float,
 ) -> FetchedPartition:
-    responses = await fetch_on_connection(
-        cluster.connections,
-        connection,
-        {tp: target},
-        max_wait=max_wait,
-        min_bytes=1,
-        max_bytes=target.max_bytes,
-        isolation=isolation,
-        rack="",  # no rack: a nearer replica may be behind
-    )
+    limits = FetchLimits(max_wait, max_bytes=target.max_bytes, isolation_level=isolation)
+    # Without a rack: a nearer replica may be behind.
+    responses = await fetch(cluster.connections, connection, {tp: target}, limits)
     return responses[tp]
 
 

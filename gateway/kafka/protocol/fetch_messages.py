@@ -22,8 +22,15 @@ from uuid import UUID
 
 from gateway.core.log.record import TopicPartition
 
-from .codec import FieldReader, FieldWriter, read_tags, read_uvarint
-from .requests import CONSUMER_REPLICA_ID, KafkaRequest, VersionRange
+from .requests import (
+    CONSUMER_REPLICA_ID,
+    FieldReader,
+    FieldWriter,
+    KafkaRequest,
+    VersionRange,
+    read_tags,
+    read_uvarint,
+)
 
 FIRST_TOPIC_ID_VERSION = 13  # from this version on topics are named by id
 _NO_OFFSET = -1  # the log start offset, which only followers send
@@ -140,14 +147,11 @@ class FetchRequest(KafkaRequest[FetchResponse]):
     forgotten: Collection[ForgottenPartition] = ()
     topic_names: Mapping[UUID, str] | None = None
 
-    def choose_version(self, versions: Mapping[int, tuple[int, int]]) -> int:
-        """Return the highest version that both sides speak; below 13 without topic ids."""
-        # A dataclass with slots is another class than `super()` in its methods refers to.
-        version = KafkaRequest.choose_version(self, versions)
-        return version if self.uses_topic_ids else min(version, FIRST_TOPIC_ID_VERSION - 1)
+    @property
+    def highest_version(self) -> int:
+        return self.VERSIONS.highest if self.uses_topic_ids else FIRST_TOPIC_ID_VERSION - 1
 
-    def encode(self, version: int) -> bytes:
-        out = FieldWriter(version >= self.VERSIONS.first_flexible)
+    def write_body(self, out: FieldWriter, version: int) -> None:
         if version < 15:
             out.i32(CONSUMER_REPLICA_ID)
         out.i32(self.max_wait_ms)
@@ -159,8 +163,6 @@ class FetchRequest(KafkaRequest[FetchResponse]):
         self._write_targets(out, version)
         self._write_forgotten(out, version)
         out.string(self.rack)
-        out.tags()
-        return bytes(out.data)
 
     def _write_targets(self, out: FieldWriter, version: int) -> None:
         pack = _TARGET_12.pack if version >= 12 else None
@@ -205,8 +207,7 @@ class FetchRequest(KafkaRequest[FetchResponse]):
         else:
             out.string(topic)
 
-    def decode(self, version: int, data: bytes, pos: int) -> FetchResponse:
-        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
+    def read_body(self, read: FieldReader, version: int) -> FetchResponse:
         throttle, error, session_id = read.i32(), read.i16(), read.i32()
         partitions: dict[TopicPartition, FetchedPartition] = {}
         read_partition = _read_partition_12 if version >= 12 else _read_partition_11
@@ -214,7 +215,7 @@ class FetchRequest(KafkaRequest[FetchResponse]):
             topic, topic_id = self._read_topic(read, version)
             count, pos = read.array(), read.pos
             for _ in range(count):
-                partition, fetched, pos = read_partition(data, pos)
+                partition, fetched, pos = read_partition(read.data, pos)
                 if fetched.current_leader is not None:
                     fetched = fetched._replace(topic_id=topic_id)
                 if topic is not None:

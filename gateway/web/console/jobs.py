@@ -13,8 +13,7 @@ from starlette.responses import Response
 from gateway.config import Settings
 from gateway.core.log.record import TopicPartition
 from gateway.errors import RequestError
-from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.existing_topics import get_existing_topic
+from gateway.kafka.client.cluster import Cluster, get_existing_topic
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 
 from .groups import KafkaLookup, read_query

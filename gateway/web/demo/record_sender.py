@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.client.cluster import Cluster, ClusterSettings
-from gateway.kafka.client.existing_topics import get_existing_topic
+from gateway.kafka.client.cluster import Cluster, ClusterSettings, get_existing_topic
 from gateway.kafka.produce.pending_records import compute_partition
 from gateway.kafka.produce.producer import Producer
 

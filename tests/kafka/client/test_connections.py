@@ -19,10 +19,16 @@ from support.waiting import WAIT_TIMEOUT_S, wait_until
 from gateway.config.sections.security import Security
 from gateway.core.log.recovery import Backoff
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
+from gateway.kafka.client.aiokafka_internals import KafkaConnection
 from gateway.kafka.client.broker_node import UNUSED_AFTER_S
 from gateway.kafka.client.connections import ConnectionRole, Connections
-from gateway.kafka.client.security import Credentials, KafkaConnection, create_credentials
-from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
+from gateway.kafka.client.security import Credentials, create_credentials
+from gateway.kafka.protocol.requests import (
+    FieldReader,
+    FieldWriter,
+    KafkaRequest,
+    VersionRange,
+)
 
 
 @dataclass
@@ -34,11 +40,11 @@ class EchoRequest(KafkaRequest[bytes]):
     VERSIONS = VersionRange(3, 8, 100)
     body: bytes = b"hello"
 
-    def encode(self, version: int) -> bytes:
-        return self.body
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        out.data += self.body
 
-    def decode(self, version: int, data: bytes, pos: int) -> bytes:
-        return data[pos:]
+    def read_body(self, read: FieldReader, version: int) -> bytes:
+        return read.data[read.pos :]
 
 
 async def echo_body(asked: BrokerRequest) -> bytes | None:

@@ -15,7 +15,7 @@ from gateway.core.group.classic_requests import (
 )
 from gateway.core.group.member import GroupRequest, MemberIdentity
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.protocol.classic_messages import REQUEST_CLASSES
+from gateway.kafka.protocol.member_messages import REQUEST_CLASSES
 
 SELF = MemberIdentity("m", 8, "i")
 CLAIM = MemberSubscription("m", frozenset({"a"}), generation=7)

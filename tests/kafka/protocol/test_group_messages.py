@@ -14,12 +14,12 @@ from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.protocol.group_messages import (
     NO_MEMBER,
-    ConsumerGroupHeartbeatRequest,
     FindCoordinatorRequest,
     OffsetAndMetadata,
     OffsetCommitRequest,
     OffsetFetchRequest,
 )
+from gateway.kafka.protocol.member_messages import ConsumerGroupHeartbeatRequest
 
 
 def list_versions(*requests) -> list:
@@ -34,7 +34,6 @@ def list_versions(*requests) -> list:
     "kind, version",
     list_versions(
         FindCoordinatorRequest,
-        ConsumerGroupHeartbeatRequest,
         OffsetCommitRequest,
         OffsetFetchRequest,
     ),
