@@ -29,8 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.errors import LocalBrokerError
+from gateway.kafka.protocol.requests import MetadataRequest
 
-from . import jars, java
+from . import java
 
 LEAN_PROPERTIES = {
     "num.network.threads": "1",
@@ -200,7 +201,7 @@ _CHECKPOINT = "bootstrap.checkpoint"
 def build_classpath(libs: Path) -> str:
     """Return the class path in a fixed order: a class archive fits no other one."""
     return ":".join(
-        str(libs / name) for name in sorted(jar.file_name for jar in jars.read_pinned_jars())
+        str(libs / name) for name in sorted(jar.file_name for jar in java.load_kafka_jars().pins)
     )
 
 
@@ -210,7 +211,7 @@ def load_checkpoint(cache: Path, scram: Sequence[str] = ()) -> bytes:
         return _build_checkpoint(cache, scram)
     path = cache / _CHECKPOINT
     if not path.exists():
-        with jars.lock_cache(cache):
+        with java.lock_cache(cache):
             part = path.with_suffix(".part")
             part.write_bytes(_build_checkpoint(cache, ()))
             part.rename(path)  # atomic: the others see all of it or nothing
@@ -242,15 +243,14 @@ def load_cluster_id(root: Path) -> str:
 
 def generate_id() -> str:
     """Return a base64url UUID; a leading dash would be an option of the storage tool."""
-    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith(
-        "-"
-    ):
-        pass
-    return text
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text
 
 
 def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
-    libs = jars.fetch_jars(cache)
+    classpath = build_classpath(java.load_kafka_jars().ensure_fetched(cache))
     with tempfile.TemporaryDirectory(prefix="gateway-kafka-") as name:
         config = Path(name) / "server.properties"
         logs = Path(name) / "logs"
@@ -264,16 +264,8 @@ def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
         options = [word for user in scram for word in ("--add-scram", user)]
         completed = subprocess.run(
             [
-                *(str(java.find_java().path), *java.JVM_FLAGS, "-cp", build_classpath(libs)),
-                *(
-                    "kafka.tools.StorageTool",
-                    "format",
-                    "-t",
-                    generate_id(),
-                    "-c",
-                    str(config),
-                    *options,
-                ),
+                *(java.find_java().path, *java.JVM_FLAGS, "-cp", classpath),
+                *("kafka.tools.StorageTool", "format", "-t", generate_id(), "-c", config, *options),
             ],
             capture_output=True,
             text=True,
@@ -428,7 +420,7 @@ class KafkaNode:
         """Return the ids of the brokers that its metadata lists; none while it cannot answer."""
         try:
             return _fetch_broker_ids(self.ports["PLAINTEXT"], timeout)
-        except (OSError, struct.error, EOFError):
+        except (OSError, struct.error, ValueError, IndexError):  # or it ends meanwhile
             return set()
 
     def _send_signal(self, number: signal.Signals) -> None:
@@ -437,28 +429,15 @@ class KafkaNode:
 
 
 def _fetch_broker_ids(port: int, timeout: float) -> set[int]:
-    """Send Metadata version 1 over a plain socket, which also works without an event loop."""
-    client_id = b"gateway"
-    # API key 3, version 1, correlation id 0, client id, and no topics (null would mean all).
-    body = struct.pack(">hhih", 3, 1, 0, len(client_id)) + client_id + struct.pack(">i", 0)
+    """Ask for metadata over a plain socket, which also works without an event loop."""
+    request, version, client_id = MetadataRequest(()), MetadataRequest.VERSIONS.lowest, b"gateway"
+    # API key, version, correlation id 0, and client id.
+    head = struct.pack(">hhih", request.API_KEY, version, 0, len(client_id)) + client_id
+    body = head + request.encode(version)
     with socket.create_connection(("127.0.0.1", port), timeout) as connection:
         connection.sendall(struct.pack(">i", len(body)) + body)
         with connection.makefile("rb") as stream:
-            (size,) = struct.unpack(">i", _require_size(stream.read(4), 4))
-            response = _require_size(stream.read(size), size)
-    # After the correlation id (4 bytes), an array of brokers: node, host, port, rack.
-    (count,) = struct.unpack_from(">i", response, 4)
-    pos, brokers = 8, set()
-    for _ in range(count):
-        node, host_size = struct.unpack_from(">ih", response, pos)
-        pos += 6 + host_size + 4
-        (rack_size,) = struct.unpack_from(">h", response, pos)
-        pos += 2 + max(rack_size, 0)  # -1: no rack
-        brokers.add(node)
-    return brokers
-
-
-def _require_size(data: bytes, size: int) -> bytes:
-    if len(data) != size:
-        raise EOFError("the broker closed the connection")
-    return data
+            (size,) = struct.unpack(">i", stream.read(4))
+            response = stream.read(size)
+    # It begins with the correlation id, of 4 bytes.
+    return {broker.node for broker in request.decode(version, response, 4).brokers}
