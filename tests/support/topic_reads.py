@@ -11,11 +11,10 @@ from support.record_sets import decode_record_set
 from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.log.record import Entry, TopicPartition
-from gateway.kafka.client.cluster import Cluster, ClusterSettings
+from gateway.kafka.client.cluster import Cluster, ClusterSettings, FetchLimits
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.fetch import FetchLimits, FetchSession
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
-from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchSession, FetchTarget
 
 
 @asynccontextmanager

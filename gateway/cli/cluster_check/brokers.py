@@ -16,9 +16,8 @@ from gateway.config import Kafka
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError
-from gateway.kafka.client.cluster import ClusterSettings, parse_address
+from gateway.kafka.client.cluster import ClusterSettings, FetchLimits, fetch, parse_address
 from gateway.kafka.client.connections import ConnectionRole, Connections
-from gateway.kafka.client.fetch import FetchLimits, fetch
 from gateway.kafka.protocol.fetch_messages import FetchTarget
 from gateway.kafka.protocol.requests import (
     BrokerMetadata,

@@ -10,9 +10,8 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Cause
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
-from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.cluster import Cluster, FetchLimits
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.fetch import FetchLimits
 from gateway.kafka.client.outages import format_topic_label
 from gateway.kafka.protocol.fetch_messages import FetchTarget
 from gateway.telemetry.logs import create_detached_task

@@ -21,7 +21,7 @@ from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import KafkaRequest
 
 from .aiokafka_internals import KafkaConnection
-from .failures import FailedAttempt, SecurityOptions, cause_from_exception, describe_failure
+from .outages import FailedAttempt, SecurityOptions, cause_from_exception, describe_failure
 
 R = TypeVar("R")
 

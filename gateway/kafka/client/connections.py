@@ -36,7 +36,7 @@ from .aiokafka_internals import KafkaConnection
 from .broker_node import BrokerConnection as BrokerConnection
 from .broker_node import BrokerNode, combine_failures, describe_node, public_node_id
 from .broker_node import ConnectionRole as ConnectionRole
-from .failures import CONNECTION_ERRORS, cause_from_exception, is_unexpected
+from .outages import CONNECTION_ERRORS, cause_from_exception, is_unexpected
 from .security import Credentials
 
 if TYPE_CHECKING:

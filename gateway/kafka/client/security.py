@@ -26,7 +26,7 @@ from gateway.background_tasks import start_shared_task, wait_for_shared
 from gateway.config.types.tls_context import create_client_context
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 
-from .failures import DEFAULT_OPTION_NAMES, OptionNames, SecurityOptions
+from .outages import DEFAULT_OPTION_NAMES, OptionNames, SecurityOptions
 
 if TYPE_CHECKING:
     import httpx

@@ -17,9 +17,8 @@ from typing import NamedTuple
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Gap, Record, TopicPartition
 from gateway.errors import BrokerUnavailable, PartitionFailed, PartitionUnreadable
-from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.cluster import Cluster, FetchLimits, fetch
 from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
-from gateway.kafka.client.fetch import FetchLimits, fetch
 from gateway.kafka.client.offsets import (
     EARLIEST,
     LATEST,

@@ -27,16 +27,11 @@ from gateway.core.log.partition_reader import FetchCommand
 from gateway.core.log.record import NO_EPOCH, Entry, Gap, GapReason, TopicPartition
 from gateway.core.log.recovery import RECOVERY_RULES, Cause, RecoveryAction, cause_from_code
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
+from gateway.kafka.client.cluster import MAX_CORRUPT_ATTEMPTS, REPLICA_LEASE_S, FetchLimits
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.fetch import (
-    MAX_CORRUPT_ATTEMPTS,
-    REPLICA_LEASE_S,
-    FetchLimits,
-    FetchSession,
-)
 from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED
 from gateway.kafka.client.outages import format_topic_label
-from gateway.kafka.protocol.fetch_messages import FetchedPartition
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchSession
 
 from .decoding import (
     BULK_SLICE_RECORDS,

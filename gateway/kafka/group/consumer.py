@@ -22,8 +22,7 @@ from gateway.core.group.member import MemberState
 from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, NotOwned, PartitionFailed
-from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.fetch import FetchLimits
+from gateway.kafka.client.cluster import Cluster, FetchLimits
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 
 from .assignment import Assignment, RebalanceListener

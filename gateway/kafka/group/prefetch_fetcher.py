@@ -42,10 +42,10 @@ from gateway.core.log.recovery import (
     locate_offset,
 )
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
-from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.fetch import (
+from gateway.kafka.client.cluster import (
     MAX_CORRUPT_ATTEMPTS,
     REPLICA_LEASE_S,
+    Cluster,
     FetchLimits,
     fetch,
 )

@@ -264,8 +264,14 @@ def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
         options = [word for user in scram for word in ("--add-scram", user)]
         completed = subprocess.run(
             [
-                *(java.find_java().path, *java.JVM_FLAGS, "-cp", classpath),
-                *("kafka.tools.StorageTool", "format", "-t", generate_id(), "-c", config, *options),
+                *(
+                    java.find_java().path,
+                    *java.JVM_FLAGS,
+                    "-cp",
+                    classpath,
+                    "kafka.tools.StorageTool",
+                ),
+                *("format", "-t", generate_id(), "-c", str(config), *options),
             ],
             capture_output=True,
             text=True,

@@ -13,9 +13,8 @@ from gateway.config.sections.kafka import Kafka
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, UnknownTopic
-from gateway.kafka.client.cluster import Cluster, ClusterSettings, parse_address
+from gateway.kafka.client.cluster import Cluster, ClusterSettings, FetchLimits, parse_address
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.fetch import FetchLimits
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 

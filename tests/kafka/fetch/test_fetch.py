@@ -14,8 +14,9 @@ from support.waiting import wait_until
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, Skip, TopicPartition
+from gateway.kafka.client.cluster import FetchLimits
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.fetch import FetchLimits, FetchSession
+from gateway.kafka.protocol.fetch_messages import FetchSession
 
 
 def get_values(read: list) -> list[bytes | None]:

@@ -22,12 +22,12 @@ from gateway.core.log.record import NO_EPOCH, Entry, Gap, Ready, Record, TopicPa
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed
 from gateway.kafka.client import offsets
+from gateway.kafka.client.cluster import FetchLimits
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.fetch import FetchLimits, FetchSession
 from gateway.kafka.client.metadata_changes import LeaderChange, TopicChange
 from gateway.kafka.client.outages import Outages
 from gateway.kafka.fetch.fetcher import Fetcher
-from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchSession, FetchTarget
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 
 ID = UUID(int=7)
