@@ -13,10 +13,10 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.protocol.requests import (
+    Api,
     FieldReader,
     FieldWriter,
     KafkaRequest,
-    VersionRange,
 )
 
 COMMIT_INTERVAL_S = 0.2
@@ -112,9 +112,7 @@ async def set_group_timeouts(
 class _AlterConfigsRequest(KafkaRequest[tuple[int, ...]]):
     """IncrementalAlterConfigs of a group, a resource that librdkafka does not know (KIP-848)."""
 
-    API_KEY = 44
-    NAME = "IncrementalAlterConfigs"
-    VERSIONS = VersionRange(0, 1, 1)
+    API = Api(key=44, name="IncrementalAlterConfigs", lowest=0, highest=1, first_flexible=1)
 
     group: str
     values: dict[str, str]

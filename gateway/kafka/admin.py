@@ -120,7 +120,7 @@ async def list_groups(cluster: Cluster) -> list[GroupListing]:
 async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
     # A group that the consumer protocol does not know may be one of the classic protocol.
     coordinator = await cluster.coordinators.connect(group)
-    if ConsumerGroupDescribeRequest.API_KEY in coordinator.versions:
+    if ConsumerGroupDescribeRequest.API.key in coordinator.versions:
         description = await _send_to_coordinator(
             cluster, group, ConsumerGroupDescribeRequest(group)
         )

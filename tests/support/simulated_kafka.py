@@ -410,7 +410,7 @@ class SimulatedCluster:
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
-        return {} if self._kafka.is_classic else {ConsumerGroupHeartbeatRequest.API_KEY: (0, 1)}
+        return {} if self._kafka.is_classic else {ConsumerGroupHeartbeatRequest.API.key: (0, 1)}
 
     @asynccontextmanager
     async def borrow_spare(self, node: int) -> AsyncIterator[Any]:

@@ -132,7 +132,7 @@ class _SentRequest(Generic[R]):
 
     def build_request_header(self, correlation_id: int, client_id: str) -> _EncodedHeader:
         name = client_id.encode()
-        head = struct.pack(">hhih", self.request.API_KEY, self.version, correlation_id, len(name))
+        head = struct.pack(">hhih", self.request.API.key, self.version, correlation_id, len(name))
         # Also in a flexible header the client id is a string with a fixed length (KIP-482). The
         # zero byte says that there are no tagged fields.
         flexible = self.request.is_flexible(self.version)

@@ -90,7 +90,7 @@ class ConsumerOptions:
 
     def create_member(self, group: str, versions: Mapping[int, tuple[int, int]]) -> GroupMembership:
         """Create the state machine of a member; GroupFailed if KIP-848 is required and missing."""
-        _, newest = versions.get(ConsumerGroupHeartbeatRequest.API_KEY, (0, -1))
+        _, newest = versions.get(ConsumerGroupHeartbeatRequest.API.key, (0, -1))
         has_kip_848 = newest >= (1 if self.protocol == "auto" else 0)
         if self.protocol == "classic" or (self.protocol == "auto" and not has_kip_848):
             return ClassicMember(

@@ -436,9 +436,9 @@ class KafkaNode:
 
 def _fetch_broker_ids(port: int, timeout: float) -> set[int]:
     """Ask for metadata over a plain socket, which also works without an event loop."""
-    request, version, client_id = MetadataRequest(()), MetadataRequest.VERSIONS.lowest, b"gateway"
+    request, version, client_id = MetadataRequest(()), MetadataRequest.API.lowest, b"gateway"
     # API key, version, correlation id 0, and client id.
-    head = struct.pack(">hhih", request.API_KEY, version, 0, len(client_id)) + client_id
+    head = struct.pack(">hhih", request.API.key, version, 0, len(client_id)) + client_id
     body = head + request.encode(version)
     with socket.create_connection(("127.0.0.1", port), timeout) as connection:
         connection.sendall(struct.pack(">i", len(body)) + body)

@@ -263,7 +263,7 @@ class TransactionalProducer:
                 coordinators.forget(request.group)
             return error
 
-        await self._retry_until_done(attempt, request.NAME)
+        await self._retry_until_done(attempt, request.API.name)
 
     async def _write_partition(
         self,
@@ -377,7 +377,7 @@ class TransactionalProducer:
             responses.append(response)
             return error
 
-        await self._retry_until_done(attempt, request.NAME)
+        await self._retry_until_done(attempt, request.API.name)
         return responses[-1]
 
     async def _retry_until_done(

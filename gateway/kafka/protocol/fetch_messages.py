@@ -24,10 +24,10 @@ from gateway.core.log.record import TopicPartition
 
 from .requests import (
     CONSUMER_REPLICA_ID,
+    Api,
     FieldReader,
     FieldWriter,
     KafkaRequest,
-    VersionRange,
     read_tags,
     read_uvarint,
 )
@@ -131,9 +131,7 @@ class FetchRequest(KafkaRequest[FetchResponse]):
             of the response.
     """
 
-    API_KEY = 1
-    NAME = "Fetch"
-    VERSIONS = VersionRange(11, 17, 12)
+    API = Api(key=1, name="Fetch", lowest=11, highest=17, first_flexible=12)
 
     targets: Mapping[TopicPartition, FetchTarget]
     max_wait_ms: int = 500
@@ -149,7 +147,7 @@ class FetchRequest(KafkaRequest[FetchResponse]):
 
     @property
     def highest_version(self) -> int:
-        return self.VERSIONS.highest if self.uses_topic_ids else FIRST_TOPIC_ID_VERSION - 1
+        return self.API.highest if self.uses_topic_ids else FIRST_TOPIC_ID_VERSION - 1
 
     def write_body(self, out: FieldWriter, version: int) -> None:
         if version < 15:

@@ -20,12 +20,12 @@ from gateway.core.log.record import TopicPartition
 
 from .member_messages import decode_assignment
 from .requests import (
+    Api,
     ErrorResponse,
     FieldReader,
     FieldWriter,
     KafkaRequest,
     PartitionErrors,
-    VersionRange,
 )
 
 FIRST_TOPIC_ID_VERSION = 10  # from this version on OffsetCommit names topics by id
@@ -48,9 +48,7 @@ class FindCoordinatorResponse(NamedTuple):
 
 @dataclass(slots=True)
 class FindCoordinatorRequest(KafkaRequest[FindCoordinatorResponse]):
-    API_KEY = 10
-    NAME = "FindCoordinator"
-    VERSIONS = VersionRange(1, 6, 3)
+    API = Api(key=10, name="FindCoordinator", lowest=1, highest=6, first_flexible=3)
 
     key: str
     key_type: int = GROUP_KEY_TYPE
@@ -94,9 +92,7 @@ class OffsetCommitRequest(KafkaRequest[PartitionErrors]):
         topic_ids: The id of each topic. If one is missing, the request names topics by name.
     """
 
-    API_KEY = 8
-    NAME = "OffsetCommit"
-    VERSIONS = VersionRange(7, 10, 8)
+    API = Api(key=8, name="OffsetCommit", lowest=7, highest=10, first_flexible=8)
 
     group: str
     offsets: Mapping[TopicPartition, OffsetAndMetadata]
@@ -106,7 +102,7 @@ class OffsetCommitRequest(KafkaRequest[PartitionErrors]):
     @property
     def highest_version(self) -> int:
         by_id = all(tp.topic in self.topic_ids for tp in self.offsets)
-        return self.VERSIONS.highest if by_id else FIRST_TOPIC_ID_VERSION - 1
+        return self.API.highest if by_id else FIRST_TOPIC_ID_VERSION - 1
 
     def write_body(self, out: FieldWriter, version: int) -> None:
         out.string(self.group)
@@ -138,9 +134,7 @@ class OffsetFetchRequest(KafkaRequest[OffsetFetchResponse]):
     If `require_stable`, one that an open transaction may change is an error (KIP-447).
     """
 
-    API_KEY = 9
-    NAME = "OffsetFetch"
-    VERSIONS = VersionRange(5, 9, 6)
+    API = Api(key=9, name="OffsetFetch", lowest=5, highest=9, first_flexible=6)
 
     group: str
     tps: Collection[TopicPartition] | None = None
@@ -218,9 +212,7 @@ class GroupDescription(NamedTuple):
 
 @dataclass(slots=True)
 class ListGroupsRequest(KafkaRequest[ListGroupsResponse]):
-    API_KEY = 16
-    NAME = "ListGroups"
-    VERSIONS = VersionRange(2, 5, 3)
+    API = Api(key=16, name="ListGroups", lowest=2, highest=5, first_flexible=3)
 
     def write_body(self, out: FieldWriter, version: int) -> None:
         if version >= 4:
@@ -246,9 +238,7 @@ class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
     Before version 6, a missing group is `Dead`; the response has GROUP_ID_NOT_FOUND then, too.
     """
 
-    API_KEY = 15
-    NAME = "DescribeGroups"
-    VERSIONS = VersionRange(3, 6, 5)
+    API = Api(key=15, name="DescribeGroups", lowest=3, highest=6, first_flexible=5)
 
     group: str
 
@@ -286,9 +276,7 @@ class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
 
 @dataclass(slots=True)
 class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
-    API_KEY = 69
-    NAME = "ConsumerGroupDescribe"
-    VERSIONS = VersionRange(0, 1, 0)
+    API = Api(key=69, name="ConsumerGroupDescribe", lowest=0, highest=1, first_flexible=0)
 
     group: str
 
@@ -338,9 +326,7 @@ class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
 
 @dataclass(slots=True)
 class OffsetDeleteRequest(KafkaRequest[PartitionErrors]):
-    API_KEY = 47
-    NAME = "OffsetDelete"
-    VERSIONS = VersionRange(0, 0, 1)
+    API = Api(key=47, name="OffsetDelete", lowest=0, highest=0, first_flexible=1)
 
     group: str
     tps: Collection[TopicPartition]
@@ -360,9 +346,7 @@ class OffsetDeleteRequest(KafkaRequest[PartitionErrors]):
 class DeleteGroupsRequest(KafkaRequest[ErrorResponse]):
     """Delete a group without members, with all its committed offsets."""
 
-    API_KEY = 42
-    NAME = "DeleteGroups"
-    VERSIONS = VersionRange(0, 2, 2)
+    API = Api(key=42, name="DeleteGroups", lowest=0, highest=2, first_flexible=2)
 
     group: str
 

@@ -37,7 +37,7 @@ from gateway.core.group.consumer_member import ConsumerHeartbeatRequest, Consume
 from gateway.core.group.member import GroupRequest
 from gateway.core.log.record import TopicPartition
 
-from .requests import FieldReader, FieldWriter, KafkaRequest, VersionRange
+from .requests import Api, FieldReader, FieldWriter, KafkaRequest
 
 PROTOCOL_TYPE = "consumer"  # the protocol type of groups that share out partitions
 SUBSCRIPTION_VERSION = 3
@@ -51,9 +51,7 @@ _GENERATION_STRUCT = struct.Struct(">i")
 class ConsumerGroupHeartbeatRequest(KafkaRequest[ConsumerHeartbeatResponse]):
     """Join, keep or leave a group of the consumer protocol (KIP-848)."""
 
-    API_KEY = 68
-    NAME = "ConsumerGroupHeartbeat"
-    VERSIONS = VersionRange(0, 1, 0)
+    API = Api(key=68, name="ConsumerGroupHeartbeat", lowest=0, highest=1, first_flexible=0)
 
     request: ConsumerHeartbeatRequest
 
@@ -106,9 +104,7 @@ class ConsumerGroupHeartbeatRequest(KafkaRequest[ConsumerHeartbeatResponse]):
 class JoinGroupRequest(KafkaRequest[JoinResponse]):
     """Join a group, or its next generation. The broker answers when all members have joined."""
 
-    API_KEY = 11
-    NAME = "JoinGroup"
-    VERSIONS = VersionRange(5, 9, 6)
+    API = Api(key=11, name="JoinGroup", lowest=5, highest=9, first_flexible=6)
 
     request: JoinRequest
 
@@ -160,9 +156,7 @@ class SyncGroupRequest(KafkaRequest[SyncResponse]):
     The broker answers when the leader has sent them.
     """
 
-    API_KEY = 14
-    NAME = "SyncGroup"
-    VERSIONS = VersionRange(3, 5, 4)
+    API = Api(key=14, name="SyncGroup", lowest=3, highest=5, first_flexible=4)
 
     request: SyncRequest
 
@@ -191,9 +185,7 @@ class SyncGroupRequest(KafkaRequest[SyncResponse]):
 class ClassicHeartbeatRequest(KafkaRequest[HeartbeatResponse]):
     """Tell the coordinator that a member is alive; the answer says whether to join again."""
 
-    API_KEY = 12
-    NAME = "Heartbeat"
-    VERSIONS = VersionRange(3, 4, 4)
+    API = Api(key=12, name="Heartbeat", lowest=3, highest=4, first_flexible=4)
 
     request: HeartbeatRequest
 
@@ -208,9 +200,7 @@ class ClassicHeartbeatRequest(KafkaRequest[HeartbeatResponse]):
 class LeaveGroupRequest(KafkaRequest[LeaveResponse]):
     """Leave a group. From version 3 on several members can leave at once (KIP-345); here one."""
 
-    API_KEY = 13
-    NAME = "LeaveGroup"
-    VERSIONS = VersionRange(2, 5, 4)
+    API = Api(key=13, name="LeaveGroup", lowest=2, highest=5, first_flexible=4)
 
     request: LeaveRequest
 

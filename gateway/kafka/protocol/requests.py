@@ -288,9 +288,15 @@ class FieldReader:
         return raw
 
 
-class VersionRange(NamedTuple):
-    """The versions that the gateway speaks; `first_flexible` (KIP-482) may be above `highest`."""
+class Api(NamedTuple):
+    """An API of the protocol, and the versions of it that the gateway speaks.
 
+    Attributes:
+        first_flexible: The first version of KIP-482; it may be above `highest`.
+    """
+
+    key: int
+    name: str
     lowest: int
     highest: int
     first_flexible: int
@@ -303,9 +309,7 @@ class KafkaRequest(ABC, Generic[R]):
     version is chosen for the broker when it is sent.
     """
 
-    API_KEY: ClassVar[int]
-    NAME: ClassVar[str]
-    VERSIONS: ClassVar[VersionRange]
+    API: ClassVar[Api]
 
     @abstractmethod
     def write_body(self, out: FieldWriter, version: int) -> None:
@@ -318,21 +322,21 @@ class KafkaRequest(ABC, Generic[R]):
     @property
     def highest_version(self) -> int:
         """The highest version in which this request can be sent."""
-        return self.VERSIONS.highest
+        return self.API.highest
 
     def choose_version(self, versions: Mapping[int, tuple[int, int]]) -> int:
         """Return the highest version that both sides speak, or raise BrokerTooOld."""
-        low, high = versions.get(self.API_KEY, (0, -1))
+        low, high = versions.get(self.API.key, (0, -1))
         version = min(high, self.highest_version)
-        if version < max(low, self.VERSIONS.lowest):
+        if version < max(low, self.API.lowest):
             raise BrokerTooOld(
-                f"the broker speaks {self.NAME} {low} to {high}, the gateway "
-                f"{self.VERSIONS.lowest} to {self.VERSIONS.highest}; use Kafka 2.3 or later"
+                f"the broker speaks {self.API.name} {low} to {high}, the gateway "
+                f"{self.API.lowest} to {self.API.highest}; use Kafka 2.3 or later"
             )
         return version
 
     def is_flexible(self, version: int) -> bool:
-        return version >= self.VERSIONS.first_flexible
+        return version >= self.API.first_flexible
 
     def encode(self, version: int) -> bytes:
         out = FieldWriter(self.is_flexible(version))
@@ -413,9 +417,7 @@ class MetadataResponse(NamedTuple):
 class MetadataRequest(KafkaRequest[MetadataResponse]):
     """Ask any broker for topics, or for all (None). It never creates a topic."""
 
-    API_KEY = 3
-    NAME = "Metadata"
-    VERSIONS = VersionRange(8, 12, 9)
+    API = Api(key=3, name="Metadata", lowest=8, highest=12, first_flexible=9)
 
     topics: Sequence[str] | None
     include_operations: bool = False

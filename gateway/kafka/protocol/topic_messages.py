@@ -22,12 +22,12 @@ from gateway.core.produce.outbox import ProducerIdAndEpoch
 
 from .requests import (
     CONSUMER_REPLICA_ID,
+    Api,
     ErrorResponse,
     FieldReader,
     FieldWriter,
     KafkaRequest,
     PartitionErrors,
-    VersionRange,
 )
 
 T = TypeVar("T")  # the answer for one partition
@@ -49,9 +49,7 @@ class CreateTopicsResponse(NamedTuple):
 
 @dataclass(slots=True)
 class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
-    API_KEY = 19
-    NAME = "CreateTopics"
-    VERSIONS = VersionRange(2, 7, 5)
+    API = Api(key=19, name="CreateTopics", lowest=2, highest=7, first_flexible=5)
 
     topic: str
     partitions: int = BROKER_DEFAULT
@@ -111,9 +109,7 @@ class DescribeConfigsResponse(NamedTuple):
 class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
     """Ask for configs of one topic, such as its cleanup policy; unset ones have their defaults."""
 
-    API_KEY = 32
-    NAME = "DescribeConfigs"
-    VERSIONS = VersionRange(1, 2, 4)
+    API = Api(key=32, name="DescribeConfigs", lowest=1, highest=2, first_flexible=4)
 
     topic: str
     names: Sequence[str] | None
@@ -152,9 +148,7 @@ class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
 class DeleteRecordsRequest(KafkaRequest[PartitionErrors]):
     """Ask a leader to delete the records of its partitions before the given offsets."""
 
-    API_KEY = 21
-    NAME = "DeleteRecords"
-    VERSIONS = VersionRange(0, 1, 2)
+    API = Api(key=21, name="DeleteRecords", lowest=0, highest=1, first_flexible=2)
 
     before_offsets: Mapping[TopicPartition, int]
 
@@ -214,9 +208,7 @@ class ListOffsetsRequest(KafkaRequest[LookupResponse[OffsetAndTimestamp]]):
     isolation level 1 (READ_COMMITTED), the latest offset is the last stable offset.
     """
 
-    API_KEY = 2
-    NAME = "ListOffsets"
-    VERSIONS = VersionRange(4, 7, 6)
+    API = Api(key=2, name="ListOffsets", lowest=4, highest=7, first_flexible=6)
 
     queries: Mapping[TopicPartition, LeaderQuery]
     isolation_level: int = 1
@@ -240,9 +232,7 @@ class ListOffsetsRequest(KafkaRequest[LookupResponse[OffsetAndTimestamp]]):
 class OffsetForLeaderEpochRequest(KafkaRequest[LookupResponse[EpochEnd]]):
     """Ask a leader where leader epochs ended in its logs (KIP-320)."""
 
-    API_KEY = 23
-    NAME = "OffsetForLeaderEpoch"
-    VERSIONS = VersionRange(2, 4, 4)
+    API = Api(key=23, name="OffsetForLeaderEpoch", lowest=2, highest=4, first_flexible=4)
 
     queries: Mapping[TopicPartition, LeaderQuery]
 
@@ -291,9 +281,7 @@ class InitProducerIdRequest(KafkaRequest[InitProducerIdResponse]):
     left open is ended first. Kafka aborts an open transaction after `timeout_ms`.
     """
 
-    API_KEY = 22
-    NAME = "InitProducerId"
-    VERSIONS = VersionRange(0, 1, 2)
+    API = Api(key=22, name="InitProducerId", lowest=0, highest=1, first_flexible=2)
 
     transactional_id: str | None = None
     timeout_ms: int = (1 << 31) - 1
@@ -311,9 +299,7 @@ class InitProducerIdRequest(KafkaRequest[InitProducerIdResponse]):
 class ProduceRequest(KafkaRequest[ProduceResponse]):
     """Append one record batch each to partitions; the broker waits `timeout_ms` for replicas."""
 
-    API_KEY = 0
-    NAME = "Produce"
-    VERSIONS = VersionRange(7, 7, 9)
+    API = Api(key=0, name="Produce", lowest=7, highest=7, first_flexible=9)
 
     batches: Mapping[TopicPartition, bytes]
     timeout_ms: int
@@ -350,9 +336,7 @@ class TransactionalIdentity(NamedTuple):
 
 @dataclass(slots=True)
 class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrors]):
-    API_KEY = 24
-    NAME = "AddPartitionsToTxn"
-    VERSIONS = VersionRange(0, 2, 3)
+    API = Api(key=24, name="AddPartitionsToTxn", lowest=0, highest=2, first_flexible=3)
 
     producer: TransactionalIdentity
     tps: Collection[TopicPartition]
@@ -370,9 +354,7 @@ class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrors]):
 class AddOffsetsToTxnRequest(KafkaRequest[ErrorResponse]):
     """Add the group to a transaction whose offsets it will commit."""
 
-    API_KEY = 25
-    NAME = "AddOffsetsToTxn"
-    VERSIONS = VersionRange(0, 2, 3)
+    API = Api(key=25, name="AddOffsetsToTxn", lowest=0, highest=2, first_flexible=3)
 
     producer: TransactionalIdentity
     group: str
@@ -392,9 +374,7 @@ class TxnOffsetCommitRequest(KafkaRequest[PartitionErrors]):
     They become the group's offsets when the transaction is committed.
     """
 
-    API_KEY = 28
-    NAME = "TxnOffsetCommit"
-    VERSIONS = VersionRange(0, 2, 3)
+    API = Api(key=28, name="TxnOffsetCommit", lowest=0, highest=2, first_flexible=3)
 
     producer: TransactionalIdentity
     group: str
@@ -417,9 +397,7 @@ class TxnOffsetCommitRequest(KafkaRequest[PartitionErrors]):
 
 @dataclass(slots=True)
 class EndTxnRequest(KafkaRequest[ErrorResponse]):
-    API_KEY = 26
-    NAME = "EndTxn"
-    VERSIONS = VersionRange(0, 2, 3)
+    API = Api(key=26, name="EndTxn", lowest=0, highest=2, first_flexible=3)
 
     producer: TransactionalIdentity
     commit: bool

@@ -24,10 +24,10 @@ from gateway.kafka.client.broker_node import UNUSED_AFTER_S
 from gateway.kafka.client.connections import ConnectionRole, Connections
 from gateway.kafka.client.security import Credentials, create_credentials
 from gateway.kafka.protocol.requests import (
+    Api,
     FieldReader,
     FieldWriter,
     KafkaRequest,
-    VersionRange,
 )
 
 
@@ -35,9 +35,7 @@ from gateway.kafka.protocol.requests import (
 class EchoRequest(KafkaRequest[bytes]):
     """Api 0, whose answer is what was sent."""
 
-    API_KEY = 0
-    NAME = "Echo"
-    VERSIONS = VersionRange(3, 8, 100)
+    API = Api(key=0, name="Echo", lowest=3, highest=8, first_flexible=100)
     body: bytes = b"hello"
 
     def write_body(self, out: FieldWriter, version: int) -> None:

@@ -124,5 +124,5 @@ def test_answers_of_java_are_read(name: str, version: int):
 
 def test_every_version_that_is_spoken_is_in_the_table():
     for name, ask in CASES.items():
-        low, high, _ = REQUEST_CLASSES[type(ask)](ask).VERSIONS
-        assert {v for n, v in JAVA if n == name} == set(range(low, high + 1))
+        api = REQUEST_CLASSES[type(ask)](ask).API
+        assert {v for n, v in JAVA if n == name} == set(range(api.lowest, api.highest + 1))

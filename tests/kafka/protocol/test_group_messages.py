@@ -24,9 +24,9 @@ from gateway.kafka.protocol.member_messages import ConsumerGroupHeartbeatRequest
 
 def list_versions(*requests) -> list:
     return [
-        pytest.param(request, version, id=f"{request.NAME} {version}")
+        pytest.param(request, version, id=f"{request.API.name} {version}")
         for request in requests
-        for version in range(request.VERSIONS.lowest, request.VERSIONS.highest + 1)
+        for version in range(request.API.lowest, request.API.highest + 1)
     ]
 
 
@@ -45,7 +45,7 @@ async def test_a_broker_understands_each_version_and_is_understood(kafka, topic,
         known = made.get_topic(name)
         await wait_for_coordinator(made, group)
         link = await made.coordinators.connect(group)
-        link.conn._versions = {**link.versions, kind.API_KEY: (version, version)}
+        link.conn._versions = {**link.versions, kind.API.key: (version, version)}
 
         async def send_request(request):
             return await made.connections.send(link.broker.node, ConnectionRole.GROUP, request)
