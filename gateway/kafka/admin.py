@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, TypeVar
 
 from gateway.core.error_code import AUTHORIZATION_ERRORS, COORDINATOR_ERRORS, ErrorCode
@@ -125,11 +125,9 @@ async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
             cluster, group, ConsumerGroupDescribeRequest(group)
         )
         if description.error != ErrorCode.GROUP_ID_NOT_FOUND:
-            _raise_for_errors(group, [description.error])
+            _raise_for_errors(group, description)
             return description
-    description = await _send_to_coordinator(cluster, group, DescribeGroupsRequest(group))
-    _raise_for_errors(group, [description.error])
-    return description
+    return await _request(cluster, group, DescribeGroupsRequest(group))
 
 
 async def fetch_lag(
@@ -139,10 +137,7 @@ async def fetch_lag(
         description = await describe_group(cluster, group)
     owners = {tp: member.id for member in description.members for tp in member.owned}
     # Not only stable offsets: an open transaction must not keep an operator from looking.
-    response = await _send_to_coordinator(
-        cluster, group, OffsetFetchRequest(group, require_stable=False)
-    )
-    _raise_for_errors(group, [response.error])
+    response = await _request(cluster, group, OffsetFetchRequest(group, require_stable=False))
     committed = {
         tp: offset
         for tp, offset in response.offsets.items()
@@ -172,13 +167,12 @@ async def set_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartit
         tp: OffsetAndMetadata(offset, metadata=marks.get(tp.topic, ""))
         for tp, offset in offsets.items()
     }
-    response = await _send_to_coordinator(
-        cluster, group, OffsetCommitRequest(group, committed, NO_MEMBER, {})
-    )
+    request = OffsetCommitRequest(group, committed, NO_MEMBER, {})
+    response = await _send_to_coordinator(cluster, group, request)
     for tp, error in response.errors.items():
         if error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise UnknownTopic(f"there is no partition {tp}", topic=tp.topic)
-    _raise_for_errors(group, response.errors.values())
+    _raise_for_errors(group, response)
 
 
 async def _fetch_marks(cluster: Cluster, group: str, topics: Collection[str]) -> dict[str, str]:
@@ -186,10 +180,7 @@ async def _fetch_marks(cluster: Cluster, group: str, topics: Collection[str]) ->
 
     That of a deleted topic is left out: the offsets to set are those of the new one.
     """
-    response = await _send_to_coordinator(
-        cluster, group, OffsetFetchRequest(group, require_stable=False)
-    )
-    _raise_for_errors(group, [response.error])
+    response = await _request(cluster, group, OffsetFetchRequest(group, require_stable=False))
     marks: dict[str, str] = {}
     for tp, found in response.offsets.items():
         if tp.topic in topics and isinstance(found, OffsetAndMetadata):
@@ -201,14 +192,11 @@ async def _fetch_marks(cluster: Cluster, group: str, topics: Collection[str]) ->
 
 async def delete_offsets(cluster: Cluster, group: str, tps: Collection[TopicPartition]) -> None:
     if tps:
-        response = await _send_to_coordinator(cluster, group, OffsetDeleteRequest(group, tps))
-        _raise_for_errors(group, [response.error, *response.errors.values()])
+        await _request(cluster, group, OffsetDeleteRequest(group, tps))
 
 
 async def delete_group(cluster: Cluster, group: str) -> None:
-    _raise_for_errors(
-        group, [(await _send_to_coordinator(cluster, group, DeleteGroupsRequest(group))).error]
-    )
+    await _request(cluster, group, DeleteGroupsRequest(group))
 
 
 async def _list_broker_groups(cluster: Cluster, node: int) -> tuple[GroupListing, ...] | KafkaError:
@@ -224,6 +212,12 @@ async def _list_broker_groups(cluster: Cluster, node: int) -> tuple[GroupListing
     return response.groups
 
 
+async def _request(cluster: Cluster, group: str, request: KafkaRequest[R]) -> R:
+    response = await _send_to_coordinator(cluster, group, request)
+    _raise_for_errors(group, response)
+    return response
+
+
 async def _send_to_coordinator(cluster: Cluster, group: str, request: KafkaRequest[R]) -> R:
     """Send a request to the group's coordinator, again while it moves or loads the group."""
     now = asyncio.get_running_loop().time
@@ -231,7 +225,7 @@ async def _send_to_coordinator(cluster: Cluster, group: str, request: KafkaReque
     while True:
         try:
             response = await cluster.coordinators.send(group, request)
-            if not _collect_errors(response) & COORDINATOR_ERRORS or now() >= deadline:
+            if COORDINATOR_ERRORS.isdisjoint(_list_errors(response)) or now() >= deadline:
                 return response
             cluster.coordinators.forget(group)
         except BrokerUnavailable:
@@ -240,13 +234,12 @@ async def _send_to_coordinator(cluster: Cluster, group: str, request: KafkaReque
         await asyncio.sleep(_RETRY_DELAY_S)
 
 
-def _collect_errors(response: object) -> set[int]:
-    errors = {getattr(response, "error", 0)}
-    return errors | set(getattr(response, "errors", {}).values())
+def _list_errors(response: object) -> list[int]:
+    return [getattr(response, "error", 0), *getattr(response, "errors", {}).values()]
 
 
-def _raise_for_errors(group: str, errors: Iterable[int]) -> None:
-    error = next((code for code in errors if code), 0)
+def _raise_for_errors(group: str, response: object) -> None:
+    error = next((code for code in _list_errors(response) if code), 0)
     if not error:
         return
     if error in AUTHORIZATION_ERRORS:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gateway.core.error_code import ErrorCode
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
-
-
-class LeaderChange(NamedTuple):
-    before: PartitionMetadata
-    after: PartitionMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +17,7 @@ class TopicChange:
     Attributes:
         topic: The known state from now on.
         added: Partitions that were not known before, or not since `is_deleted`.
+        leader_changes: Partitions that have another leader, or leader epoch.
         removed: Partitions that are gone, because the topic was recreated with fewer.
         is_recreated: The topic id changed, so every known offset belongs to another log.
         is_deleted: No broker knows the topic, any more or yet. It stays watched.
@@ -33,7 +28,7 @@ class TopicChange:
     topic: TopicMetadata
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
-    leader_changes: dict[int, LeaderChange] = field(default_factory=dict)
+    leader_changes: tuple[int, ...] = ()
     is_recreated: bool = False
     is_deleted: bool = False
     is_denied: bool = False
@@ -77,7 +72,7 @@ def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
             is_restored=restored,
         )
     partitions = dict(known.partitions)
-    leader_changes: dict[int, LeaderChange] = {}
+    leader_changes: list[int] = []
     added: list[int] = []
     for index, after in sorted(answer.partitions.items()):
         before = known.partitions.get(index)
@@ -86,12 +81,10 @@ def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
         elif _is_older(before, after):
             continue  # the broker that answered knows less than we do (KIP-320)
         elif after[:2] != before[:2]:  # leader and leader epoch
-            leader_changes[index] = LeaderChange(before, after)
+            leader_changes.append(index)
         partitions[index] = after
     topic = TopicMetadata(known.name, answer.topic_id or known.topic_id, 0, partitions)
-    return TopicChange(
-        topic, added=tuple(added), leader_changes=leader_changes, is_restored=restored
-    )
+    return TopicChange(topic, tuple(added), (), tuple(leader_changes), is_restored=restored)
 
 
 def is_any_epoch_lower(known: TopicMetadata, answer: TopicMetadata) -> bool:

@@ -9,6 +9,6 @@ directory, `java` finds Java and fetches the jars. The tests use this package to
 from __future__ import annotations
 
 from .cluster import LocalKafka, prefetch, run_broker
-from .node import BrokerSecurity, KafkaNode
+from .node import KafkaNode
 
-__all__ = ["BrokerSecurity", "KafkaNode", "LocalKafka", "prefetch", "run_broker"]
+__all__ = ["KafkaNode", "LocalKafka", "prefetch", "run_broker"]

@@ -25,11 +25,8 @@ from gateway.errors import LocalBrokerError
 from . import java
 from .java import ClassArchive
 from .node import (
-    FAST_FAILOVER_PROPERTIES,
-    FAST_RETENTION_PROPERTIES,
     LEAN_PROPERTIES,
     SINGLE_NODE_PROPERTIES,
-    BrokerSecurity,
     KafkaNode,
     ReservedPort,
     build_classpath,
@@ -58,9 +55,8 @@ class LocalKafka:
         properties: Mapping[str, str] | None = None,
         data: Path | None = None,
         port: int | None = None,
-        fast_failover: bool = False,
-        fast_retention: bool = False,
-        security: BrokerSecurity | None = None,
+        listeners: Mapping[str, str] | None = None,
+        scram_users: Sequence[str] = (),
         advertised: Callable[[int], tuple[str, int]] | None = None,
     ) -> None:
         """Configure the cluster without starting it.
@@ -70,8 +66,9 @@ class LocalKafka:
             properties: Broker properties, which override the defaults of this package.
             data: A directory that is kept; by default a temporary one, which `close` removes.
             port: The port of node 1's plain listener; the other nodes have the next ones.
-            fast_failover: Whether a dead leader is replaced in 2 to 5 s instead of 11 s.
-            fast_retention: Whether retention and compaction act within 2 s instead of minutes.
+            listeners: The security protocols, by name, of listeners beside the plain one, which
+                always stays. The properties configure them.
+            scram_users: Users as Kafka's storage tool takes them.
             advertised: Returns host and port for a node id. It opens a listener VIA that
                 *advertises* this address. Put a TCP proxy there that forwards to
                 `nodes[i].ports["VIA"]`: clients that bootstrap through it stay behind it, while
@@ -82,15 +79,14 @@ class LocalKafka:
         self.nodes: list[KafkaNode] = []
         self._node_count = nodes
         self._port = port
-        self._security = security or BrokerSecurity()
+        self._listeners = dict(listeners or {})
+        self._scram_users = scram_users
         self._advertised = advertised
         self._keeps_data = data is not None
         self._directory = data.resolve() if data else None
         self._class_list: Path | None = None
         self._properties = LEAN_PROPERTIES | (SINGLE_NODE_PROPERTIES if nodes == 1 else {})
-        self._properties |= FAST_FAILOVER_PROPERTIES if fast_failover else {}
-        self._properties |= FAST_RETENTION_PROPERTIES if fast_retention else {}
-        self._properties |= self._security.build_properties() | dict(properties or {})
+        self._properties |= dict(properties or {})
 
     @property
     def bootstrap(self) -> list[str]:
@@ -191,7 +187,7 @@ class LocalKafka:
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
             *("-cp", classpath, "kafka.Kafka"),
         ]
-        return command, load_checkpoint(cache, self._security.scram_users)
+        return command, load_checkpoint(cache, self._scram_users)
 
     def _build_archive_options(self, cache: Path) -> list[str]:
         # `_build_class_archive` sets the class list, to record the classes that a broker loads.
@@ -200,7 +196,7 @@ class LocalKafka:
         return [f"-XX:SharedArchiveFile={ensure_class_archive(cache)}"]
 
     def _reserve_ports(self, directory: Path) -> None:
-        names = ["PLAINTEXT", "CONTROLLER", *self._security.listeners]
+        names = ["PLAINTEXT", "CONTROLLER", *self._listeners]
         if self._advertised:
             names.append("VIA")
         for id in range(1, self._node_count + 1):
@@ -218,7 +214,7 @@ class LocalKafka:
         return {
             "node.id": str(node.id),
             "log.dirs": str(node.directory),
-            **build_listener_properties(node.ports, via, ",".join(voters)),
+            **build_listener_properties(node.ports, via, ",".join(voters), self._listeners),
             **self._properties,
         }
 

@@ -274,16 +274,10 @@ class DescribeGroupsRequest(KafkaRequest[GroupDescription]):
         return MemberDescription(member, instance, client, host, owned)
 
 
-@dataclass(slots=True)
-class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
+class ConsumerGroupDescribeRequest(DescribeGroupsRequest):
+    """Describe one group of the consumer protocol."""
+
     API = Api(key=69, name="ConsumerGroupDescribe", lowest=0, highest=1, first_flexible=0)
-
-    group: str
-
-    def write_body(self, out: FieldWriter, version: int) -> None:
-        out.array(1)
-        out.string(self.group)
-        out.i8(0)  # include_authorized_operations
 
     def read_body(self, read: FieldReader, version: int) -> GroupDescription:
         throttle = _read_single_group(read)
@@ -297,7 +291,8 @@ class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
             throttle, error, message, name, "consumer", state, assignor, members
         )
 
-    def _read_member(self, read: FieldReader, version: int) -> MemberDescription:
+    @staticmethod
+    def _read_member(read: FieldReader, version: int) -> MemberDescription:
         member, instance = read.string() or "", read.string()
         read.string()  # rack
         read.i32()  # epoch
@@ -305,23 +300,12 @@ class ConsumerGroupDescribeRequest(KafkaRequest[GroupDescription]):
         for _ in range(read.array()):
             read.string()  # topics that it subscribes to
         read.string()  # the pattern of topics that it subscribes to
-        owned = self._read_assignment(read)
-        self._read_assignment(read)  # the target assignment, which it has not confirmed yet
+        owned = _read_topic_partitions(read)
+        _read_topic_partitions(read)  # the target assignment, which it has not confirmed yet
         if version >= 1:
             read.i8()  # member type
         read.tags()
         return MemberDescription(member, instance, client, host, owned)
-
-    @staticmethod
-    def _read_assignment(read: FieldReader) -> frozenset[TopicPartition]:
-        tps: set[TopicPartition] = set()
-        for _ in range(read.array()):
-            read.uuid()
-            topic = read.string() or ""
-            tps.update(TopicPartition(topic, partition) for partition in read.ints())
-            read.tags()
-        read.tags()
-        return frozenset(tps)
 
 
 @dataclass(slots=True)
@@ -366,3 +350,14 @@ def _read_single_group(read: FieldReader) -> int:
     if read.array() != 1:
         raise ValueError("not the one group that was asked for")
     return throttle
+
+
+def _read_topic_partitions(read: FieldReader) -> frozenset[TopicPartition]:
+    tps: set[TopicPartition] = set()
+    for _ in range(read.array()):
+        read.uuid()
+        topic = read.string() or ""
+        tps.update(TopicPartition(topic, partition) for partition in read.ints())
+        read.tags()
+    read.tags()
+    return frozenset(tps)

@@ -24,7 +24,7 @@ from gateway.errors import AuthenticationFailed
 from gateway.kafka.client import offsets
 from gateway.kafka.client.cluster import FetchLimits
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.metadata_changes import LeaderChange, TopicChange
+from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.outages import Outages
 from gateway.kafka.fetch.fetcher import Fetcher
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchSession, FetchTarget
@@ -103,13 +103,10 @@ class ScriptedCluster:
         return self.topic_answer
 
     def move_leader(self, index: int, after: PartitionMetadata) -> None:
-        before = self.topic_answer.partitions[index]
         partitions = {**self.topic_answer.partitions, index: after}
         self.topic_answer = self.topic_answer._replace(partitions=partitions)
         for listener in self._listeners:
-            listener(
-                TopicChange(self.topic_answer, leader_changes={index: LeaderChange(before, after)})
-            )
+            listener(TopicChange(self.topic_answer, leader_changes=(index,)))
 
     def recreate_topic(self, topic_id: UUID) -> None:
         self.topic_answer = self.topic_answer._replace(topic_id=topic_id)

@@ -100,7 +100,7 @@ def test_a_taken_port_is_told_at_once():
 def test_a_port_asked_for_is_the_one_it_has_after_a_restart_too():
     port = ReservedPort()
     port.release()
-    with LocalKafka(port=port.number, fast_failover=True) as kafka:
+    with LocalKafka(port=port.number) as kafka:
         kafka.nodes[0].kill()
         kafka.restore()
         assert kafka.bootstrap == [f"127.0.0.1:{port.number}"]
