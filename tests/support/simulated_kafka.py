@@ -207,7 +207,7 @@ class SimulatedKafka:
                 found = LookupResponse(
                     0,
                     {
-                        tp: self._list_offset(tp, asked.spec)
+                        tp: self._list_offset(tp, asked.value)
                         for tp, asked in request.queries.items()
                     },
                 )

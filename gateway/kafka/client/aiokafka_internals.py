@@ -121,6 +121,7 @@ class _SentRequest(Generic[R]):
 
     request: KafkaRequest[R]
     version: int = -1
+    flexible: bool = False
 
     @property
     def RESPONSE_TYPE(self) -> Self:
@@ -128,6 +129,7 @@ class _SentRequest(Generic[R]):
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> Self:
         self.version = self.request.choose_version(versions)
+        self.flexible = self.version >= self.request.API.first_flexible
         return self
 
     def build_request_header(self, correlation_id: int, client_id: str) -> _EncodedHeader:
@@ -135,8 +137,7 @@ class _SentRequest(Generic[R]):
         head = struct.pack(">hhih", self.request.API.key, self.version, correlation_id, len(name))
         # Also in a flexible header the client id is a string with a fixed length (KIP-482). The
         # zero byte says that there are no tagged fields.
-        flexible = self.request.is_flexible(self.version)
-        return _EncodedHeader(head + name + (b"\0" if flexible else b""))
+        return _EncodedHeader(head + name + (b"\0" if self.flexible else b""))
 
     def encode(self) -> bytes:
         return self.request.encode(self.version)
@@ -144,7 +145,7 @@ class _SentRequest(Generic[R]):
     def parse_response_header(self, stream: BytesIO) -> _ResponseHeader:
         data = stream.getvalue()  # no copy: the stream still shares the bytes it was created with
         (correlation_id,) = struct.unpack_from(">i", data)
-        stream.seek(read_tags(data, 4)[1] if self.request.is_flexible(self.version) else 4)
+        stream.seek(read_tags(data, 4)[1] if self.flexible else 4)
         return _ResponseHeader(correlation_id)
 
     def decode(self, stream: BytesIO) -> R:

@@ -30,7 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
@@ -123,8 +123,7 @@ class ClusterSettings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
+class FetchLimits(NamedTuple):
     """When a broker responds to a fetch, and how much it returns.
 
     Attributes:

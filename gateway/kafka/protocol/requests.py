@@ -335,17 +335,15 @@ class KafkaRequest(ABC, Generic[R]):
             )
         return version
 
-    def is_flexible(self, version: int) -> bool:
-        return version >= self.API.first_flexible
-
     def encode(self, version: int) -> bytes:
-        out = FieldWriter(self.is_flexible(version))
+        out = FieldWriter(version >= self.API.first_flexible)
         self.write_body(out, version)
         out.tags()
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> R:
-        return self.read_body(FieldReader(data, pos, self.is_flexible(version)), version)
+        read = FieldReader(data, pos, version >= self.API.first_flexible)
+        return self.read_body(read, version)
 
 
 class ErrorResponse(NamedTuple):
