@@ -47,7 +47,7 @@ GRACE_S = 5.0
 CLUSTER_LABEL = "Kafka"
 _BROKER_LABEL_START = "broker="
 # A broker that goes away refuses connections at first and gives no answers later, or the reverse.
-_SAME_KIND: Mapping[str, str] = {Cause.TIMEOUT: Cause.CONNECTION}
+_SAME_KIND: Mapping[str | None, str] = {Cause.TIMEOUT: Cause.CONNECTION}
 
 _AUTHENTICATION_ERRORS = (
     kafka_errors.SaslAuthenticationFailed,
@@ -380,9 +380,7 @@ class OutageReport(NamedTuple):
 
 @dataclass(slots=True)
 class _Outage:
-    cause: str
-    why: str
-    extra: Mapping[str, Any]
+    report: OutageReport  # with the cause that was logged last
     since: float
     logged_at: float | None  # None while nothing has been logged about it
 
@@ -418,9 +416,9 @@ class Outages:
         """Yield a report of the first contact, and of every current failure that was logged."""
         if self._contact is not None and not self._is_logged(CLUSTER_LABEL):
             yield self._contact
-        for what, outage in self._outages.items():
+        for outage in self._outages.values():
             if outage.logged_at is not None:
-                yield OutageReport(what, outage.cause, outage.why, outage.extra)
+                yield outage.report
 
     def forget_all(self) -> None:
         self._outages.clear()
@@ -428,16 +426,17 @@ class Outages:
 
     def report_failure(self, what: str, cause: str, why: str, **extra: object) -> None:
         now, known = self._now(), self._outages.get(what)
-        if known is None or known.logged_at is None or _is_other_kind(known.cause, cause):
+        report = OutageReport(what, cause, why, extra)
+        if known is None or known.logged_at is None or _is_other_kind(known.report.cause, cause):
             # Another cause is the same outage: its duration counts from the first failure.
             since = now if known is None else known.since
-            self._outages[what] = _Outage(cause, why, extra, since, now)
-            self._log_failure(OutageReport(what, cause, why, extra))
+            self._outages[what] = _Outage(report, since, now)
+            self._log_failure(report)
+        elif now - known.logged_at >= self._repeat_interval:
+            known.report, known.logged_at = report, now
+            self._log_failure(report, now - known.since)
         else:
-            known.why, known.extra = why, extra
-            if now - known.logged_at >= self._repeat_interval:
-                known.cause, known.logged_at = cause, now
-                self._log_failure(OutageReport(what, cause, why, extra), now - known.since)
+            known.report = report._replace(cause=known.report.cause)
 
     def report_error(self, what: str, error: KafkaError, **extra: object) -> None:
         """Record that something fails with an error, which gives the cause and the text.
@@ -456,9 +455,8 @@ class Outages:
                 self._outages.pop(what, None)
                 return
             if known is None:
-                known = self._outages[what] = _Outage(
-                    cause, str(reason), extra, since=self._now(), logged_at=None
-                )
+                report = OutageReport(what, cause, str(reason), extra)
+                known = self._outages[what] = _Outage(report, self._now(), None)
             if self._now() - known.since < GRACE_S:
                 return
         self.report_failure(what, cause, str(reason), **extra)
@@ -482,7 +480,7 @@ class Outages:
             return self._is_logged(format_broker_label(node))
         # The error of a login does not carry its broker.
         return isinstance(error, AuthenticationFailed) and any(
-            outage.cause == Cause.AUTHENTICATION and is_broker_label(what)
+            outage.report.cause == Cause.AUTHENTICATION and is_broker_label(what)
             for what, outage in self._outages.items()
         )
 
@@ -506,9 +504,9 @@ class Outages:
             self._forward(report)
             return
         after = "" if outage is None else f" after {self._now() - outage.since:.1f} s of cause="
-        cause = "" if outage is None else outage.cause
+        cause = "" if outage is None else outage.report.cause
         log.info("%s%s %s%s%s", self._prefix, report.what, report.text, after, cause)
 
 
-def _is_other_kind(cause: str, other: str) -> bool:
+def _is_other_kind(cause: str | None, other: str | None) -> bool:
     return _SAME_KIND.get(cause, cause) != _SAME_KIND.get(other, other)

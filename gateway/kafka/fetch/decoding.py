@@ -132,7 +132,7 @@ class _Batch(NamedTuple):
     record_count: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class RecordSetDecoder:
     """The decoding of one record set, owned by the task that fetched it.
 
