@@ -15,7 +15,7 @@ from gateway.errors import BrokerUnavailable, KafkaError
 if TYPE_CHECKING:
     from gateway.config import Kafka
     from gateway.kafka.client.cluster import Cluster
-    from gateway.kafka.client.failures import OptionNames
+    from gateway.kafka.client.outages import OptionNames
 
     from .options import KafkaSource
 
@@ -73,7 +73,7 @@ async def open_source(
 
 def name_options(source: KafkaSource, topics: Sequence[str]) -> OptionNames:
     """Return the names of options for messages on the cluster that `KafkaSource.load` returns."""
-    from gateway.kafka.client.failures import OptionNames
+    from gateway.kafka.client.outages import OptionNames
 
     servers = "" if source.servers is None else "--servers"
     if source.file is None:

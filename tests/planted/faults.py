@@ -197,7 +197,7 @@ KAFKA = (
     PlantedFault(
         "stale-fetch-delivered",
         "gateway/kafka/fetch/fetcher.py",
-        "            partition_fetch.in_flight.remove_partition(partition_fetch)\n",
+        "            partition.in_flight.remove_partition(partition)\n",
         "            pass\n",
         ("tests/kafka/fetch",),
     ),

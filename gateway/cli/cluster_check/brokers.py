@@ -16,9 +16,9 @@ from gateway.config import Kafka
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError
-from gateway.kafka.client.cluster import ClusterSettings, parse_address
+from gateway.kafka.client.cluster import ClusterSettings, FetchLimits, fetch, parse_address
 from gateway.kafka.client.connections import ConnectionRole, Connections
-from gateway.kafka.fetch.fetch import FetchTarget, fetch
+from gateway.kafka.protocol.fetch_messages import FetchTarget
 from gateway.kafka.protocol.requests import (
     BrokerMetadata,
     MetadataRequest,
@@ -189,8 +189,9 @@ class _ClusterCheck:
         targets = {tp: FetchTarget(_OFFSET_BEYOND_END, topic_id=topic_id)}
         try:
             async with asyncio.timeout(BROKER_TIMEOUT_S):
+                connection = await self.connections.connect(node, ConnectionRole.CATCHUP)
                 responses = await fetch(
-                    self.connections, node, ConnectionRole.CATCHUP, targets, max_wait=0.0
+                    self.connections, connection, targets, FetchLimits(max_wait=0.0)
                 )
         except (KafkaError, TimeoutError):
             return None

@@ -136,7 +136,7 @@ async def drop_dead_letters(
     Args:
         purge: Delete all records of the topic of dead letters, of all groups.
     """
-    from gateway.kafka.admin.topics import delete_records
+    from gateway.kafka.admin import delete_records
     from gateway.sidecar.dead_letter_retry.retry import create_transactions
 
     async with open_context(file) as context:

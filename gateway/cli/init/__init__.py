@@ -229,7 +229,7 @@ def _load_kafka(config: StarterConfig) -> Kafka:
 async def _list_topics(kafka: Kafka) -> list[str]:
     from gateway.cli.kafka_connection import open_cluster
     from gateway.cli.topics.topic_report import INTERNAL_PREFIX
-    from gateway.kafka.client.failures import OptionNames
+    from gateway.kafka.client.outages import OptionNames
 
     async with open_cluster(kafka, names=OptionNames(servers="--servers")) as cluster:
         names = await cluster.list_topics()

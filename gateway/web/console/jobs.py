@@ -19,8 +19,7 @@ from gateway.config import Settings
 from gateway.config.sections.pipelines import Pipelines
 from gateway.core.log.record import TopicPartition
 from gateway.errors import RequestError
-from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.existing_topics import get_existing_topic
+from gateway.kafka.client.cluster import Cluster, get_existing_topic
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.pipeline.doctor.cause import Thresholds
 from gateway.pipeline.doctor.diagnosis import Diagnosis, diagnose

@@ -16,8 +16,7 @@ import orjson
 import psutil
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.client.cluster import Cluster, ClusterSettings
-from gateway.kafka.client.existing_topics import get_existing_topic
+from gateway.kafka.client.cluster import Cluster, ClusterSettings, get_existing_topic
 from gateway.kafka.produce.pending_records import compute_partition
 from gateway.kafka.produce.producer import Producer
 

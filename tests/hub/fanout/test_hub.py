@@ -39,7 +39,7 @@ from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.protocol.requests import MetadataRequest, VersionRange
+from gateway.kafka.protocol.requests import MetadataRequest
 
 ALL = View(("orders",), Filters(), "value", "error")
 LIVE_START = StreamStart()
@@ -413,7 +413,7 @@ async def test_a_position_of_an_earlier_topic_without_an_id_is_not_waited_for(
 ):
     """Brokers before Kafka 2.8 have no topic ids. The epochs of the topic that was created again
     are lower than that of the position, and the client waited until one had reached it."""
-    monkeypatch.setattr(MetadataRequest, "VERSIONS", VersionRange(8, 9, 9))
+    monkeypatch.setattr(MetadataRequest, "API", MetadataRequest.API._replace(highest=9))
     embedded.create_topic("orders", 1)
     await produce_records(embedded.bootstrap, "orders", [b"1"])
     async with running_hub(embedded, HubLimits(later_epoch_timeout_s=0.2)) as hub:

@@ -1,17 +1,20 @@
-"""Administer consumer groups of both protocols.
+"""Administer consumer groups of both protocols, create topics, and delete records.
 
 Groups can be listed and described, their lag computed, and their committed offsets moved or
-deleted. All functions raise BrokerUnavailable, AuthenticationFailed and AccessDenied; GroupFailed
-with Kafka's error code, UnknownGroup if there is none of the name; and GroupInUse where a group has
-members (for deleted offsets: of the topic) and must not have any.
+deleted. All functions raise BrokerUnavailable, AuthenticationFailed and AccessDenied; those of
+groups also GroupFailed with Kafka's error code, UnknownGroup if there is none of the name, and
+GroupInUse where a group has members (for deleted offsets: of the topic) and must not have any.
+
+aiokafka's admin client is not used: it knows classic groups only (no ConsumerGroupDescribe of
+KIP-848), cannot move or delete the offsets of a group or delete a group, and would open connections
+of its own, with another backoff than the cluster's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, TypeVar
 
 from gateway.core.error_code import AUTHORIZATION_ERRORS, COORDINATOR_ERRORS, ErrorCode
@@ -23,28 +26,33 @@ from gateway.errors import (
     GroupFailed,
     GroupInUse,
     KafkaError,
+    PartitionFailed,
     UnknownGroup,
     UnknownTopic,
 )
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.connections import ConnectionRole, Connections
+from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.offsets import LATEST, READ_UNCOMMITTED, OffsetAndTimestamp, list_offsets
-from gateway.kafka.protocol.group_admin_messages import (
+from gateway.kafka.protocol.group_messages import (
+    NO_MEMBER,
     ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     GroupDescription,
     GroupListing,
     ListGroupsRequest,
-    OffsetDeleteRequest,
-)
-from gateway.kafka.protocol.group_messages import (
-    NO_MEMBER,
     OffsetAndMetadata,
     OffsetCommitRequest,
+    OffsetDeleteRequest,
     OffsetFetchRequest,
 )
 from gateway.kafka.protocol.requests import KafkaRequest
+from gateway.kafka.protocol.topic_messages import (
+    BROKER_DEFAULT,
+    DELETE_TIMEOUT_MS,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +70,8 @@ _GROUP_IN_USE_ERRORS = frozenset(
         ErrorCode.STALE_MEMBER_EPOCH,
     }
 )
+
+RETRIABLE_ERRORS = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER})
 
 R = TypeVar("R")
 
@@ -110,16 +120,14 @@ async def list_groups(cluster: Cluster) -> list[GroupListing]:
 async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
     # A group that the consumer protocol does not know may be one of the classic protocol.
     coordinator = await cluster.coordinators.connect(group)
-    if ConsumerGroupDescribeRequest.API_KEY in coordinator.versions:
+    if ConsumerGroupDescribeRequest.API.key in coordinator.versions:
         description = await _send_to_coordinator(
             cluster, group, ConsumerGroupDescribeRequest(group)
         )
         if description.error != ErrorCode.GROUP_ID_NOT_FOUND:
-            _raise_for_errors(group, [description.error])
+            _raise_for_errors(group, description)
             return description
-    description = await _send_to_coordinator(cluster, group, DescribeGroupsRequest(group))
-    _raise_for_errors(group, [description.error])
-    return description
+    return await _request(cluster, group, DescribeGroupsRequest(group))
 
 
 async def fetch_lag(
@@ -129,10 +137,7 @@ async def fetch_lag(
         description = await describe_group(cluster, group)
     owners = {tp: member.id for member in description.members for tp in member.owned}
     # Not only stable offsets: an open transaction must not keep an operator from looking.
-    response = await _send_to_coordinator(
-        cluster, group, OffsetFetchRequest(group, require_stable=False)
-    )
-    _raise_for_errors(group, [response.error])
+    response = await _request(cluster, group, OffsetFetchRequest(group, require_stable=False))
     committed = {
         tp: offset
         for tp, offset in response.offsets.items()
@@ -162,13 +167,12 @@ async def set_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartit
         tp: OffsetAndMetadata(offset, metadata=marks.get(tp.topic, ""))
         for tp, offset in offsets.items()
     }
-    response = await _send_to_coordinator(
-        cluster, group, OffsetCommitRequest(group, committed, NO_MEMBER, {})
-    )
+    request = OffsetCommitRequest(group, committed, NO_MEMBER, {})
+    response = await _send_to_coordinator(cluster, group, request)
     for tp, error in response.errors.items():
         if error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise UnknownTopic(f"there is no partition {tp}", topic=tp.topic)
-    _raise_for_errors(group, response.errors.values())
+    _raise_for_errors(group, response)
 
 
 async def _fetch_marks(cluster: Cluster, group: str, topics: Collection[str]) -> dict[str, str]:
@@ -176,10 +180,7 @@ async def _fetch_marks(cluster: Cluster, group: str, topics: Collection[str]) ->
 
     That of a deleted topic is left out: the offsets to set are those of the new one.
     """
-    response = await _send_to_coordinator(
-        cluster, group, OffsetFetchRequest(group, require_stable=False)
-    )
-    _raise_for_errors(group, [response.error])
+    response = await _request(cluster, group, OffsetFetchRequest(group, require_stable=False))
     marks: dict[str, str] = {}
     for tp, found in response.offsets.items():
         if tp.topic in topics and isinstance(found, OffsetAndMetadata):
@@ -191,14 +192,11 @@ async def _fetch_marks(cluster: Cluster, group: str, topics: Collection[str]) ->
 
 async def delete_offsets(cluster: Cluster, group: str, tps: Collection[TopicPartition]) -> None:
     if tps:
-        response = await _send_to_coordinator(cluster, group, OffsetDeleteRequest(group, tps))
-        _raise_for_errors(group, [response.error, *response.errors.values()])
+        await _request(cluster, group, OffsetDeleteRequest(group, tps))
 
 
 async def delete_group(cluster: Cluster, group: str) -> None:
-    _raise_for_errors(
-        group, [(await _send_to_coordinator(cluster, group, DeleteGroupsRequest(group))).error]
-    )
+    await _request(cluster, group, DeleteGroupsRequest(group))
 
 
 async def _list_broker_groups(cluster: Cluster, node: int) -> tuple[GroupListing, ...] | KafkaError:
@@ -214,6 +212,12 @@ async def _list_broker_groups(cluster: Cluster, node: int) -> tuple[GroupListing
     return response.groups
 
 
+async def _request(cluster: Cluster, group: str, request: KafkaRequest[R]) -> R:
+    response = await _send_to_coordinator(cluster, group, request)
+    _raise_for_errors(group, response)
+    return response
+
+
 async def _send_to_coordinator(cluster: Cluster, group: str, request: KafkaRequest[R]) -> R:
     """Send a request to the group's coordinator, again while it moves or loads the group."""
     now = asyncio.get_running_loop().time
@@ -221,7 +225,7 @@ async def _send_to_coordinator(cluster: Cluster, group: str, request: KafkaReque
     while True:
         try:
             response = await cluster.coordinators.send(group, request)
-            if not _collect_errors(response) & COORDINATOR_ERRORS or now() >= deadline:
+            if COORDINATOR_ERRORS.isdisjoint(_list_errors(response)) or now() >= deadline:
                 return response
             cluster.coordinators.forget(group)
         except BrokerUnavailable:
@@ -230,13 +234,12 @@ async def _send_to_coordinator(cluster: Cluster, group: str, request: KafkaReque
         await asyncio.sleep(_RETRY_DELAY_S)
 
 
-def _collect_errors(response: object) -> set[int]:
-    errors = {getattr(response, "error", 0)}
-    return errors | set(getattr(response, "errors", {}).values())
+def _list_errors(response: object) -> list[int]:
+    return [getattr(response, "error", 0), *getattr(response, "errors", {}).values()]
 
 
-def _raise_for_errors(group: str, errors: Iterable[int]) -> None:
-    error = next((code for code in errors if code), 0)
+def _raise_for_errors(group: str, response: object) -> None:
+    error = next((code for code in _list_errors(response) if code), 0)
     if not error:
         return
     if error in AUTHORIZATION_ERRORS:
@@ -249,15 +252,6 @@ def _raise_for_errors(group: str, errors: Iterable[int]) -> None:
     if error == ErrorCode.GROUP_ID_NOT_FOUND:
         raise UnknownGroup(f"there is no group {group}", group=group, code=error)
     raise GroupFailed(f"error {error} of the group {group}", group=group, code=error)
-
-
-@dataclass(frozen=True, slots=True)
-class _DescribedLeaders:
-    connections: Connections
-    leaders: Mapping[TopicPartition, tuple[int, int]]
-
-    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
-        return self.leaders.get(tp)
 
 
 async def _fetch_end_offsets(
@@ -275,11 +269,77 @@ async def _fetch_end_offsets(
             if partition.leader >= 0:
                 leaders[TopicPartition(topic, number)] = partition.leader, partition.leader_epoch
     specs = dict.fromkeys(tps, LATEST)
-    results = await list_offsets(
-        _DescribedLeaders(cluster.connections, leaders), specs, READ_UNCOMMITTED
-    )
+    results = await list_offsets(cluster.connections, leaders.get, specs, READ_UNCOMMITTED)
     return {
         tp: result.offset
         for tp, result in results.items()
         if isinstance(result, OffsetAndTimestamp)
     }
+
+
+async def create_topic(
+    cluster: Cluster,
+    topic: str,
+    *,
+    partitions: int = BROKER_DEFAULT,
+    replicas: int = BROKER_DEFAULT,
+    configs: Mapping[str, str] | None = None,
+) -> bool:
+    """Create a topic, and return False if it exists. Brokers may take a moment to know of it.
+
+    Raises:
+        AccessDenied: The gateway may not create it.
+        BrokerUnavailable: No broker created it now, or a broker did not answer.
+        KafkaError: The broker refused; the message has its text.
+    """
+    nodes = [cluster.metadata.last_responder, *cluster.metadata.brokers]
+    request = CreateTopicsRequest(topic, partitions, replicas, configs or {})
+    # A dict keeps the order and drops the repeated node.
+    for node in dict.fromkeys(node for node in nodes if node is not None):
+        response = await cluster.connections.send(node, ConnectionRole.CONTROL, request)
+        if not response.error:
+            return True
+        if response.error == ErrorCode.TOPIC_ALREADY_EXISTS:
+            return False
+        if response.error in AUTHORIZATION_ERRORS:
+            message = f"the gateway may not create the topic {topic}; create it, or allow CREATE"
+            raise AccessDenied(message, topic=topic)
+        if response.error not in RETRIABLE_ERRORS:
+            raise KafkaError(
+                f"the topic {topic} was not created: {response.message or response.error}"
+            )
+    # Before KRaft only the controller creates topics, and it may be changing now.
+    raise BrokerUnavailable(f"no broker creates the topic {topic} now; try again", retry_after=1.0)
+
+
+async def delete_records(cluster: Cluster, before_offsets: Mapping[TopicPartition, int]) -> None:
+    """Delete the records before an offset in each partition of watched topics.
+
+    The leaders are asked one after the other, so when this raises, some records may be deleted.
+
+    Raises:
+        AccessDenied: The gateway may not delete records of a topic.
+        PartitionFailed: A leader answered with another error code.
+        BrokerUnavailable: A partition has no leader now, or it did not answer.
+    """
+    offsets_by_node: dict[int, dict[TopicPartition, int]] = {}
+    for tp, offset in before_offsets.items():
+        leader = cluster.leader_for_partition(tp)
+        if leader is None:
+            raise BrokerUnavailable(f"{tp} has no leader; try again", retry_after=1.0)
+        offsets_by_node.setdefault(leader[0], {})[tp] = offset
+    for node, offsets in offsets_by_node.items():
+        request = DeleteRecordsRequest(offsets)
+        # The broker may take all of its timeout before it answers.
+        response = await cluster.connections.send(
+            node, ConnectionRole.CONTROL, request, timeout=DELETE_TIMEOUT_MS / 1000 + 5
+        )
+        for tp, code in response.errors.items():
+            if code in AUTHORIZATION_ERRORS:
+                message = f"the gateway may not delete records of {tp.topic}; allow it DELETE"
+                raise AccessDenied(message, topic=tp.topic)
+            if code:
+                raise PartitionFailed(
+                    f"records of {tp} are not deleted (code {code})",
+                    topic=tp.topic, partition=tp.partition, code=code,
+                )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Decompress record batches within a bound on memory.
+"""Decompress record batches within a bound on memory, and salvage the records of broken ones.
 
 A producer needs 15 KB to write a batch that decompresses to hundreds of MB, and brokers bound only
 the compressed size. A batch is therefore first decompressed in the event loop, into a reused buffer
@@ -12,13 +12,15 @@ which copy their output: 5,000 records of 200 bytes decode 1.1 (zstd) to 2 times
 
 from __future__ import annotations
 
-import asyncio
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Any
 
 import cramjam
+
+from gateway.core.log.record import Entry, Gap, GapReason, Record, TopicPartition
+from gateway.kafka.protocol.requests import read_uvarint
 
 SMALL_BUFFER_BYTES = 2 << 20
 # Of one batch. Producers collect at most `max.request.size` bytes for one, 1 MB by default.
@@ -29,6 +31,7 @@ GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4  # codec ids in the attributes of a batch
 # timestamp, largest timestamp, producer id, producer epoch, base sequence, record count.
 BATCH_HEADER = Struct(">qiibIhiqqqhii")
 CODEC_MASK = 0x07  # in the attributes of a batch
+_LOG_APPEND_TIME = 0x08  # attribute of a batch: the broker set the time of its records
 _ATTRIBUTES = Struct(">h")
 _ATTRIBUTES_OFFSET = 21
 MAX_SPARE_BUFFERS = 4  # small buffers that are kept for reuse
@@ -48,14 +51,6 @@ _spare_buffers: list[bytearray] = []
 
 
 class BatchTooLarge(Exception): ...
-
-
-class DecompressionSlot:
-    """The permission to hold one large decompressed batch, of which each `Cluster` has one."""
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.held_bytes = 0
 
 
 def decompress(codec: int, data: memoryview, buffer: memoryview) -> int:
@@ -123,3 +118,95 @@ def _decompress_snappy_block(data: memoryview, buffer: memoryview) -> int:
     if cramjam.snappy.decompress_raw_len(data) > len(buffer):
         raise BatchTooLarge
     return int(cramjam.snappy.decompress_raw_into(data, buffer))
+
+
+def iter_salvaged(
+    tp: TopicPartition, header: Sequence[int], records: memoryview, start: int
+) -> Iterator[Entry]:
+    """Yield the entries of one batch of magic 2 from offset `start` on, although some are broken.
+
+    A faulty producer wrote such a batch, whose CRC is right. Each record begins with its length, so
+    those after a broken one can still be found, and only the broken ones become gaps. The entries
+    are in offset order. Offsets that are missing for another reason (compaction) lead to no gap.
+    The code is plain Python, because it runs on such batches only.
+
+    Args:
+        header: The fields of its header, in order (`BATCH_HEADER`).
+        records: The bytes of its records, not compressed.
+    """
+    base, _, epoch, _, _, attributes, delta, first_timestamp, max_timestamp, *_, count = header
+    next_offset = base + delta + 1
+
+    def iter_gap(offset: int, end: int) -> Iterator[Entry]:
+        if end > max(offset, start):
+            yield Gap(tp, max(offset, start), end, epoch, GapReason.CORRUPT)
+
+    # A broken record does not say which offset it has, so a gap begins at `position`, after the
+    # last intact record, and ends at the next intact one.
+    pos, position, is_broken = 0, base, False
+    for _ in range(count):
+        try:
+            size, pos = _read_varint(records, pos)
+        except (IndexError, ValueError):
+            break  # without a length the records after it cannot be found
+        if size <= 0 or pos + size > len(records):
+            break
+        raw, pos = bytes(records[pos : pos + size]), pos + size
+        try:
+            timestamp_delta, offset, key, value, headers = _read_record(raw)
+        except (IndexError, ValueError):
+            is_broken = True
+            continue
+        offset += base
+        if not position <= offset < next_offset:  # out of order, or not of this batch
+            is_broken = True
+            continue
+        if is_broken:
+            yield from iter_gap(position, offset)
+        is_broken, position = False, offset + 1
+        if offset >= start:
+            timestamp = (
+                max_timestamp
+                if attributes & _LOG_APPEND_TIME
+                else first_timestamp + timestamp_delta
+            )
+            yield Record(tp, offset, epoch, timestamp, key, value, headers)
+    else:  # all records were found
+        if not is_broken:
+            return
+    yield from iter_gap(position, next_offset)
+
+
+def _read_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
+    value, pos = read_uvarint(data, pos)
+    return (value >> 1) ^ -(value & 1), pos
+
+
+def _read_bytes(data: bytes, pos: int) -> tuple[bytes | None, int]:
+    size, pos = _read_varint(data, pos)
+    if size < 0:
+        return None, pos
+    if pos + size > len(data):
+        raise ValueError("a field longer than its record")
+    return data[pos : pos + size], pos + size
+
+
+_RecordFields = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+
+
+def _read_record(data: bytes) -> _RecordFields:
+    """Return timestamp delta, offset delta, key, value and headers of one record."""
+    timestamp_delta, pos = _read_varint(data, 1)  # byte 0 is its attributes, which are not used
+    offset, pos = _read_varint(data, pos)
+    key, pos = _read_bytes(data, pos)
+    value, pos = _read_bytes(data, pos)
+    count, pos = _read_varint(data, pos)
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        name, pos = _read_bytes(data, pos)
+        content, pos = _read_bytes(data, pos)
+        # Java's client, too, replaces what is not UTF-8 in the name of a header.
+        headers.append(((name or b"").decode(errors="replace"), content))
+    if pos != len(data):
+        raise ValueError("a record longer than its fields")
+    return timestamp_delta, offset, key, value, headers
