@@ -15,9 +15,8 @@ import typer
 from gateway.errors import BrokerUnavailable
 
 from .commands import EXIT_INTERRUPTED
-from .completion import complete_topic
 from .kafka_connection import find_connection_error, name_options, require_topic_name
-from .options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
+from .options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption, complete_topic
 
 if TYPE_CHECKING:
     from gateway.kafka.produce.line_producer import ProduceProgress

@@ -165,7 +165,7 @@ def cancel(id: IdArgument, url: UrlOption = DEFAULT_URL, token: TokenOption = No
 
 
 def _wait_for_end(url: str, token: str | None, status: Mapping[str, Any]) -> None:
-    from gateway.cli.dlq.report import show_progress
+    from .dlq.report import show_progress
 
     with show_progress(100) as advance:
         done = 0

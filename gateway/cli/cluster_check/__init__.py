@@ -15,11 +15,10 @@ from collections.abc import Callable
 from gateway.config import Settings
 
 from .brokers import check_brokers
-from .certificates import check_certificates
 from .finding import CheckProgress, Finding, FindingState
 from .front import FrontAddress, check_front
 from .requirements import list_patterns, list_requirements
-from .servers import iter_checks
+from .servers import check_certificates, iter_checks
 
 __all__ = ["CheckProgress", "Finding", "FindingState", "FrontAddress", "check_cluster"]
 

@@ -7,14 +7,17 @@ from itertools import islice
 
 from gateway.telemetry import catalog
 
-from .observation import Observation, Rule, Thresholds, format_count, iter_health
+from .observation import Observation, Rule, format_count, iter_health
 
 _BUSY_STATUSES = {"429": "too many requests or streams", "503": "busy"}
 _ACCESS_STATUSES = {"401": "not authenticated", "403": "not allowed", "421": "unknown host"}
 _POLICY_LOSES = frozenset({"skip", "conflate", "disconnect"})
+# The least effects that make something a cause.
+MIN_UNMATCHED_RECORDS = 20.0
+MIN_REFUSALS = 5.0
 
 
-def find_absent_guards(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_absent_guards(observation: Observation) -> Iterator[str]:
     names = [
         labels["guard"]
         for labels, ready in observation.after.iter_series(catalog.GUARD_READY)
@@ -27,14 +30,14 @@ def find_absent_guards(observation: Observation, thresholds: Thresholds) -> Iter
         yield problems[0] if problems else f"guard {name} cannot decide"
 
 
-def find_paused_routes(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_paused_routes(observation: Observation) -> Iterator[str]:
     for route in observation.routes or ():
         if route["paused"]:
             pause = route["paused"]
             yield f"{route['route']} is paused since {pause['since']} by {pause['by']}"
 
 
-def find_refused_load(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_refused_load(observation: Observation) -> Iterator[str]:
     for labels, grown in observation.iter_growth(catalog.REFUSED_CONNECTIONS):
         limit = labels["limit"]
         cause = "ulimit -n" if limit == "descriptors" else f"listen.limits, {limit}"
@@ -42,13 +45,13 @@ def find_refused_load(observation: Observation, thresholds: Thresholds) -> Itera
     yield from _iter_refusals(observation, _BUSY_STATUSES, 1.0)
 
 
-def find_refused_access(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_refused_access(observation: Observation) -> Iterator[str]:
     opened = observation.growth(catalog.STREAMS_OPENED)
-    least = max(thresholds.min_refusals, opened)
+    least = max(MIN_REFUSALS, opened)
     yield from _iter_refusals(observation, _ACCESS_STATUSES, least)
 
 
-def find_slow_clients(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_slow_clients(observation: Observation) -> Iterator[str]:
     evidence = list(_iter_slow_routes(observation))
     yield from evidence
     if evidence:
@@ -84,7 +87,7 @@ def _iter_slow_streams(observation: Observation) -> Iterator[str]:
         )
 
 
-def find_self_limited_clients(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_self_limited_clients(observation: Observation) -> Iterator[str]:
     for state, reason in (
         ("no-credit", "asked for no more records (credit)"),
         ("max-rate", "get no more because of maxRate"),
@@ -100,7 +103,7 @@ def find_self_limited_clients(observation: Observation, thresholds: Thresholds) 
                 )
 
 
-def find_unmatched_filters(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_unmatched_filters(observation: Observation) -> Iterator[str]:
     for route in observation.routes or ():
         if not route["filtered"]:
             continue
@@ -113,7 +116,7 @@ def find_unmatched_filters(observation: Observation, thresholds: Thresholds) -> 
             for topic in route["topics"]
         )
         delivered = observation.growth(catalog.DELIVERIES, route=name)
-        if clients and not delivered and read >= thresholds.min_unmatched_records:
+        if clients and not delivered and read >= MIN_UNMATCHED_RECORDS:
             yield (
                 f"{name}: {format_count(clients, 'client')} got none of the {read:,.0f} records "
                 f"that were read from {', '.join(route['topics'])}"

@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from gateway.hub.fanout.hub import PINNED_MEMORY_DIVISOR, PINNED_PARTS
 from gateway.telemetry import catalog
 
-from .observation import Observation, Rule, Thresholds, format_count, format_list
+from .observation import Observation, Rule, format_count, format_list
 
 _MIB = 1024 * 1024
+# The least effects that make something a cause.
+MAX_LOOP_SHARE = 0.2  # of the time; about half of a pause is seen, at four measurements per second
+MAX_MEMORY_SHARE = 0.9
+MAX_FILE_SHARE = 0.9
+MIN_CERTIFICATE_SECONDS = 7 * 86_400.0
 
 
-def find_missing_workers(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_missing_workers(observation: Observation) -> Iterator[str]:
     before = observation.before.sum(catalog.WORKERS_MISSING)
     missing = observation.after.sum(catalog.WORKERS_MISSING)
     if before and missing:
@@ -21,7 +26,7 @@ def find_missing_workers(observation: Observation, thresholds: Thresholds) -> It
         yield f"{format_count(missing, 'worker')} did not answer within a second{which}"
 
 
-def find_restarts(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_restarts(observation: Observation) -> Iterator[str]:
     for labels, started in observation.after.iter_series(catalog.PROCESS_START_TIME_SECONDS):
         before = observation.before.get(catalog.PROCESS_START_TIME_SECONDS, labels)
         if before is not None and before != started:
@@ -29,9 +34,9 @@ def find_restarts(observation: Observation, thresholds: Thresholds) -> Iterator[
             yield f"worker {labels['worker']} was started again {age:.0f} s ago"
 
 
-def find_loop_lag(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_loop_lag(observation: Observation) -> Iterator[str]:
     for labels, lag in observation.iter_growth(catalog.EVENT_LOOP_LAG_SECONDS, "_sum"):
-        if lag < thresholds.max_loop_share * observation.seconds:
+        if lag < MAX_LOOP_SHARE * observation.seconds:
             continue
         worker = labels["worker"]
         cpu = observation.growth(catalog.PROCESS_CPU_SECONDS, worker=worker) / observation.seconds
@@ -41,7 +46,7 @@ def find_loop_lag(observation: Observation, thresholds: Thresholds) -> Iterator[
         )
 
 
-def find_full_memory(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_full_memory(observation: Observation) -> Iterator[str]:
     limit = observation.after.sum(catalog.MEMORY_LIMIT_BYTES)
     if not limit:
         return
@@ -57,7 +62,7 @@ def find_full_memory(observation: Observation, thresholds: Thresholds) -> Iterat
             f"{pinned / _MIB:,.1f} of {limit / _MIB:,.1f} MiB cannot be freed; above half of it, "
             "new clients are refused"
         )
-    elif min(before, used) < thresholds.max_memory_share * limit:
+    elif min(before, used) < MAX_MEMORY_SHARE * limit:
         return
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     yield f"{used / _MIB:,.1f} of {limit / _MIB:,.1f} MiB are used: " + ", ".join(
@@ -68,7 +73,7 @@ def find_full_memory(observation: Observation, thresholds: Thresholds) -> Iterat
         yield f"clients read {format_count(from_kafka, 'record')} from Kafka instead of the cache"
 
 
-def find_absent_backends(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_absent_backends(observation: Observation) -> Iterator[str]:
     for labels, grown in observation.iter_growth(catalog.REACTIVE_BATCHES, verdict="away"):
         waiting = observation.after.sum(catalog.REACTIVE_WAITING_RECORDS, group=labels["group"])
         yield (
@@ -83,7 +88,7 @@ def find_absent_backends(observation: Observation, thresholds: Thresholds) -> It
             yield f"query {labels['query']} of ksqlDB does not run"
 
 
-def find_dead_letters(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_dead_letters(observation: Observation) -> Iterator[str]:
     for labels, grown in observation.iter_growth(catalog.REACTIVE_RECORDS, outcome="dead"):
         yield (
             f"group {labels['group']}: {format_count(grown, 'record')} of {labels['topic']} became "
@@ -96,17 +101,17 @@ def find_dead_letters(observation: Observation, thresholds: Thresholds) -> Itera
         )
 
 
-def find_full_files(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_full_files(observation: Observation) -> Iterator[str]:
     for labels, used in observation.after.iter_series(catalog.PROCESS_OPEN_FDS):
         limit = observation.after.get(catalog.PROCESS_MAX_FDS, labels)
-        if limit and used >= thresholds.max_file_share * limit:
+        if limit and used >= MAX_FILE_SHARE * limit:
             yield f"worker {labels['worker']} uses {used:,.0f} of {limit:,.0f} file descriptors"
 
 
-def find_expiring_certificate(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_expiring_certificate(observation: Observation) -> Iterator[str]:
     for _, expiry in observation.after.iter_series(catalog.CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS):
         seconds = expiry - observation.now
-        if expiry and seconds < thresholds.min_certificate_seconds:
+        if expiry and seconds < MIN_CERTIFICATE_SECONDS:
             days = abs(seconds) / 86_400
             yield (
                 f"the certificate expires in {days:.1f} days"
@@ -115,7 +120,7 @@ def find_expiring_certificate(observation: Observation, thresholds: Thresholds) 
             )
 
 
-def find_mixed_versions(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_mixed_versions(observation: Observation) -> Iterator[str]:
     versions = {labels["version"] for labels, _ in observation.after.iter_series(catalog.INFO)}
     if len(versions) > 1:
         yield f"workers run {format_list(sorted(versions))}"

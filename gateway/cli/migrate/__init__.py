@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.files import replace_file, require_writable
 from gateway.cli.options import DEFAULT_CONFIG_FILE
+from gateway.cli.output import replace_file, require_writable
 from gateway.errors import GatewayError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _list_omissions(draft: Draft) -> list[str]:
 
 
 def _print_report(draft: Draft, *, show_all: bool) -> None:
-    from gateway.cli.tail.terminal import escape_controls
+    from gateway.cli.output import escape_controls
     from gateway.config.source.problems import format_loc
 
     from .report import OutcomeKind

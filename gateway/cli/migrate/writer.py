@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.cli.quick_start import SCHEMA_HINT, SCHEMA_MODELINE
+from gateway.cli.starter_config import SCHEMA_HINT, SCHEMA_MODELINE
 from gateway.config.source.problems import format_loc
 from gateway.config.types.section import Loc
 

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -20,6 +22,9 @@ from gateway.config import Settings, Topic
 from gateway.config.source.substitution import find_closest
 from gateway.errors import KafkaError
 from gateway.web.app.app import Application, create_app
+
+from .source import SseSource
+from .target import Target
 
 STREAM_PATH = "/stream"
 LIST_TIMEOUT_S = 5.0  # for Kafka to list its topics, to suggest one
@@ -38,10 +43,23 @@ def build_settings(topics: Sequence[str], source: KafkaSource) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def serve_in_process(settings: Settings) -> AsyncIterator[InProcessTransport]:
+async def open_in_process(target: Target, kafka: KafkaSource) -> AsyncIterator[SseSource]:
+    """Serve the topics of a target in this process, as the source of their stream."""
+    settings = build_settings(target.topics, kafka)
     app = create_app(settings)
     async with app.router.lifespan_context(app):
-        yield InProcessTransport(app)
+        transport = InProcessTransport(app)
+        source = SseSource(
+            replace(target, scheme="http", location="in-process", path=STREAM_PATH),
+            headers={},
+            transport=transport,
+            display_name=",".join(settings.clusters[""].servers),
+            suggest=partial(transport.suggest_topic, target.topics),
+        )
+        try:
+            yield source
+        finally:
+            await source.close()
 
 
 class InProcessTransport(httpx.AsyncBaseTransport):

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.completion import complete_topic
 from gateway.cli.kafka_connection import require_topic_name
-from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
+from gateway.cli.options import (
+    DEFAULT_SERVERS,
+    KafkaConfigOption,
+    KafkaSource,
+    ServersOption,
+    complete_topic,
+)
 
 if TYPE_CHECKING:
     from .topic_report import TopicDetails, TopicSummary
@@ -79,8 +84,7 @@ async def _list_topics(source: KafkaSource, everything: bool) -> Sequence[TopicS
 async def _describe_topic(source: KafkaSource, name: str) -> TopicDetails:
     from gateway.cli.kafka_connection import open_source
 
-    from .sample import SampleDecoder
-    from .topic_report import describe_topic
+    from .topic_report import SampleDecoder, describe_topic
 
     decoder = SampleDecoder.create(source, name)
     async with open_source(source, [name], "topics") as cluster:
@@ -88,7 +92,7 @@ async def _describe_topic(source: KafkaSource, name: str) -> TopicDetails:
 
 
 def _print_lines(lines: Iterable[str]) -> None:
-    from gateway.cli.tail.terminal import escape_controls
+    from gateway.cli.output import escape_controls
 
     for line in lines:
         typer.echo(escape_controls(line))

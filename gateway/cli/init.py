@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from gateway.cli.files import replace_file, require_writable
-from gateway.cli.options import (
+from gateway.errors import ConfigError, GatewayError
+
+from .options import (
     DEFAULT_CONFIG_FILE,
     DEFAULT_SERVERS,
     OriginsOption,
@@ -26,12 +27,12 @@ from gateway.cli.options import (
     is_given,
     split_list,
 )
-from gateway.errors import ConfigError, GatewayError
-
+from .output import replace_file, require_writable
 from .starter_config import GuardPreset, SecurityPreset, StarterConfig
 
 if TYPE_CHECKING:
     from gateway.config import Kafka
+
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -227,9 +228,10 @@ def _load_kafka(config: StarterConfig) -> Kafka:
 
 
 async def _list_topics(kafka: Kafka) -> list[str]:
-    from gateway.cli.kafka_connection import open_cluster
-    from gateway.cli.topics.topic_report import INTERNAL_PREFIX
     from gateway.kafka.client.failures import OptionNames
+
+    from .kafka_connection import open_cluster
+    from .topics.topic_report import INTERNAL_PREFIX
 
     async with open_cluster(kafka, names=OptionNames(servers="--servers")) as cluster:
         names = await cluster.list_topics()
