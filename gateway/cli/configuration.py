@@ -6,8 +6,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -16,11 +15,12 @@ import typer
 
 from .commands import EXIT_FAILURE
 from .options import ConfigFileArgument, build_config_option, require_config_file
+from .output import format_table, show_progress
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gateway.config import Settings, Variable
+    from gateway.config import Settings
 
     from .cluster_check import CheckProgress, Finding, FrontAddress
 
@@ -158,8 +158,13 @@ def _check_cluster(
 ) -> None:
     from .cluster_check import FindingState, check_cluster
 
-    with _show_progress() as on_progress:
-        findings = check_cluster(settings, on_progress, front)
+    with show_progress() as show:
+
+        def update(steps: CheckProgress) -> None:
+            waiting = steps.pending[0] if steps.pending else ""
+            show(steps.done, steps.started, f"{steps.done}/{steps.started} {waiting}")
+
+        findings = check_cluster(settings, update, front)
     counts = Counter(finding.state for finding in findings)
     failed = counts[FindingState.FAILS]
     for finding in findings:
@@ -176,25 +181,6 @@ def _format_finding(finding: Finding) -> str:
 
     state = paint(f"{finding.state:<8}", _STATE_TONES[finding.state], select_colours(sys.stdout))
     return f"{state} {escape_controls(finding.subject)}: {escape_controls(finding.detail)}"
-
-
-@contextmanager
-def _show_progress() -> Iterator[Callable[[CheckProgress], None] | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def update(steps: CheckProgress) -> None:
-            waiting = steps.pending[0] if steps.pending else ""
-            bar.update(task, total=steps.started, completed=steps.done, description=waiting)
-
-        yield update
 
 
 HEADINGS = ("VARIABLE", "TYPE", "DEFAULT", "DESCRIPTION")
@@ -230,7 +216,9 @@ def config(
         raise typer.BadParameter("is for --env", param_hint="--json")
     if env:
         variables = configuration.list_variables()
-        for line in _iter_json_lines(variables) if as_json else _iter_table_lines(variables):
+        rows = [(each.name, each.type, each.default or "-", each.description) for each in variables]
+        lines = (json.dumps(each._asdict()) for each in variables)
+        for line in lines if as_json else format_table([HEADINGS, *rows]):
             typer.echo(line)
         return
     file = require_config_file(file)
@@ -248,16 +236,3 @@ def _iter_source_lines(file: Path, settings: Settings) -> Iterator[str]:
     overrides, _ = read_variables(os.environ, settings.model_dump(mode="json", by_alias=True))
     for loc, _, variable in overrides:
         yield f"# {format_loc(loc)} by {variable}"
-
-
-def _iter_json_lines(variables: list[Variable]) -> Iterator[str]:
-    for each in variables:
-        yield json.dumps(each._asdict())
-
-
-def _iter_table_lines(variables: list[Variable]) -> Iterator[str]:
-    rows = [HEADINGS]
-    rows += [(each.name, each.type, each.default or "-", each.description) for each in variables]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS) - 1)]
-    for row in rows:
-        yield "  ".join([*map(str.ljust, row, widths), row[-1]])

@@ -7,22 +7,19 @@ elsewhere. A file that is not YAML completes nothing. No broker is asked.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.errors import ConfigError, GatewayError
 from gateway.telemetry.logs import COMPONENTS
 
 if TYPE_CHECKING:
-    from gateway.config import Kafka
+    pass
 
 
 CONFIG_HELP = "The configuration, in YAML."
@@ -136,75 +133,6 @@ KafkaConfigOption = Annotated[
         f"[default without --servers: {DEFAULT_CONFIG_NAME}]"
     ),
 ]
-
-
-@dataclass(frozen=True)
-class KafkaSource:
-    """The origin of a command's Kafka settings; `servers` override those of the file."""
-
-    file: Path | None
-    servers: Sequence[str] | None
-
-    @classmethod
-    def find(cls, ctx: typer.Context, servers: str, config: Path | None) -> Self:
-        """Return the source by the command line, the environment or a configuration, in this order.
-
-        --servers alone needs no configuration. The variable of the servers overrides the servers of
-        a configuration, and leaves its TLS and SASL as they are.
-        """
-        given = split_list(servers)
-        if config is None and is_given(ctx, "servers"):
-            return cls(None, given)
-        file = find_config_file(config)
-        is_overridden = file is None or is_given(ctx, "servers", in_environment=True)
-        return cls(file, given if is_overridden else None)
-
-    def load(self, topics: Sequence[str], name: str) -> Kafka:
-        """Return the settings of the cluster of these topics.
-
-        Args:
-            name: The name of the command, for the client id if there is no file.
-        """
-        if self.file is None:
-            return build_kafka(self.servers or (), name)
-        kafka = load_kafka(self.file, topics, has_servers=self.servers is not None)
-        if self.servers is None:
-            return kafka
-        return kafka.model_copy(update={"servers": build_kafka(self.servers, name).servers})
-
-
-def build_kafka(servers: Sequence[str], name: str) -> Kafka:
-    """Return the settings of a cluster without TLS and SASL, for a command with this name."""
-    from gateway.config import loads
-
-    try:
-        settings = loads(json.dumps({"name": name, "kafka": {"servers": list(servers)}}))
-    except ConfigError as exc:
-        reason = exc.problems[0].split(": ", 1)[-1]
-        raise GatewayError(f"--servers {','.join(servers)}: {reason}") from None
-    return settings.clusters[""]
-
-
-def load_kafka(file: Path, topics: Sequence[str], *, has_servers: bool = False) -> Kafka:
-    """Return the settings of the cluster that lists these topics, or of the only cluster.
-
-    Args:
-        has_servers: The caller has other servers than the file's, which may then be embedded.
-    """
-    from gateway.config import load
-
-    settings = load(file)
-    names = settings.find_cluster_names(topics)
-    if len(names) != 1 and not topics:
-        names_of_file = ", ".join(settings.clusters)
-        raise GatewayError(f"{file} has several clusters: {names_of_file}; give --servers")
-    if len(names) != 1:
-        which = " and ".join(names) if names else f"none of {', '.join(settings.clusters)}"
-        raise GatewayError(f"{', '.join(topics)}: {which} of {file} lists it; give --servers")
-    kafka = settings.clusters[names[0]]
-    if kafka.servers == "embedded" and not has_servers:
-        raise GatewayError(f"the Kafka of {file} is embedded in the gateway; give --servers")
-    return kafka
 
 
 def split_list(text: str) -> list[str]:

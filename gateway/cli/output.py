@@ -1,4 +1,4 @@
-"""Write what commands print and keep: safe for a terminal, and files as a whole.
+"""Write what commands print and keep: safe for a terminal, in columns, and files as a whole.
 
 Anyone may have written a record. Control characters can make a terminal hide text, send input or
 change its title, and bidirectional marks reorder text. Both are replaced by JSON's escapes, so that
@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,6 +67,34 @@ def select_colours(stream: IO[Any], environ: Mapping[str, str] = os.environ) -> 
     """Return the colours of an output; none without a terminal, or with NO_COLOR (no-color.org)."""
     wanted = stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     return COLOURS if wanted else NO_COLOURS
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+
+
+@contextmanager
+def show_progress() -> Iterator[Callable[[float, float | None, str], None]]:
+    """Show a bar on stderr, if that is a terminal.
+
+    It yields a function of what is done, of all there is to do (None if that is not known), and a
+    text.
+    """
+    if not sys.stderr.isatty():
+        yield lambda completed, total, text: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda completed, total, text: bar.update(
+            task, completed=completed, total=total, description=text
+        )
 
 
 def require_writable(file: Path) -> None:

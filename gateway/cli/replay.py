@@ -6,18 +6,18 @@ import json
 import re
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.errors import GatewayError
-
 from .commands import EXIT_FAILURE, format_exit_codes
+from .output import show_progress
+from .sidecar_client import DEFAULT_URL, SidecarUnavailable, TokenOption, UrlOption, send_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEFAULT_URL = "http://127.0.0.1:8080"
 POLL_INTERVAL_S = 0.5  # seconds between two requests for the state of a running replay
 
 replay = typer.Typer(
@@ -26,16 +26,6 @@ replay = typer.Typer(
     epilog=format_exit_codes(reads_config=False),
 )
 
-UrlOption = Annotated[
-    str,
-    typer.Option("--url", "-u", envvar="GATEWAY_SIDECAR_URL", help="The address of the sidecar."),
-]
-TokenOption = Annotated[
-    str | None,
-    typer.Option(
-        envvar="GATEWAY_SIDECAR_TOKEN", metavar="TOKEN", help="A token, if the sidecar is guarded."
-    ),
-]
 IdArgument = Annotated[
     str, typer.Argument(show_default=False, help="The replay's id, as `start` and `list` print it.")
 ]
@@ -114,7 +104,7 @@ def start(
         "destinationTopic": to_topic,
     }
     body = {name: value for name, value in options.items() if value is not None}
-    status = _send_request("POST", url, token, "/replays", body)
+    status = send_request("POST", url, token, "/replays", body=body).json()
     typer.echo(status["id"])
     if wait:
         _wait_for_end(url, token, status)
@@ -134,10 +124,11 @@ def list_(
     gateway replay list
     gateway replay list --json | jq '.[].state'
     """
-    replays = _send_request("GET", url, token, "/replays")
+    response = send_request("GET", url, token, "/replays")
     if as_json:
-        typer.echo(json.dumps(replays))
+        typer.echo(response.text)
         return
+    replays = response.json()
     for each in replays:
         typer.echo(_format_status(each))
     if not replays:
@@ -151,7 +142,8 @@ def show(id: IdArgument, url: UrlOption = DEFAULT_URL, token: TokenOption = None
     \b
     gateway replay show 5f1c9a7e3b2d4c68a0e1f2b3c4d5e6f7
     """
-    typer.echo(json.dumps(_send_request("GET", url, token, f"/replays/{id}"), indent=2))
+    status = send_request("GET", url, token, f"/replays/{id}").json()
+    typer.echo(json.dumps(status, indent=2))
 
 
 @replay.command(epilog=format_exit_codes(reads_config=False))
@@ -161,24 +153,16 @@ def cancel(id: IdArgument, url: UrlOption = DEFAULT_URL, token: TokenOption = No
     \b
     gateway replay cancel 5f1c9a7e3b2d4c68a0e1f2b3c4d5e6f7
     """
-    typer.echo(_format_status(_send_request("DELETE", url, token, f"/replays/{id}")))
+    typer.echo(_format_status(send_request("DELETE", url, token, f"/replays/{id}").json()))
 
 
 def _wait_for_end(url: str, token: str | None, status: Mapping[str, Any]) -> None:
-    from .dlq.report import show_progress
-
-    with show_progress(100) as advance:
-        done = 0
+    with show_progress() as update:
         while status["state"] == "running":
             time.sleep(POLL_INTERVAL_S)
-            status = (
-                _send_request(
-                    "GET", url, token, f"/replays/{status['id']}", tolerate_unavailable=True
-                )
-                or status
-            )
-            advance(int(status["progress"] * 100) - done)
-            done = int(status["progress"] * 100)
+            with suppress(SidecarUnavailable):
+                status = send_request("GET", url, token, f"/replays/{status['id']}").json()
+            update(status["progress"], 1.0, f"{status['records']} records")
     typer.echo(_format_status(status), err=True)
     if status["state"] != "done":
         raise typer.Exit(EXIT_FAILURE)
@@ -201,31 +185,3 @@ def _format_status(status: Mapping[str, Any]) -> str:
         *([status["error"]] if status["error"] else []),
     ]
     return "  ".join(parts)
-
-
-def _send_request(
-    method: str,
-    url: str,
-    token: str | None,
-    path: str,
-    body: Mapping[str, Any] | None = None,
-    *,
-    tolerate_unavailable: bool = False,
-) -> Any:
-    import httpx
-
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    try:
-        response = httpx.request(
-            method, f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=60
-        )
-        result = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-        if tolerate_unavailable:
-            return None
-        raise GatewayError(f"no sidecar answers at {url} ({exc}); give --url") from None
-    if response.is_success:
-        return result
-    if tolerate_unavailable and response.status_code == 503:
-        return None
-    raise GatewayError(f"{result.get('message')}; {result.get('description')}")

@@ -180,7 +180,7 @@ CARE_RULES = (
         "records could not be processed",
         find_dead_letters,
         ("gateway dlq", "the back end"),
-        "`gateway dlq` lists dead letters with their errors, and delivers them again.",
+        "`gateway dlq` shows dead letters with their errors, and delivers them again.",
     ),
     Rule(
         "files-full",

@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.kafka_connection import KafkaSource
 from gateway.cli.options import (
     DEFAULT_SERVERS,
     KafkaConfigOption,
-    KafkaSource,
     ServersOption,
     complete_topic,
     is_given,

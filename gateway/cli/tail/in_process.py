@@ -17,7 +17,7 @@ import httpx
 from starlette.types import ASGIApp, Message
 
 from gateway import config
-from gateway.cli.options import KafkaSource
+from gateway.cli.kafka_connection import KafkaSource
 from gateway.config import Settings, Topic
 from gateway.config.source.substitution import find_closest
 from gateway.errors import KafkaError

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.cli.kafka_connection import find_connection_error
-from gateway.cli.options import KafkaSource
+from gateway.cli.kafka_connection import KafkaSource, find_connection_error
 from gateway.cli.output import select_colours
 from gateway.config.types.address import create_trusting_context
 from gateway.core.log.recovery import Cause

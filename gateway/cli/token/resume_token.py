@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from gateway.cli.output import format_table
 from gateway.core.times import format_time
 from gateway.errors import TokenCorrupt, TokenForeign
 
@@ -77,14 +78,13 @@ class DecodedToken:
                     else str(epoch),
                 )
             )
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [
             f"issued     {self._format_issued()}",
             f"signature  {self.signature}",
             f"view       digest {self.token.view_digest.decode()}",
             f"cluster    digest {self.token.cluster.decode()}",
             "",
-            *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
+            *format_table(rows),
         ]
         return "\n".join(lines)
 

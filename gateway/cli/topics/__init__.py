@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.kafka_connection import require_topic_name
-from gateway.cli.options import (
-    DEFAULT_SERVERS,
-    KafkaConfigOption,
-    KafkaSource,
-    ServersOption,
-    complete_topic,
-)
+from gateway.cli.kafka_connection import KafkaSource, require_topic_name
+from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, ServersOption, complete_topic
+from gateway.cli.output import format_table
 
 if TYPE_CHECKING:
     from .topic_report import TopicDetails, TopicSummary
@@ -98,12 +93,6 @@ def _print_lines(lines: Iterable[str]) -> None:
         typer.echo(escape_controls(line))
 
 
-def _format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip()
-
-
 def _format_summaries(summaries: Sequence[TopicSummary]) -> Iterator[str]:
     if not summaries:
         yield "no topics; `gateway produce TOPIC` creates one, if the brokers allow it"
@@ -118,7 +107,7 @@ def _format_summaries(summaries: Sequence[TopicSummary]) -> Iterator[str]:
         )
         for each in summaries
     ]
-    yield from _format_table(rows)
+    yield from format_table(rows)
 
 
 def _format_details(details: TopicDetails) -> Iterator[str]:
@@ -139,7 +128,7 @@ def _format_details(details: TopicDetails) -> Iterator[str]:
         )
         for each in details.partitions
     ]
-    yield from _format_table(rows)
+    yield from format_table(rows)
     if details.sample is not None:
         yield ""
         sample = details.sample

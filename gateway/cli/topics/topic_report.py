@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from gateway.cli.options import KafkaSource
+from gateway.cli.kafka_connection import KafkaSource
 from gateway.config.source.substitution import suggest
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.times import format_time
