@@ -19,16 +19,15 @@ from gateway.version import __version__
 from . import (
     admin,
     configuration,
-    dlq,
     doctor,
     init,
     local,
     migrate,
     pipeline,
     produce,
-    replay,
     run,
     sidecar,
+    sidecar_requests,
     tail,
     token,
     topics,
@@ -70,9 +69,9 @@ for command, exit_codes in (
     (sidecar.sidecar, format_exit_codes()),
 ):
     app.command(epilog=exit_codes)(command)
-app.add_typer(dlq.dlq, name="dlq")
+app.add_typer(sidecar_requests.dlq, name="dlq")
 app.add_typer(pipeline.pipeline, name="pipeline")
-app.add_typer(replay.replay, name="replay")
+app.add_typer(sidecar_requests.replay, name="replay")
 app.add_typer(token.token, name="token")
 
 

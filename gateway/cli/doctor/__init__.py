@@ -2,8 +2,7 @@
 
 `observation` scrapes the metrics twice and asks the admin API. `diagnosis` applies its rules to
 that, in order, and formats the result. A rule is a name, a title, advice, and a function that
-returns the evidence; the rules are in `kafka_rules`, `client_rules` and `process_rules`, and do no
-I/O.
+returns the evidence; the rules are in `kafka_rules` and `gateway_rules`, and do no I/O.
 
 Start reading in `diagnosis`, which lists the rules.
 """
