@@ -148,18 +148,12 @@ def _find_guard(ctx: typer.Context, guard: GuardPreset) -> GuardPreset | None:
 
 
 class _Questions:
-    """Asks for values that the command line does not have, if stdin is a terminal."""
-
     def __init__(self, ctx: typer.Context, *, is_asking: bool) -> None:
         self._ctx = ctx
         self.is_asking = is_asking
 
     def text(self, parameter: str, question: str, default: str, convert: Callable[[str], T]) -> T:
-        """Return the answer to a question; the default if it was given or is not asked for.
-
-        Args:
-            convert: Returns the value of an answer, or raises BadParameter to ask again.
-        """
+        """Return the answer to a question, which is asked again if `convert` refuses it."""
         if not self.is_asking or is_given(self._ctx, parameter, in_environment=True):
             return convert(default)
         answer: T = typer.prompt(
@@ -255,7 +249,6 @@ def _validate(config: StarterConfig) -> None:
 
 
 def _validate_given(config: StarterConfig, *, has_issuer: bool) -> None:
-    """Check the values of the command line, before any question."""
     topics = config.topics or _EXAMPLE.topics
     issuer = config.issuer if has_issuer else _EXAMPLE.issuer
     _validate(replace(config, topics=topics, issuer=issuer))
@@ -276,7 +269,6 @@ def _print_next_steps(file: Path, config: StarterConfig) -> None:
 
 
 def _is_found(file: Path) -> bool:
-    """Return whether commands use this configuration without -c."""
     try:
         found = find_config_file()
     except typer.BadParameter:  # GATEWAY_CONFIG names no file

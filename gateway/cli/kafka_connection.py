@@ -58,11 +58,7 @@ class KafkaSource:
         return cls(file, given if is_overridden else None)
 
     def load(self, topics: Sequence[str], name: str) -> Kafka:
-        """Return the settings of the cluster of these topics.
-
-        Args:
-            name: The name of the command, for the client id if there is no file.
-        """
+        """Return the settings of the cluster of these topics, for a command with this name."""
         if self.file is None:
             return build_kafka(self.servers or (), name)
         kafka = load_kafka(self.file, topics, has_servers=self.servers is not None)
@@ -109,12 +105,7 @@ def load_kafka(file: Path, topics: Sequence[str], *, has_servers: bool = False) 
 async def open_cluster(
     kafka: Kafka, name: str = "", names: OptionNames | None = None
 ) -> AsyncIterator[Cluster]:
-    """Connect to a cluster, of which a broker must answer, and close it after the block.
-
-    Args:
-        kafka: Its settings; its servers must not be embedded.
-        names: The names of its options in messages; None for those of its section.
-    """
+    """Connect to a cluster, which must not be embedded; `names` are its options in messages."""
     from gateway.kafka.client.cluster import Cluster, ClusterSettings
 
     # Failures are reported once, as errors.
@@ -136,7 +127,6 @@ async def open_cluster(
 async def open_source(
     source: KafkaSource, topics: Sequence[str], command: str
 ) -> AsyncIterator[Cluster]:
-    """Connect to the cluster of a command's options, and name these in messages."""
     async with open_cluster(
         source.load(topics, command), names=name_options(source, topics)
     ) as cluster:

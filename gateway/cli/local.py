@@ -85,7 +85,6 @@ def _parse_origin(text: str) -> str:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Check that this process can listen at an address (IPv6 without brackets)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -143,8 +143,6 @@ LOG_FORMAT_VARIABLE = "GATEWAY_LOG_FORMAT"
 
 
 class LogFormat(StrEnum):
-    """The values of `telemetry.logs.format`."""
-
     CONSOLE = "console"
     JSON = "json"
 
@@ -246,7 +244,6 @@ def _iter_topic_names(cluster: Any) -> Iterator[str]:
 
 
 def _read_command_line() -> list[str]:
-    """Return the words of the line, which bash has in COMP_WORDS and typer's scripts for others."""
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     try:
         return shlex.split(line)

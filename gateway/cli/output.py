@@ -70,7 +70,6 @@ def select_colours(stream: IO[Any], environ: Mapping[str, str] = os.environ) -> 
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(map(str.ljust, row, widths)).rstrip()
@@ -127,14 +126,12 @@ def replace_file(file: Path, text: str) -> None:
 
 
 def remove_file(file: Path) -> None:
-    """Remove a file that a command has written, if it is a regular one."""
     with suppress(OSError):
         if not _is_special(file.resolve()):
             file.unlink()
 
 
 def _is_special(file: Path) -> bool:
-    """Return whether a path is a device, a pipe or the like."""
     return file.exists() and not file.is_file()
 
 

@@ -217,7 +217,6 @@ def drop(
 
 
 def _find_group(url: str, token: str | None) -> str:
-    """Return the only reactive group of the sidecar."""
     names = [each["group"] for each in send_request("GET", url, token, "/reactive").json()]
     if len(names) != 1:
         raise GatewayError(f"the sidecar has not one group but: {', '.join(names)}; give --group")

@@ -155,8 +155,6 @@ _MECHANISMS = {
 
 @dataclass(frozen=True)
 class StarterConfig:
-    """A first configuration: each topic has a route. `servers` are separated by commas."""
-
     servers: str
     security: SecurityPreset = SecurityPreset.NONE
     topics: Sequence[str] = ()
@@ -197,7 +195,6 @@ class StarterConfig:
         return "\n".join(lines) + "\n"
 
     def to_kafka_yaml(self) -> str:
-        """Return the part that is needed to ask the cluster for its topics."""
         return "\n".join(self._iter_kafka_lines()) + "\n"
 
     def _iter_listen_lines(self) -> Iterator[str]:

@@ -28,7 +28,6 @@ def check_cluster(
     on_progress: Callable[[CheckProgress], None] | None = None,
     front: FrontAddress | None = None,
 ) -> list[Finding]:
-    """Run all checks and return their findings: Kafka, other servers, the proxy, certificates."""
     # A handler keeps aiokafka's errors off stderr; the findings report them.
     logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     return asyncio.run(_run_checks(settings, CheckProgress(on_progress), front))

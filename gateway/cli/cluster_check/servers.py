@@ -82,7 +82,6 @@ async def check_keys(name: str, guard: Jwt, issuer: str, steps: CheckProgress) -
 
 
 async def check_application(name: str, guard: Http, steps: CheckProgress) -> Finding:
-    """Check that an application refuses a request without credentials."""
     subject, url = f"guard {name}", guard.url
     headers = {"x-forwarded-method": "GET", "x-forwarded-uri": "/", "accept": "application/json"}
     with steps.track(f"{subject} at {url}"):
@@ -141,7 +140,6 @@ def iter_telemetry_endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
 async def check_telemetry_back_end(
     signal: str, url: str, settings: Settings, steps: CheckProgress
 ) -> Finding:
-    """Check that a telemetry back end accepts an empty message of protobuf."""
     headers = {name: value.get_secret_value() for name, value in settings.telemetry.headers.items()}
     headers["content-type"] = "application/x-protobuf"
     return await check_push(f"telemetry.{signal}", url, headers, "telemetry.headers", steps)
@@ -219,7 +217,6 @@ def _check_client_tls(option: str, tls: Tls, now: datetime) -> Iterator[Finding]
 def check_key_pair(
     option: str, certificate: Path, key: Path, password: str | None, now: datetime
 ) -> Finding:
-    """Check a certificate chain, and that the key belongs to its first certificate."""
     subject = f"{option} {certificate}"
     try:
         # Without a callback for the password, OpenSSL would ask for it on the terminal.

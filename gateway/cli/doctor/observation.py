@@ -43,7 +43,6 @@ class Scrape:
     def iter_series(
         self, metric: Metric, suffix: str = "", **labels: str
     ) -> Iterator[tuple[dict[str, str], float]]:
-        """Yield the series of a metric that have these labels, each with its value."""
         wanted = labels.items()
         for pairs, value in self.values.get(metric.exposed_name + suffix, {}).items():
             if wanted <= dict(pairs).items():
@@ -140,7 +139,6 @@ def format_list(items: Iterable[str]) -> str:
 
 
 def format_cluster(labels: Mapping[str, str]) -> str:
-    """Return ` of cluster NAME`, where the configuration names its clusters."""
     return f" of cluster {labels[CLUSTER]}" if labels.get(CLUSTER) else ""
 
 

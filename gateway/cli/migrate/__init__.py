@@ -110,13 +110,8 @@ def migrate_source(source: Source, file: Path, output: Path) -> tuple[Draft, Wri
     clusters.convert()
     routes.convert_guards(root)
     convert_telemetry(root.get("telemetry"), draft)
-    graph.omit_others()
-    for _, vault in root.get("vaults").items():
-        vault.omit(
-            "the gateway reads PEM files; convert a store by openssl pkcs12 -in STORE.p12 -nodes "
-            "-out FILE.pem (keytool -importkeystore makes a .p12 of a .jks)"
-        )
-    root.get("stores").omit("the gateway stores nothing; tokens and positions are in the clients")
+    graph.explain_rest()
+    root.explain("file")
     report.omit_rest()
     written = prune(draft, output, file) if draft.get(("routes",)) else None
     return draft, written if draft.get(("routes",)) else None

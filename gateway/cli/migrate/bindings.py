@@ -12,7 +12,6 @@ from .report import SourceValue
 
 PROXY_TYPES = ("sse-kafka", "http-kafka", "ws-kafka")
 """The types of bindings that map paths to topics."""
-CHAIN_REASON = "the chain of bindings is the sections listen, kafka and routes here"
 _NO_MQTT = "the gateway has no MQTT; keep Zilla, or an MQTT broker, for it"
 _NO_GRPC = "the gateway has no gRPC; keep Zilla for it"
 _NO_FILES = "the gateway serves no files; let a web server such as nginx do that"
@@ -53,7 +52,6 @@ class Binding:
             yield from route.get("when")
 
     def iter_exits(self) -> Iterator[tuple[SourceValue | None, str]]:
-        """Yield each route with the name of the binding that it leads to; None for `exit`."""
         default = self.source.get("exit").text
         for route in self.routes:
             if name := route.get("exit").text or default:
@@ -92,7 +90,6 @@ class BindingGraph:
         return list(self._iter_ways(binding, ()))
 
     def follow(self, start: str, topic: str) -> list[Step]:
-        """Return the steps from a binding on that a topic takes."""
         steps: list[Step] = []
         binding = self.bindings.get(start)
         while binding is not None and len(steps) <= len(self.bindings):
@@ -111,19 +108,18 @@ class BindingGraph:
     def imply_chain(self) -> None:
         for name in self.used:
             source = self.bindings[name].source
-            source.imply_each(dict.fromkeys(("type", "kind", "exit", "entry"), CHAIN_REASON))
-            source.get("telemetry").omit(
-                "metrics are counted for all routes, and cannot be chosen by binding"
-            )
             for route in self.bindings[name].routes:
                 target = self.bindings.get(route.get("exit").text)
                 if target is not None and target.name not in self.used:
                     route.omit(f"leads to '{target.name}': {_describe_type(target)}")
-                route.get("exit").imply(CHAIN_REASON)
+            source.explain("binding")
 
-    def omit_others(self) -> None:
+    def explain_rest(self) -> None:
+        """Give a reason to what is not carried of each binding."""
         for binding in self.bindings.values():
-            if binding.name not in self.used:
+            if binding.name in self.used:
+                binding.source.explain(f"{binding.type} {binding.kind}")
+            else:
                 binding.source.omit(_describe_type(binding))
 
     def _find_behind(self, binding: Binding) -> dict[str, None]:

@@ -68,7 +68,6 @@ class Draft:
         self.set(loc, self.need_variable(name, description))
 
     def append(self, loc: Loc, item: Any) -> Loc:
-        """Append to a list, which need not exist, and return the place of the item."""
         items = self.get(loc) or []
         self.set(loc, [*items, item])
         return (*loc, len(items))

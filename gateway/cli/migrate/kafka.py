@@ -29,11 +29,6 @@ _PLAIN_MODELS = {
     "string": "string", "bytes": "bytes", "json": "json",
 }  # fmt: skip
 _SCHEMA_MODELS = {"avro": "avro", "protobuf": "protobuf", "json": "jsonschema"}
-_SCHEMA_ID = (
-    "the schema of a value is the one whose id the value begins with, as serializers of a registry "
-    "write it"
-)
-_SYSTEM_TRUST = "those of the system are trusted without a file"
 _BEGINNING = "Zilla's default: clients without a position begin at the oldest record"
 
 
@@ -98,10 +93,6 @@ class ClusterConverter:
                 if is_read and self._draft.get(place) is None:
                     self._draft.set(place, "historical")
                     self._draft.comment(place, _BEGINNING)
-        for tcp in self._graph.list_used("tcp", "client"):
-            tcp.options.omit("the addresses of Kafka are in kafka.servers")
-            for route in tcp.routes:
-                route.omit("connections to Kafka are not restricted by address")
 
     def _add_topic(self, cluster: _Cluster, name: str) -> Loc:
         if name not in cluster.topics:
@@ -131,19 +122,12 @@ class ClusterConverter:
         draft.set((*target, "ca"), draft.need_variable("KAFKA_CA", authority, ""))
         draft.comment(target, f"from binding {tls.name}; keys are PEM files here, not in a vault")
         tls.options.get("trust").carry(*target, "ca")
-        tls.source.get("vault").omit("the gateway reads PEM files; KAFKA_CA names one", target)
         if tls.options.get("keys").exists:
             certificate = (*target, "certificate")
             draft.set_variable(certificate, "KAFKA_CERTIFICATE", "PEM file of a certificate")
             draft.set_variable((*target, "key"), "KAFKA_KEY", "PEM file of its private key")
             tls.options.get("keys").carry(*certificate)
-        tls.options.imply_each({
-            "trustcacerts": _SYSTEM_TRUST,
-            "sni": "the name of each broker is sent and verified",
-            "alpn": "Kafka's protocol has no ALPN",
-            "mutual": "brokers always have a certificate",
-        })  # fmt: skip
-        tls.options.get("version").omit("TLS 1.2 and 1.3 are spoken")
+        tls.source.explain("tls client", target)
 
     def _convert_sasl(self, credentials: SourceValue, section: Loc, guard: str) -> None:
         mechanism = credentials.get("mechanism")
@@ -208,7 +192,6 @@ class ClusterConverter:
             delta = topic.get("deltaType")
             if delta.text == "none":
                 delta.imply("values are sent as they are")
-            delta.omit("values are sent as they are; see `fields` and `interval` of routes", loc)
             for part in ("key", "value"):
                 model, place = topic.get(part), (*loc, part)
                 # The cache server and the cache client often say the same of a topic.
@@ -217,7 +200,7 @@ class ClusterConverter:
                     self._models[place] = model.value
                 elif model.value == self._models.get(place):
                     model.carry(*place)
-                model.omit("another binding says something else of this topic", loc)
+            topic.explain("topic", loc)
 
     def _convert_conditions(self, binding: Binding) -> None:
         """Record the conditions on topics, which choose the cluster of a route's topic."""
@@ -226,12 +209,8 @@ class ClusterConverter:
             cluster = self._find_cluster(binding, topic.text)
             if topic.text in cluster.topics:
                 topic.carry(*cluster.topics[topic.text], "name")
-            topic.omit("no route reads or writes this topic")
-        for route in binding.routes:
-            route.get("with").omit("has no counterpart here")
 
     def _convert_model(self, source: SourceValue, target: Loc) -> None:
-        """Convert the model of a key or value: a name, or a mapping with `model`."""
         draft = self._draft
         written = source if isinstance(source.value, str) else source.get("model")
         name = written.text
@@ -244,8 +223,7 @@ class ClusterConverter:
             draft.set((*target, "catalog"), registries[0])
             for item in source.get("catalog", registries[0]):
                 item.get("strategy").carry(*target, "catalog")
-                members = ("version", "subject", "id", "record", "overlay")
-                item.omit_each(dict.fromkeys(members, _SCHEMA_ID), target)
+                item.explain("schema", target)
         elif name in _PLAIN_MODELS:
             draft.carry(written, *target, "model", value=_PLAIN_MODELS[name])
             source.get("catalog").omit(
@@ -260,12 +238,7 @@ class ClusterConverter:
                 target[:-1],
             )
             return
-        source.imply_each({
-            "view": "clients get JSON",
-            "format": "is how the model is read",
-            "encoding": "text is UTF-8",
-        })  # fmt: skip
-        source.get("validate").omit("onInvalid says what clients get of invalid bytes", target)
+        source.explain("model", target)
         for key, value in source.items():
             if key not in ("model", "catalog"):
                 value.omit(
@@ -301,21 +274,12 @@ def _convert_registry(name: str, catalog: SourceValue, path: str, draft: Draft) 
     for option in ("context", "group-id", "id-encoding"):
         if options.get(option).value in ("default", ""):
             options.get(option).imply("is the registry's default")
-    options.omit_each({
-        "context": "contexts of a registry are not chosen; write it into the url",
-        "group-id": "is the registry's default in its API for Confluent's clients",
-        "id-encoding": "is the registry's default in its API for Confluent's clients",
-        "use-id": "ids are those of Apicurio's API for Confluent's clients; see ENABLE_CCOMPAT of "
-        "Apicurio",
-    }, section)  # fmt: skip
     tls = options.get("tls")
     if tls.exists or catalog.get("vault").exists:
         authority = "PEM file, if the registry's authority is not a public one"
         draft.set((*section, "tls", "ca"), draft.need_variable("REGISTRY_CA", authority, ""))
         tls.get("trust").carry(*section, "tls", "ca")
-        tls.get("trustcacerts").imply(_SYSTEM_TRUST)
-        tls.get("keys").omit("add tls.certificate and tls.key, PEM files, to the catalog", section)
-        catalog.get("vault").omit("the gateway reads PEM files; REGISTRY_CA names one", section)
+    catalog.explain("catalog", section)
     _convert_authorization(options.get("credentials", "headers", "authorization"), section, draft)
 
 

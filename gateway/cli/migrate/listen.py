@@ -10,11 +10,6 @@ from .bindings import Binding, BindingGraph, Way
 from .draft import Draft
 from .report import SourceValue
 
-_ONE_SCHEME = "the port is HTTPS with listen.tls, and otherwise HTTP"
-_NO_HTTP2 = "the gateway speaks HTTP/1.1 and WebSocket; let a proxy in front speak HTTP/2"
-_NO_HOSTS = "routes do not depend on the host; see listen.hosts"
-_NO_OVERRIDES = "request headers are not replaced; see with.overrides"
-
 
 class _Entry(NamedTuple):
     port: SourceValue
@@ -43,22 +38,8 @@ def convert_listen(graph: BindingGraph, draft: Draft) -> None:
     for http in servers:
         if len(servers) == 1:
             carry_access_control(http.options.get("access-control"), draft, ("listen",))
-        _convert_http(http)
-    for sse in graph.list_used("sse", "server"):
-        sse.options.omit_each({
-            "retry": "the gateway sends `retry:` itself, spread so that clients do not return all "
-            "at once",
-            "requests": "values are checked by the model of their topic: kafka.topics[].value",
-        })  # fmt: skip
-        for route in sse.routes:
-            route.get("with").omit("has no counterpart here")
-    for ws in graph.list_used("ws", "server"):
-        for when in ws.iter_conditions():
-            when.get("protocol").omit(
-                "every stream is a WebSocket too; its subprotocols are its own"
-            )
-            when.get("scheme").imply(_ONE_SCHEME)
-            when.get("authority").omit(_NO_HOSTS)
+        for version in http.options.get("versions"):
+            _imply_protocol(version)
 
 
 def _list_entries(way: Way) -> list[_Entry]:
@@ -88,12 +69,8 @@ def _convert_tcp(tcp: Binding, port: int | str | None) -> None:
     for when in tcp.iter_conditions():
         if when.get("port").list_texts() == [str(port)]:
             when.get("port").imply("is the only port")
-        when.omit_each({
-            "port": reason,
-            "authority": _NO_HOSTS,
-            "cidr": "clients are not chosen by address; let a firewall or a proxy do that",
-        })  # fmt: skip
-    tcp.options.omit_each({"port": reason, "host": "the gateway listens on one address"})
+        when.get("port").omit(reason)
+    tcp.options.get("port").omit(reason)
 
 
 def _convert_tls(tls: Binding, draft: Draft) -> None:
@@ -117,42 +94,14 @@ def _convert_tls(tls: Binding, draft: Draft) -> None:
         trust.carry(*section, "ca")
         draft.set((*section, "mutual"), mutual.text or "required")
         mutual.carry(*section, "mutual")
-    mutual.imply("clients are asked for no certificate")
     for protocol in tls.options.get("alpn"):
-        _omit_protocol(protocol)
-    tls.options.omit_each({
-        "trustcacerts": "list the authorities of clients in the file LISTEN_CA",
-        "sni": "there is one certificate, for every name; see listen.hosts",
-        "signers": "the authorities of clients are in the file LISTEN_CA",
-        "version": "TLS 1.2 and 1.3 are spoken",
-        "authorization": "a guard of type x509 reads the client's certificate without it",
-    })  # fmt: skip
-    for route in tls.routes:
-        route.get("when").omit("every connection to the port is served; see listen.hosts")
+        _imply_protocol(protocol)
+    tls.source.explain("tls server")
 
 
-def _omit_protocol(protocol: SourceValue) -> None:
+def _imply_protocol(protocol: SourceValue) -> None:
     if protocol.text == "http/1.1":
         protocol.imply("HTTP/1.1 is what the gateway speaks")
-    protocol.omit(_NO_HTTP2)
-
-
-def _convert_http(http: Binding) -> None:
-    """Convert the options, except credentials of guards: see `routes.convert_guards`."""
-    for version in http.options.get("versions"):
-        _omit_protocol(version)
-    http.options.omit_each({
-        "overrides": _NO_OVERRIDES,
-        "requests": "what clients write is checked by the model of its topic: kafka.topics[].value",
-    })  # fmt: skip
-    for route in http.routes:
-        route.get("with").omit(_NO_OVERRIDES)
-    for when in http.iter_conditions():
-        when.get("headers", ":scheme").imply(_ONE_SCHEME)
-        when.get("headers", ":authority").omit(_NO_HOSTS)
-        for name, value in when.get("headers").items():
-            if name not in (":path", ":method"):
-                value.omit("routes depend on the path and the method only")
 
 
 def carry_access_control(source: SourceValue, draft: Draft, section: Loc) -> None:
@@ -165,10 +114,6 @@ def carry_access_control(source: SourceValue, draft: Draft, section: Loc) -> Non
 
 
 def convert_telemetry(source: SourceValue, draft: Draft) -> None:
-    source.omit_each({
-        "attributes": "metrics have the gateway's name; add labels where you scrape",
-        "metrics": "all metrics are always counted, under names of their own",
-    })  # fmt: skip
     for _, exporter in source.get("exporters").items():
         kind = exporter.get("type").text
         if kind == "prometheus":
@@ -190,9 +135,7 @@ def _convert_prometheus(exporter: SourceValue, draft: Draft) -> None:
             draft.carry(endpoint.get("path"), *target)
         if endpoint.get("port").value == draft.get(("listen", "port")):
             endpoint.get("port").imply("is the gateway's port")
-        own_port = "metrics are on the gateway's own port, listen.port"
-        endpoint.omit_each({"path": "metrics have one path", "port": own_port}, target)
-        endpoint.get("scheme").imply("metrics are on the gateway's own port")
+        endpoint.explain("prometheus", target)
 
 
 def _convert_otlp(exporter: SourceValue, draft: Draft) -> None:
@@ -205,14 +148,10 @@ def _convert_otlp(exporter: SourceValue, draft: Draft) -> None:
     for signal in options.get("signals"):
         if signal.text == "metrics":
             signal.carry(*target)
-        signal.omit("logs are lines on standard error; let an agent collect them", target)
     exporter.get("type").carry(*target)
-    endpoint = options.get("endpoint")
-    draft.carry(endpoint.get("location"), *target)
-    endpoint.get("protocol").imply("OTLP is sent over HTTP")
-    endpoint.get("overrides").omit("/v1/metrics is added to the address", target)
+    draft.carry(options.get("endpoint", "location"), *target)
     draft.carry_seconds(options.get("interval"), "telemetry", "metrics", "interval")
-    options.get("tls").omit("the certificate authorities of the system are trusted", target)
+    options.explain("otlp", target)
     authorization = options.get("credentials", "headers", "authorization")
     if authorization.exists:
         header = ("telemetry", "headers", "authorization")

@@ -8,11 +8,15 @@ substituted: `${...}` means something else there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from ruamel.yaml import YAML
 
 from gateway.config.source.nodes import (
     MalformedYamlError,
@@ -82,7 +86,6 @@ def read_source(file: Path) -> Source:
 
 
 def iter_leaves(values: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
-    """Yield the path and the value of everything that has nothing below it."""
     if isinstance(values, Mapping) and values:
         for key, item in values.items():
             yield from iter_leaves(item, (*loc, key))
@@ -128,10 +131,7 @@ class Omission:
 
 
 class MigrationReport:
-    """The outcome of every leaf of one source. The first outcome of a leaf counts.
-
-    Filled by the converters, and changed by `validation` if a carried value is refused.
-    """
+    """The outcome of every leaf of one source. The first outcome of a leaf counts."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -162,7 +162,6 @@ class MigrationReport:
             self._omissions.append(Omission(loc, reason, near, is_rest))
 
     def omit_rest(self) -> None:
-        """Omit every leaf that has no outcome yet."""
         for loc in self._find_highest(set(self._list_open_leaves(()))):
             self.omit(loc, UNKNOWN)
 
@@ -222,7 +221,6 @@ class SourceValue:
 
     @property
     def exists(self) -> bool:
-        """Whether the file has it, and not as null."""
         return self.value is not None
 
     @property
@@ -264,14 +262,33 @@ class SourceValue:
     def imply(self, reason: str) -> None:
         self.report.imply(self.loc, reason)
 
-    def imply_each(self, reasons: Mapping[str, str]) -> None:
-        for name, reason in reasons.items():
-            self.get(name).imply(reason)
-
     def omit(self, reason: str, near: Loc = ()) -> None:
         self.report.omit(self.loc, reason, near)
 
-    def omit_each(self, reasons: Mapping[str, str], near: Loc = ()) -> None:
-        """Omit each of these members, for a reason of its own."""
-        for name, reason in reasons.items():
-            self.get(name).omit(reason, near)
+    def explain(self, place: str, near: Loc = ()) -> None:
+        """Record what `reasons.yaml` says of this place, for values that have no outcome yet."""
+        reasons = _load_reasons().get(place, {})
+        for path, reason in reasons.get("implied", {}).items():
+            for value in self._select(path.split(".")):
+                value.imply(reason)
+        for path, reason in reasons.get("omitted", {}).items():
+            for value in self._select(path.split(".")):
+                value.omit(reason, near)
+
+    def _select(self, steps: Sequence[str]) -> Iterator[SourceValue]:
+        if not steps:
+            yield self
+            return
+        if steps[0] == "*":
+            values: list[SourceValue] = [*self, *(value for _, value in self.items())]
+        else:
+            values = [self.get(steps[0])]
+        for value in values:
+            yield from value._select(steps[1:])
+
+
+@cache
+def _load_reasons() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    text = files(__package__).joinpath("reasons.yaml").read_text("utf-8")
+    reasons: Mapping[str, Mapping[str, Mapping[str, str]]] = YAML(typ="safe").load(text)
+    return reasons

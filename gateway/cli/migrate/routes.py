@@ -24,10 +24,6 @@ from .listen import carry_access_control
 from .report import SourceValue
 
 WRITE_METHODS = ("POST", "PUT", "PATCH", "DELETE")
-_MERGE = (
-    "a document of many records is not available: the path is a stream of the latest record of "
-    "each key (mode: snapshot), which `?wait=` ends as a page"
-)
 _CERTIFICATE_FIELDS = {
     "subject.cn": "CN", "subject.o": "O", "subject.ou": "OU", "subject.c": "C", "subject.l": "L",
     "subject.st": "ST", "subject.dc": "DC", "subject.uid": "UID", "san.dns": "dns",
@@ -36,8 +32,6 @@ _CERTIFICATE_FIELDS = {
 
 
 class RouteConverter:
-    """Converts all routes of one file, and the guards that they require."""
-
     def __init__(self, graph: BindingGraph, clusters: ClusterConverter, draft: Draft) -> None:
         self._graph = graph
         self._clusters = clusters
@@ -58,8 +52,7 @@ class RouteConverter:
             idempotency = binding.options.get("idempotency", "header")
             if idempotency.text.lower() == "idempotency-key":
                 idempotency.imply("is the header of clients here")
-            idempotency.omit("the header of clients is idempotency-key here; change the clients")
-            binding.options.get("correlation").omit("no route of the binding waits for replies")
+            binding.source.explain("proxy")
             for way in ways:
                 _report_conditions(way)
 
@@ -195,16 +188,7 @@ class RouteConverter:
         for source, target in fields:
             if field := _CERTIFICATE_FIELDS.get(source.text):
                 self._draft.carry(source, *target, value=field)
-        options.get("identity").omit(
-            "has no counterpart; the identity is the common name (CN)", section
-        )
-        for source, _ in fields:
-            source.omit("the gateway does not read this field of a certificate", section)
-        options.get("roles").omit(
-            "roles are the values of one field of the certificate (roles: OU), and not rules; set "
-            "it, and name these values in `guarded` of routes",
-            section,
-        )
+        options.explain("guard x509", section)
 
     def _convert_credentials(self, name: str, authorization: SourceValue) -> None:
         if self._draft.get(("guards", name)) is None:
@@ -235,14 +219,9 @@ class _Route:
         event, capability = self.options.get("event", "id"), self.options.get("capability")
         if event.text == "${etag}":
             event.imply("the id of an event is its position")
-        event.omit(
-            "the id of an event is always the whole position, so that streams resume; format: "
-            "envelope shows the key and the headers",
-            self._loc,
-        )
         if capability.text == "produce":
             self._set(capability, True, "produce")
-        capability.omit("streams can always be read", self._loc)
+        self.options.explain("stream", self._loc)
 
     def convert_fetch(self) -> None:
         filters = list(self.options.get("filters"))
@@ -252,7 +231,7 @@ class _Route:
         else:
             self._draft.set((*self._loc, "with", "mode"), "snapshot")
             self.options.get("capability").carry(*self._loc, "with", "mode")
-            self.options.get("merge").omit(_MERGE, self._loc)
+            self.options.explain("fetch", self._loc)
         self._take("topic", "topic")
         self._take_filters()
 
@@ -264,20 +243,13 @@ class _Route:
             self._set(template, template.value, "overrides", name)
         if options.get("acks").text in ("none", "in_sync_replicas"):
             self._take("acks", "acks")
-        options.get("acks").omit(
-            "leader_only is not available; a request waits for the in-sync replicas, its default",
-            self._loc,
-        )
+        options.explain("produce", self._loc)
         self._take("reply-to", "replyTo")
         has_replies = options.get("reply-to").exists
         if has_replies:
             for name, option in (("reply-to", "replyTo"), ("correlation-id", "correlationId")):
                 header = correlation_headers.get(name)
                 self._set(header, header.value, "correlation", option)
-        options.get("correlation-id").omit(
-            "the gateway makes the correlation id; a service repeats the header of the request",
-            self._loc,
-        )
         location = options.get("async", "location")
         if location.exists and not has_replies:
             options.get("async").omit("there is no reply without reply-to", self._loc)
@@ -293,7 +265,6 @@ class _Route:
         self._set(source, source.value, target)
 
     def _set(self, source: SourceValue, value: Any, *target: str) -> None:
-        """Set an option to a value of the source, if it has it."""
         if isinstance(value, str):
             value = self._path.bind(value)
         if source.exists:
@@ -319,7 +290,6 @@ class _Route:
 def _find_paths(
     source: SourceValue, ways: list[Way]
 ) -> list[tuple[NarrowedPath, SourceValue | None]]:
-    """Return the paths of a route, as far as requests reach them, each with its condition."""
     conditions: list[SourceValue | None] = list(source.get("when")) or [None]
     return [
         (narrowed, when)
@@ -339,9 +309,6 @@ def _report_conditions(way: Way) -> None:
         for when in step.conditions:
             if step.binding.type == "http":
                 when.get("headers", ":path").imply(reason)
-                when.get("headers", ":method").omit(
-                    "routes have methods of their own: when[].method"
-                )
             elif step.binding.type in ("sse", "ws"):
                 when.get("path").imply(reason)
 

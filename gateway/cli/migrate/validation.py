@@ -54,11 +54,7 @@ class WrittenConfig(NamedTuple):
 
 
 def prune(draft: Draft, file: Path, stand_in: Path) -> WrittenConfig:
-    """Remove refused values until none is left, and return the rest as a file.
-
-    Args:
-        stand_in: A file that exists, for variables that name files.
-    """
+    """Remove refused values; variables that name files name `stand_in`, which exists."""
     for _ in range(MAX_ROUNDS):
         _remove_empty_sections(draft)
         written = write_config(draft)
@@ -178,7 +174,6 @@ def _dump(values: Mapping[str, Any]) -> str:
 
 
 def _place_omissions(draft: Draft) -> tuple[Mapping[Loc, Sequence[str]], Sequence[str]]:
-    """Return the comments on omissions by place, and those that have none."""
     near: dict[Loc, list[str]] = {}
     far: list[str] = []
     for omission in draft.report.omissions:

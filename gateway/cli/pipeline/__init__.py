@@ -20,8 +20,6 @@ from . import checkpoints, diagnosis, jobs
 
 
 class _SparkGroup(TyperGroup):
-    """The group of the pipeline's commands, which reports how Spark's JVM ended if it did."""
-
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

@@ -120,7 +120,6 @@ class StreamFollower:
         raise GatewayError(f"no stream from {self._source.display_name}: {reason}") from lost
 
     async def _follow_connection(self) -> bool:
-        """Follow one connection and return whether the stream has ended."""
         events = self._source.iter_events(self.position)
         async with contextlib.aclosing(events) as batches:
             async for batch in batches:
@@ -131,7 +130,6 @@ class StreamFollower:
         raise ConnectionLost("the connection was closed")
 
     async def _handle_batch(self, batch: list[StreamEvent]) -> bool:
-        """Print and count events, and return whether the stream has ended."""
         for event in batch:
             if event.name in RECORD_EVENTS:
                 self._lines += self._printer.format_line(event)
@@ -154,7 +152,6 @@ class StreamFollower:
         self.position = self._reached_position
 
     def _handle_control_event(self, event: StreamEvent) -> bool:
-        """Report a control event, and return whether the stream has ended."""
         data = _parse_object(event.data)
         if self._strict and event.name == "gap":
             raise GatewayError(f"{describe_gap(data)}; without --strict it is skipped")

@@ -44,7 +44,6 @@ def build_settings(topics: Sequence[str], source: KafkaSource) -> Settings:
 
 @contextlib.asynccontextmanager
 async def open_in_process(target: Target, kafka: KafkaSource) -> AsyncIterator[SseSource]:
-    """Serve the topics of a target in this process, as the source of their stream."""
     settings = build_settings(target.topics, kafka)
     app = create_app(settings)
     async with app.router.lifespan_context(app):
@@ -88,7 +87,6 @@ class InProcessTransport(httpx.AsyncBaseTransport):
         return f"; there are {', '.join(sorted(names)[:MAX_LISTED_TOPICS])}"
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the response when it has started; the body follows."""
         stream = _ResponseStream(self._app, _build_scope(request))
         try:
             start = await stream.next_message()
@@ -109,7 +107,6 @@ class _ResponseStream(httpx.AsyncByteStream):
         await app(scope, _receive_nothing, self._messages.put)
 
     async def next_message(self) -> Message:
-        """Return the next ASGI message, or raise httpx.ReadError if the application has ended."""
         get = asyncio.create_task(self._messages.get())
         try:
             await asyncio.wait({get, self._task}, return_when=asyncio.FIRST_COMPLETED)

@@ -222,7 +222,6 @@ class StatusReporter:
                 )
 
     def report_event(self, event: StreamEvent, data: dict[str, Any]) -> None:
-        """Write a line about a control event, except `position` and `end`."""
         match event.name:
             case "begin":
                 self.report(_describe_begin(data))
@@ -266,7 +265,6 @@ def _describe_begin(data: dict[str, Any]) -> str:
 
 
 def _format_groups(data: dict[str, Any]) -> str:
-    """Return the topics of an event about several partitions, with how many there are of each."""
     counts: Counter[str] = Counter()
     for group in data.get("topics") or ():
         counts[group.get("topic")] += len(group.get("partitions") or ())

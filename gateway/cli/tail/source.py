@@ -79,7 +79,6 @@ class EventReader:
         self._id: str | None = None
 
     def feed(self, chunk: bytes) -> list[StreamEvent]:
-        """Return the events that are complete with these bytes."""
         events: list[StreamEvent] = []
         for line in self._split_lines(chunk):
             if line:

@@ -18,8 +18,6 @@ from gateway.errors import GatewayError
 
 
 class OutputFormat(StrEnum):
-    """The values of `--format`."""
-
     PRETTY = "pretty"
     JSON = "json"
     VALUE = "value"
@@ -130,7 +128,6 @@ class Target:
 
     @property
     def display_name(self) -> str:
-        """The location without credentials, for messages."""
         return self.location.rpartition("@")[2]
 
 

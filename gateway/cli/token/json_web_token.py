@@ -31,8 +31,6 @@ CURVE_ALGORITHMS = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A key that signs tokens: a secret, or a private key of the package `cryptography`."""
-
     key: Any
     algorithm: str
     key_id: str | None = None
@@ -66,7 +64,6 @@ class SigningKey:
 def load_signing_key(
     secret: str | None, file: Path | None, guard: Jwt | None, key_id: str | None
 ) -> SigningKey:
-    """Return the key to sign with: the given secret, file or a shared secret of the guard."""
     if secret is not None:
         return SigningKey(secret.encode(), "HS256", key_id)
     if file is not None:
@@ -104,7 +101,6 @@ def _choose_algorithm(key: Any, file: Path) -> str:
 
 
 def parse_claims(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the claims of NAME=VALUE; a value that is JSON is read as such."""
     claims: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -258,7 +254,6 @@ def _format_expiry(grant: Grant) -> str | None:
 
 
 def find_guard(file: Path, name: str | None) -> tuple[Settings, str, GuardSection]:
-    """Return the settings of a configuration, and its guard with this name, or its only one."""
     from gateway.config import load
     from gateway.config.source.substitution import suggest
 

@@ -26,7 +26,6 @@ class SignatureState(StrEnum):
 def decode_resume_token(
     text: str, topics: Sequence[str], settings: Settings | None
 ) -> DecodedToken:
-    """Decode a token, which must have all of these topics, and may have those of the settings."""
     from gateway.core.token.resume_token import parse_token
 
     try:

@@ -28,8 +28,6 @@ MAX_SHOWN_BYTES = 32
 
 @dataclass(frozen=True)
 class Sample:
-    """A record as text. The value of a tombstone is None."""
-
     partition: int
     offset: int
     time: str
@@ -167,7 +165,6 @@ class TopicDetails:
 
     @property
     def records(self) -> int | None:
-        """The number of offsets of its log; None if a leader does not answer."""
         return _count_records([(each.start, each.end) for each in self.partitions])
 
     def to_json(self) -> dict[str, Any]:
@@ -210,11 +207,6 @@ async def list_topics(cluster: Cluster, *, include_internal: bool) -> list[Topic
 async def describe_topic(
     cluster: Cluster, name: str, decoder: SampleDecoder, *, rate_seconds: float = RATE_SECONDS
 ) -> TopicDetails:
-    """Describe a topic.
-
-    Raises:
-        UnknownTopic: It does not exist; the message has the nearest name.
-    """
     try:
         topic = await cluster.describe_topic(name)
     except UnknownTopic:
