@@ -22,7 +22,7 @@ from support.in_process_gateway import running_in_process_gateway
 from support.records import RecordToSend, produce_records
 
 from gateway.api.object_wire import ObjectWire
-from gateway.cli.sidecar_factory import create_sidecar
+from gateway.cli.sidecar import create_sidecar
 from gateway.config import (
     GUARD_KINDS,
     WITH_KINDS,

@@ -50,7 +50,6 @@ async def check_brokers(
     patterns: Sequence[TopicPattern],
     steps: CheckProgress,
 ) -> list[Finding]:
-    """Check a cluster: its servers, brokers, topics and patterns of topics, in this order."""
     if kafka.servers == "embedded":
         return [ok("servers embedded", "created when the gateway starts, with its topics")]
     check = _ClusterCheck(name, kafka, steps)

@@ -87,8 +87,6 @@ class FrontAddress(NamedTuple):
 
 
 class Front:
-    """A proxy in front of the gateway, which trusts `proxies`."""
-
     def __init__(
         self,
         url: str,
