@@ -27,8 +27,8 @@ from support.gateways import build_config
 from support.waiting import wait_until
 
 from gateway.config import Settings
-from gateway.hub.wires.wrapping import ChunkedWire
 from gateway.hub.wires.sse import SseWire
+from gateway.hub.wires.wrapping import ChunkedWire
 from gateway.web.app.app import Application, create_app, tune_garbage_collector
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import HttpStream
