@@ -27,10 +27,9 @@ from support.gateways import build_config
 from support.waiting import wait_until
 
 from gateway.config import Settings
-from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.sse import SseWire
-from gateway.web.app.app import Application, create_app
-from gateway.web.app.garbage import tune_garbage_collector
+from gateway.hub.wires.wrapping import ChunkedWire
+from gateway.web.app.app import Application, create_app, tune_garbage_collector
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import HttpStream
 

@@ -12,8 +12,12 @@ from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.group.consumer import GroupConsumer
-from gateway.kafka.protocol.codec import FieldReader, FieldWriter
-from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
+from gateway.kafka.protocol.requests import (
+    Api,
+    FieldReader,
+    FieldWriter,
+    KafkaRequest,
+)
 
 COMMIT_INTERVAL_S = 0.2
 STATE_INTERVAL_S = 0.002  # between two looks at a member's state
@@ -108,15 +112,12 @@ async def set_group_timeouts(
 class _AlterConfigsRequest(KafkaRequest[tuple[int, ...]]):
     """IncrementalAlterConfigs of a group, a resource that librdkafka does not know (KIP-848)."""
 
-    API_KEY = 44
-    NAME = "IncrementalAlterConfigs"
-    VERSIONS = VersionRange(0, 1, 1)
+    API = Api(key=44, name="IncrementalAlterConfigs", lowest=0, highest=1, first_flexible=1)
 
     group: str
     values: dict[str, str]
 
-    def encode(self, version: int) -> bytes:
-        out = FieldWriter(version >= self.VERSIONS.first_flexible)
+    def write_body(self, out: FieldWriter, version: int) -> None:
         out.array(1)
         out.i8(32)  # a group
         out.string(self.group)
@@ -128,10 +129,7 @@ class _AlterConfigsRequest(KafkaRequest[tuple[int, ...]]):
             out.tags()
         out.tags()
         out.i8(0)  # not only to validate
-        out.tags()
-        return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> tuple[int, ...]:
-        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
+    def read_body(self, read: FieldReader, version: int) -> tuple[int, ...]:
         read.i32()
         return tuple(read.i16() for _ in range(read.array()))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from support.brokers import TEST_PROPERTIES, KafkaCluster
+from support.brokers import FAST_FAILOVER_PROPERTIES, TEST_PROPERTIES, KafkaCluster
 from support.kafka_wire import ApiKey, decode_response
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -185,8 +185,9 @@ class MockKafka:
 def real_kafka(node_count: int, *, has_index: bool = False) -> Iterator[RealKafka]:
     """One broker, or three with fast failover, for the length of the block. indexed: as Kafka does
     by itself, for few partitions with many small batches."""
-    properties = TEST_PROPERTIES if has_index else {**TEST_PROPERTIES, **UNINDEXED_PROPERTIES}
-    with LocalKafka(node_count, properties=properties, fast_failover=node_count > 1) as local:
+    properties = TEST_PROPERTIES | ({} if has_index else UNINDEXED_PROPERTIES)
+    properties |= FAST_FAILOVER_PROPERTIES if node_count > 1 else {}
+    with LocalKafka(node_count, properties=properties) as local:
         yield RealKafka(KafkaCluster(local.bootstrap, local))
 
 

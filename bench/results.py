@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import psutil
 import typer
 
-from gateway.kafka.local.jars import KAFKA_VERSION
+from gateway.kafka.local.java import KAFKA_VERSION
 
 from .figure import Figure
 

@@ -1,4 +1,7 @@
-"""Run tasks that nobody awaits, so that none is garbage-collected and every error is logged."""
+"""Run tasks that nobody awaits, and tasks that several callers wait for.
+
+None of the former is garbage-collected, and every error of them is logged.
+"""
 
 from __future__ import annotations
 
@@ -92,3 +95,30 @@ async def run_supervised(
                 # cancellation, and the application would never end.
                 return
             await asyncio.sleep(restart_delay_s)
+
+
+def start_shared_task(coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task for `wait_for_shared`. It may fail without anybody waiting any more."""
+    # Its log lines have no ids of the caller's context: it goes on when that one gives up.
+    task = asyncio.get_running_loop().create_task(coro, context=Context())
+    task.add_done_callback(_retrieve_exception)
+    return task
+
+
+async def wait_for_shared(task: asyncio.Task[T], cancelled: Exception) -> T:
+    """Return the result of a shared task, or raise `cancelled` if only the task was cancelled."""
+    try:
+        # The shield: one caller that gives up must not take the task from the others.
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        caller = asyncio.current_task()
+        # If both were cancelled it is the caller's, because a task whose cancellation is swallowed
+        # never ends.
+        if not task.cancelled() or (caller is not None and caller.cancelling() > 0):
+            raise
+        raise cancelled from None
+
+
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # marks it as retrieved: no warning when nobody waits for it any more

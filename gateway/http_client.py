@@ -1,4 +1,4 @@
-"""Keep the requests of a long-lived HTTP client apart: no data of one becomes part of another.
+"""Keep the requests of a long-lived HTTP client apart, and say in one sentence why one failed.
 
 No cookies are kept: the session of one service would go to another one on the same host, and names
 that are new each time would collect until a server refuses the size of a request.
@@ -10,11 +10,18 @@ internals show.
 
 Nothing is decompressed. httpx decompresses a whole read at once, and a few KB that are gzip of gzip
 fill the memory before anybody can count them: a compressed response is an error.
+
+Only `describe_http_failure` words it for issuers, applications and telemetry back ends. The log,
+`/health/ready`, `gateway token check` and `gateway check --cluster` show its sentence, which names
+no URL, because that may hold data of a client.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
@@ -90,3 +97,62 @@ def _check_internals() -> None:
 
 def create_closed_jar() -> CookieJar:
     return CookieJar(DefaultCookiePolicy(allowed_domains=()))
+
+
+# OpenSSL's codes of certificates of an unknown authority (openssl-verification-options).
+_UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
+
+
+HTTP_ERRORS = (
+    httpx.HTTPError,
+    httpx.InvalidURL,
+    OSError,
+    ValueError,
+    ArithmeticError,
+    ExceptionGroup,
+)
+"""What a request may raise for any URL. anyio groups the errors of several addresses."""
+
+
+def describe_http_failure(exc: BaseException, url: str) -> str:
+    """Return the reason of a failed request, as a sentence whose subject is the server."""
+    causes = list(_iter_causes(exc))
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return _describe_certificate(cause)
+    for cause in causes:
+        if isinstance(cause, ssl.SSLError):
+            return (
+                "it cannot be reached: it ends the TLS handshake, as a port without TLS does; "
+                "correct the port, or write http"
+            )
+        if isinstance(cause, socket.gaierror):
+            return "it cannot be reached: its host name is unknown; correct the URL"
+        if isinstance(cause, OSError) and cause.errno:
+            text = os.strerror(cause.errno)
+            return (
+                f"it cannot be reached: {text[0].lower()}{text[1:]}; start it, or correct the URL"
+            )
+    if isinstance(exc, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError):
+        hint = ", as a port with TLS does; try https" if url.startswith("http:") else ""
+        return f"it gives no HTTP response{hint}"
+    if isinstance(exc, httpx.TransportError) and not isinstance(exc, httpx.UnsupportedProtocol):
+        return f"it cannot be reached ({type(exc).__name__})"
+    return "it cannot be reached: its URL cannot be used; correct it"
+
+
+def _describe_certificate(exc: ssl.SSLCertVerificationError) -> str:
+    if exc.verify_code in _UNKNOWN_AUTHORITY:
+        what = "it has a certificate of an authority that is not trusted here"
+        return f"{what}; set SSL_CERT_FILE to a PEM file with this authority"
+    message = exc.verify_message or "it is not valid"
+    return f"its certificate is refused ({message}); renew it, or correct the URL"
+
+
+def _iter_causes(exc: BaseException | None) -> Iterator[BaseException]:
+    while exc is not None:
+        yield exc
+        if isinstance(exc, BaseExceptionGroup):
+            for each in exc.exceptions:
+                yield from _iter_causes(each)
+        exc = exc.__cause__ or exc.__context__

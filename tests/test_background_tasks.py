@@ -9,7 +9,14 @@ from contextvars import Context, ContextVar
 import pytest
 from support.waiting import WAIT_TIMEOUT_S
 
-from gateway.background_tasks import BackgroundTasks, run_supervised
+from gateway.background_tasks import (
+    BackgroundTasks,
+    run_supervised,
+    start_shared_task,
+    wait_for_shared,
+)
+
+CANCELLED = ValueError("the task was cancelled")
 
 log = logging.getLogger("gateway.test")
 variable: ContextVar[str] = ContextVar("variable", default="unset")
@@ -181,3 +188,50 @@ async def test_work_that_fails_while_it_ends_is_not():
         running.cancel()
         await asyncio.wait([running])
     assert work.has_begun.locked()
+
+
+async def wait_for_event(event: asyncio.Event) -> str:
+    await event.wait()
+    return "done"
+
+
+async def test_a_caller_that_gives_up_leaves_the_task_to_the_others():
+    event = asyncio.Event()
+    task = start_shared_task(wait_for_event(event))
+    callers = [asyncio.create_task(wait_for_shared(task, CANCELLED)) for _ in range(2)]
+    await asyncio.sleep(0)
+    callers[0].cancel()
+    await asyncio.sleep(0)
+    event.set()
+    assert await callers[1] == "done"
+    assert callers[0].cancelled()
+
+
+async def test_a_cancelled_task_is_an_error_for_those_who_wait():
+    task = start_shared_task(wait_for_event(asyncio.Event()))
+    caller = asyncio.create_task(wait_for_shared(task, ValueError("broker 3 moved")))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(ValueError, match="broker 3 moved"):
+        await caller
+
+
+async def test_a_caller_that_is_cancelled_together_with_the_task_ends():
+    task = start_shared_task(wait_for_event(asyncio.Event()))
+    caller = asyncio.create_task(wait_for_shared(task, CANCELLED))
+    await asyncio.sleep(0)
+    task.cancel()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+
+
+async def test_a_failure_that_nobody_waits_for_is_no_warning(caplog: pytest.LogCaptureFixture):
+    async def fail() -> None:
+        raise ValueError("away")
+
+    task = start_shared_task(fail())
+    await asyncio.wait([task])
+    del task
+    await asyncio.sleep(0)
+    assert caplog.text == ""

@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 
 import gateway
 from gateway import cli
-from gateway.cli.sidecar_factory import create_sidecar
+from gateway.cli.sidecar import create_sidecar
 from gateway.config import loads
 from gateway.errors import ConfigError, GatewayError, KafkaError
 from gateway.kafka.produce.line_producer import LineFormat
@@ -161,7 +161,7 @@ def test_a_misspelt_word_is_answered_with_the_nearest(arguments, said):
         ["tail"],
         ["tail", "ftp://host/x"],
         ["tail", "localhost:8080/events/orders"],
-        ["tail", "ws://localhost:8080/ws"],
+        ["tail", "ws://localhost:8080/events/orders"],
         ["tail", "t", "--count", "0"],
         ["tail", "t", "--format", "xml"],
         ["tail", "t", "--header", "novalue"],

@@ -347,7 +347,12 @@ def test_every_reason_of_an_end_is_listed_with_the_modules_that_give_it():
 def titles() -> Iterator[str]:
     """Of all errors that a message over WebSocket may be answered with."""
     makes = ("RequestError", "BadMessageError")
-    beside = ("http/transport", "http/head", "http/hosts", "discovery/__init__")  # of HTTP alone
+    beside = (
+        "http/transport",
+        "http/head",
+        "http/proxy_headers",
+        "discovery/__init__",
+    )  # of HTTP alone
     beside += tuple(f"exchange/{name}" for name in ("dispatch", "fetch", "produce", "reply"))
     beside += ("streams/renewal", "streams/dictionary")
     apart = {ROOT / "gateway" / "web" / f"{name}.py" for name in beside}

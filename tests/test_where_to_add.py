@@ -22,7 +22,7 @@ from support.in_process_gateway import running_in_process_gateway
 from support.records import RecordToSend, produce_records
 
 from gateway.api.object_wire import ObjectWire
-from gateway.cli.sidecar_factory import create_sidecar
+from gateway.cli.sidecar import create_sidecar
 from gateway.config import (
     GUARD_KINDS,
     WITH_KINDS,
@@ -50,12 +50,17 @@ from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.access.grant import Grant
-from gateway.web.access.guard import AccessRequest, Guard, GuardContext
-from gateway.web.access.guard_errors import GuardErrors
-from gateway.web.access.kinds import GUARD_LOADERS
-from gateway.web.access.security_schemes import SecurityScheme, build_api_key
+from gateway.web.access.guard import (
+    AccessRequest,
+    Guard,
+    GuardContext,
+    GuardErrors,
+    SecurityScheme,
+    build_api_key,
+)
+from gateway.web.access.guards import GUARD_LOADERS
+from gateway.web.exchange.dispatch import EXCHANGES
 from gateway.web.exchange.exchange import Exchange
-from gateway.web.exchange.kinds import EXCHANGES
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes

@@ -18,7 +18,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from support.app_server import running_app
 from support.backend import running_backend
-from support.brokers import TEST_PROPERTIES, KafkaCluster
+from support.brokers import (
+    FAST_FAILOVER_PROPERTIES,
+    FAST_RETENTION_PROPERTIES,
+    TEST_PROPERTIES,
+    KafkaCluster,
+)
 from support.gateways import GatewayProcess, build_config
 from support.issuer import AUDIENCE, ISSUER_NAME, JwksApp, TokenIssuer
 from support.kafka_proxy import KafkaProxy
@@ -179,9 +184,7 @@ async def _start_kafka(
     kafka = FaultyKafka(
         has_small_disk=options.has_small_disk,
         clock=create_clock(folder / "broker-clock") if options.has_broker_clock else None,
-        properties=BROKER_PROPERTIES,
-        fast_failover=True,
-        fast_retention=True,
+        properties=BROKER_PROPERTIES | FAST_FAILOVER_PROPERTIES | FAST_RETENTION_PROPERTIES,
         advertised=proxy.get_advertised,
     )
     await stack.enter_async_context(kafka)

@@ -26,6 +26,7 @@ from gateway.formats.event import Payload
 from gateway.formats.exact_values import InvalidValue, describe_invalid
 from gateway.formats.projection import project_format
 from gateway.hub.wires.control_events import describe_entry
+from gateway.hub.wires.wire import Beginning
 
 from .events import Begin, End, Event, Fault, Gap, Headers, LazyToken, Position, Ready, Record
 
@@ -65,16 +66,12 @@ class ObjectWire:
         """
         return ObjectEncoder(self.fields)
 
-    def encode_begin(
-        self,
-        data: dict[str, Any],
-        token: bytes,
-        *,
-        position_refused: bool,
-        is_continuation: bool = False,
-    ) -> bytes:
+    def encode_begin(self, beginning: Beginning) -> bytes:
         """Return the first frame of a stream; see `Wire`."""
-        return _encode_control("begin", {**data, "token": token.decode()}) + _NO_TOKEN
+        return (
+            _encode_control("begin", {**beginning.data, "token": beginning.token.decode()})
+            + _NO_TOKEN
+        )
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
         """Return nothing; see `Wire`."""

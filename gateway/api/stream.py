@@ -25,6 +25,7 @@ from gateway.core.token.token_parser import parse_token
 from gateway.errors import GatewayError, StreamEnded
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
+from gateway.hub.fanout.pulled_bytes import PulledBytes
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
 
@@ -66,6 +67,7 @@ class Stream:
         self._options = ClientOptions(HEARTBEAT_INTERVAL_S)
         self._on_gap = on_gap or _log_gap
         self._client: Client | None = None
+        self._pulled: PulledBytes | None = None
         self._encoder: ObjectEncoder
         self._last_token: LazyToken | str = ""
         self._buffer: Iterator[Event] = iter(())
@@ -152,10 +154,10 @@ class Stream:
         try:
             if await self._open():
                 return
-            assert self._client is not None
+            assert self._client is not None and self._pulled is not None
             # While chunks are there, nothing below waits: other tasks must get their turn.
             await asyncio.sleep(0)
-            data = await self._client.pull().next_bytes()
+            data = await anext(self._pulled, None)
             if data is None and self._client.subscription.end_reason is EndReason.CHANGED:
                 self._prepare_to_go_on(self._client)
                 await self._open()
@@ -193,7 +195,8 @@ class Stream:
         assert isinstance(encoder, ObjectEncoder)
         self._encoder, self._is_open = encoder, True
         view_digest = self._client.subscription.channel.view_digest
-        events = encoder.decode_events(self._client.pull().begin(), "", view_digest)
+        events = encoder.decode_events(self._client.begin(), "", view_digest)
+        self._pulled = self._client.pull()
         if self._options.handover is not None:  # it has begun before
             events = [event for event in events if type(event) is not Begin]
         self._fill_buffer(events)
@@ -248,6 +251,8 @@ class Stream:
         if self._client is not None:
             self._client.end(EndReason.CLOSED)
             self._client.close()
+        if self._pulled is not None:
+            self._pulled.close()
 
 
 class EventIterator:

@@ -2,8 +2,8 @@
 
 The console script `gateway` calls `main`. Each command has a module, which parses the options and
 calls one function of a layer below. A command imports that layer when it runs, so that `--help` and
-completion are quick. The packages `dlq`, `doctor`, `init`, `pipeline`, `tail`, `migrate`
-and `cluster_check` hold what one command needs besides.
+completion are quick. The packages hold what one command needs besides; `cluster_check` is that of
+`gateway check --cluster`.
 
 Start reading with `commands`, then `run`.
 """
@@ -17,21 +17,17 @@ import typer
 from gateway.version import __version__
 
 from . import (
-    broker,
-    check,
-    config,
-    demo,
-    dlq,
+    admin,
+    configuration,
     doctor,
-    health,
     init,
+    local,
     migrate,
     pipeline,
     produce,
-    reload,
-    replay,
     run,
     sidecar,
+    sidecar_requests,
     tail,
     token,
     topics,
@@ -58,24 +54,24 @@ app = typer.Typer(
 
 for command, exit_codes in (
     (run.run, format_exit_codes()),
-    (reload.reload, format_exit_codes("not reloaded")),
+    (admin.reload, format_exit_codes("not reloaded")),
     (doctor.doctor, format_exit_codes("a cause was found, or no gateway answers")),
-    (health.health, format_exit_codes("it is not alive")),
-    (demo.demo, format_exit_codes(reads_config=False)),
+    (admin.health, format_exit_codes("it is not alive")),
+    (local.demo, format_exit_codes(reads_config=False)),
     (init.init, format_exit_codes("not written", reads_config=False)),
     (migrate.migrate, format_exit_codes("not written")),
-    (check.check, format_exit_codes("something fails with --cluster")),
-    (config.config, format_exit_codes()),
+    (configuration.check, format_exit_codes("something fails with --cluster")),
+    (configuration.config, format_exit_codes()),
     (produce.produce, format_exit_codes("a record was not acknowledged")),
     (tail.tail, format_exit_codes("failure or, with --strict, a gap")),
     (topics.topics, format_exit_codes()),
-    (broker.broker, format_exit_codes(reads_config=False)),
+    (local.broker, format_exit_codes(reads_config=False)),
     (sidecar.sidecar, format_exit_codes()),
 ):
     app.command(epilog=exit_codes)(command)
-app.add_typer(dlq.dlq, name="dlq")
+app.add_typer(sidecar_requests.dlq, name="dlq")
 app.add_typer(pipeline.pipeline, name="pipeline")
-app.add_typer(replay.replay, name="replay")
+app.add_typer(sidecar_requests.replay, name="replay")
 app.add_typer(token.token, name="token")
 
 

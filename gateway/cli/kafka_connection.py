@@ -1,23 +1,26 @@
-"""Connect to a Kafka for one command, which ends with an error if no broker answers."""
+"""Find and connect to the Kafka of a command, which ends with an error if no broker answers."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import typer
 
-from gateway.errors import BrokerUnavailable, KafkaError
+from gateway.errors import BrokerUnavailable, ConfigError, GatewayError, KafkaError
+
+from .options import find_config_file, is_given, split_list
 
 if TYPE_CHECKING:
     from gateway.config import Kafka
     from gateway.kafka.client.cluster import Cluster
-    from gateway.kafka.client.failures import OptionNames
-
-    from .options import KafkaSource
+    from gateway.kafka.client.outages import OptionNames
 
 CONNECT_TIMEOUT_S = 15.0  # seconds until a broker must have answered
 
@@ -33,16 +36,76 @@ def require_topic_name(name: str) -> str:
         raise typer.BadParameter(exc.errors()[0]["msg"], param_hint="TOPIC") from None
 
 
+@dataclass(frozen=True)
+class KafkaSource:
+    """The origin of a command's Kafka settings; `servers` override those of the file."""
+
+    file: Path | None
+    servers: Sequence[str] | None
+
+    @classmethod
+    def find(cls, ctx: typer.Context, servers: str, config: Path | None) -> Self:
+        """Return the source by the command line, the environment or a configuration, in this order.
+
+        --servers alone needs no configuration. The variable of the servers overrides the servers of
+        a configuration, and leaves its TLS and SASL as they are.
+        """
+        given = split_list(servers)
+        if config is None and is_given(ctx, "servers"):
+            return cls(None, given)
+        file = find_config_file(config)
+        is_overridden = file is None or is_given(ctx, "servers", in_environment=True)
+        return cls(file, given if is_overridden else None)
+
+    def load(self, topics: Sequence[str], name: str) -> Kafka:
+        """Return the settings of the cluster of these topics, for a command with this name."""
+        if self.file is None:
+            return build_kafka(self.servers or (), name)
+        kafka = load_kafka(self.file, topics, has_servers=self.servers is not None)
+        if self.servers is None:
+            return kafka
+        return kafka.model_copy(update={"servers": build_kafka(self.servers, name).servers})
+
+
+def build_kafka(servers: Sequence[str], name: str) -> Kafka:
+    """Return the settings of a cluster without TLS and SASL, for a command with this name."""
+    from gateway.config import loads
+
+    try:
+        settings = loads(json.dumps({"name": name, "kafka": {"servers": list(servers)}}))
+    except ConfigError as exc:
+        reason = exc.problems[0].split(": ", 1)[-1]
+        raise GatewayError(f"--servers {','.join(servers)}: {reason}") from None
+    return settings.clusters[""]
+
+
+def load_kafka(file: Path, topics: Sequence[str], *, has_servers: bool = False) -> Kafka:
+    """Return the settings of the cluster that lists these topics, or of the only cluster.
+
+    Args:
+        has_servers: The caller has other servers than the file's, which may then be embedded.
+    """
+    from gateway.config import load
+
+    settings = load(file)
+    names = settings.find_cluster_names(topics)
+    if len(names) != 1 and not topics:
+        names_of_file = ", ".join(settings.clusters)
+        raise GatewayError(f"{file} has several clusters: {names_of_file}; give --servers")
+    if len(names) != 1:
+        which = " and ".join(names) if names else f"none of {', '.join(settings.clusters)}"
+        raise GatewayError(f"{', '.join(topics)}: {which} of {file} lists it; give --servers")
+    kafka = settings.clusters[names[0]]
+    if kafka.servers == "embedded" and not has_servers:
+        raise GatewayError(f"the Kafka of {file} is embedded in the gateway; give --servers")
+    return kafka
+
+
 @asynccontextmanager
 async def open_cluster(
     kafka: Kafka, name: str = "", names: OptionNames | None = None
 ) -> AsyncIterator[Cluster]:
-    """Connect to a cluster, of which a broker must answer, and close it after the block.
-
-    Args:
-        kafka: Its settings; its servers must not be embedded.
-        names: The names of its options in messages; None for those of its section.
-    """
+    """Connect to a cluster, which must not be embedded; `names` are its options in messages."""
     from gateway.kafka.client.cluster import Cluster, ClusterSettings
 
     # Failures are reported once, as errors.
@@ -64,7 +127,6 @@ async def open_cluster(
 async def open_source(
     source: KafkaSource, topics: Sequence[str], command: str
 ) -> AsyncIterator[Cluster]:
-    """Connect to the cluster of a command's options, and name these in messages."""
     async with open_cluster(
         source.load(topics, command), names=name_options(source, topics)
     ) as cluster:
@@ -73,7 +135,7 @@ async def open_source(
 
 def name_options(source: KafkaSource, topics: Sequence[str]) -> OptionNames:
     """Return the names of options for messages on the cluster that `KafkaSource.load` returns."""
-    from gateway.kafka.client.failures import OptionNames
+    from gateway.kafka.client.outages import OptionNames
 
     servers = "" if source.servers is None else "--servers"
     if source.file is None:

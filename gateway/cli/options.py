@@ -1,22 +1,25 @@
-"""Define options that several commands share, and read the settings that they name."""
+"""Define options that several commands share, and complete names of the configuration in a shell.
+
+A shell runs the completion at each press of the Tab key, so that only parses the file as YAML,
+without the checks of a configuration: it is quick, and works if the configuration is wrong
+elsewhere. A file that is not YAML completes nothing. No broker is asked.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.errors import ConfigError, GatewayError
 from gateway.telemetry.logs import COMPONENTS
 
 if TYPE_CHECKING:
-    from gateway.config import Kafka
+    pass
 
 
 CONFIG_HELP = "The configuration, in YAML."
@@ -132,75 +135,6 @@ KafkaConfigOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class KafkaSource:
-    """The origin of a command's Kafka settings; `servers` override those of the file."""
-
-    file: Path | None
-    servers: Sequence[str] | None
-
-    @classmethod
-    def find(cls, ctx: typer.Context, servers: str, config: Path | None) -> Self:
-        """Return the source by the command line, the environment or a configuration, in this order.
-
-        --servers alone needs no configuration. The variable of the servers overrides the servers of
-        a configuration, and leaves its TLS and SASL as they are.
-        """
-        given = split_list(servers)
-        if config is None and is_given(ctx, "servers"):
-            return cls(None, given)
-        file = find_config_file(config)
-        is_overridden = file is None or is_given(ctx, "servers", in_environment=True)
-        return cls(file, given if is_overridden else None)
-
-    def load(self, topics: Sequence[str], name: str) -> Kafka:
-        """Return the settings of the cluster of these topics.
-
-        Args:
-            name: The name of the command, for the client id if there is no file.
-        """
-        if self.file is None:
-            return build_kafka(self.servers or (), name)
-        kafka = load_kafka(self.file, topics, has_servers=self.servers is not None)
-        if self.servers is None:
-            return kafka
-        return kafka.model_copy(update={"servers": build_kafka(self.servers, name).servers})
-
-
-def build_kafka(servers: Sequence[str], name: str) -> Kafka:
-    """Return the settings of a cluster without TLS and SASL, for a command with this name."""
-    from gateway.config import loads
-
-    try:
-        settings = loads(json.dumps({"name": name, "kafka": {"servers": list(servers)}}))
-    except ConfigError as exc:
-        reason = exc.problems[0].split(": ", 1)[-1]
-        raise GatewayError(f"--servers {','.join(servers)}: {reason}") from None
-    return settings.clusters[""]
-
-
-def load_kafka(file: Path, topics: Sequence[str], *, has_servers: bool = False) -> Kafka:
-    """Return the settings of the cluster that lists these topics, or of the only cluster.
-
-    Args:
-        has_servers: The caller has other servers than the file's, which may then be embedded.
-    """
-    from gateway.config import load
-
-    settings = load(file)
-    names = settings.find_cluster_names(topics)
-    if len(names) != 1 and not topics:
-        names_of_file = ", ".join(settings.clusters)
-        raise GatewayError(f"{file} has several clusters: {names_of_file}; give --servers")
-    if len(names) != 1:
-        which = " and ".join(names) if names else f"none of {', '.join(settings.clusters)}"
-        raise GatewayError(f"{', '.join(topics)}: {which} of {file} lists it; give --servers")
-    kafka = settings.clusters[names[0]]
-    if kafka.servers == "embedded" and not has_servers:
-        raise GatewayError(f"the Kafka of {file} is embedded in the gateway; give --servers")
-    return kafka
-
-
 def split_list(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
 
@@ -209,8 +143,6 @@ LOG_FORMAT_VARIABLE = "GATEWAY_LOG_FORMAT"
 
 
 class LogFormat(StrEnum):
-    """The values of `telemetry.logs.format`."""
-
     CONSOLE = "console"
     JSON = "json"
 
@@ -271,3 +203,80 @@ DebugOption = Annotated[
         help=f"Log in detail what a component does; repeatable. One of {', '.join(COMPONENTS)}.",
     ),
 ]
+
+
+def read_configuration(ctx: typer.Context) -> dict[str, Any]:
+    """Return the configuration of a command line as plain values; an empty one if there is none.
+
+    The file is that of `-c`, before or behind the cursor; without it, the default one.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    parsed = ctx.params["config"] if is_given(ctx, "config") else None
+    file = _find_config_option(_read_command_line()) or parsed or _find_default()
+    try:
+        document: Any = YAML(typ="safe").load(Path(file).read_text())
+    except (OSError, ValueError, YAMLError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
+    kafka = read_configuration(ctx).get("kafka")
+    clusters = [kafka, *kafka.values()] if isinstance(kafka, dict) else []
+    names = {name for cluster in clusters for name in _iter_topic_names(cluster)}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_guard(ctx: typer.Context, incomplete: str) -> list[str]:
+    guards = read_configuration(ctx).get("guards")
+    names = guards if isinstance(guards, dict) else ()
+    return [name for name in names if isinstance(name, str) and name.startswith(incomplete)]
+
+
+def _iter_topic_names(cluster: Any) -> Iterator[str]:
+    topics = cluster.get("topics") if isinstance(cluster, dict) else None
+    for topic in topics if isinstance(topics, list) else ():
+        name = topic.get("name") if isinstance(topic, dict) else topic
+        if isinstance(name, str):
+            yield name
+
+
+def _read_command_line() -> list[str]:
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    try:
+        return shlex.split(line)
+    except ValueError:  # a quote is not closed yet
+        return line.split()
+
+
+def _find_config_option(words: Sequence[str]) -> str | None:
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word in ("-c", "--config"):
+            return following
+        if word.startswith("--config="):
+            return word.removeprefix("--config=")
+    return None
+
+
+def _find_default() -> Path:
+    named = os.environ.get(CONFIG_VARIABLE)
+    return Path(named) if named else DEFAULT_CONFIG_FILE
+
+
+def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
+    names = _iter_job_names(read_configuration(ctx))
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_job_or_all(ctx: typer.Context, incomplete: str) -> list[str]:
+    return [*complete_job(ctx, incomplete), *(["all"] if "all".startswith(incomplete) else [])]
+
+
+def _iter_job_names(document: dict[str, Any]) -> Iterator[str]:
+    section = document.get("pipelines")
+    jobs = section.get("jobs") if isinstance(section, dict) else None
+    for job in jobs if isinstance(jobs, list) else ():
+        if isinstance(job, dict) and isinstance(job.get("name"), str):
+            yield job["name"]

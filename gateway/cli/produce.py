@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -15,9 +15,9 @@ import typer
 from gateway.errors import BrokerUnavailable
 
 from .commands import EXIT_INTERRUPTED
-from .completion import complete_topic
-from .kafka_connection import find_connection_error, name_options, require_topic_name
-from .options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
+from .kafka_connection import KafkaSource, find_connection_error, name_options, require_topic_name
+from .options import DEFAULT_SERVERS, KafkaConfigOption, ServersOption, complete_topic
+from .output import show_progress
 
 if TYPE_CHECKING:
     from gateway.kafka.produce.line_producer import ProduceProgress
@@ -99,7 +99,12 @@ def produce(
         logging.NullHandler()
     )  # failures are reported once, below
     kafka = KafkaSource.find(ctx, servers, config)
-    with _open_input(file) as source, _show_progress(file) as progress:
+    total = file.stat().st_size if file else None
+
+    def update(state: ProduceProgress) -> None:
+        show(state.bytes_read, total, f"{state.lines:,} lines")
+
+    with _open_input(file) as source, show_progress() as show:
         try:
             result = produce_lines(
                 topic,
@@ -107,7 +112,7 @@ def produce(
                 lines=LineFormat(key=key, separator=separator, null_empty=null_empty),
                 headers=[_parse_header(each) for each in headers or ()],
                 partition=partition,
-                progress=progress,
+                progress=update,
                 **_build_connection_options(kafka, topic),
             )
         except BrokerUnavailable as exc:
@@ -143,20 +148,6 @@ def _open_input(file: Path | None) -> Iterator[BinaryIO]:
         return
     with file.open("rb", buffering=0) as source:
         yield source
-
-
-@contextmanager
-def _show_progress(file: Path | None) -> Iterator[Callable[[ProduceProgress], None] | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TextColumn("{task.fields[lines]:,} lines"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=file.stat().st_size if file else None, lines=0)
-        yield lambda state: bar.update(task, completed=state.bytes_read, lines=state.lines)
 
 
 def _print_summary(topic: str, result: ProduceProgress) -> None:

@@ -14,8 +14,6 @@ import typer
 from gateway.errors import ConfigError
 from gateway.telemetry.logs import announce
 
-from .completion import complete_topic
-from .files import remove_file, replace_file
 from .options import (
     CONFIG_HELP,
     DEFAULT_CONFIG_FILE,
@@ -31,10 +29,12 @@ from .options import (
     ServersOption,
     begin_log,
     build_config_option,
+    complete_topic,
     find_config_file,
     is_given,
 )
-from .quick_start import QuickStart
+from .output import remove_file, replace_file
+from .starter_config import QuickStart
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -162,7 +162,7 @@ def _serve(
 ) -> None:
     from gateway.web.app.server import serve
 
-    from . import sidecar_factory
+    from .sidecar import create_sidecar
 
     with _write_pid_file(pid_file):
         settings = load_settings()
@@ -175,7 +175,7 @@ def _serve(
             settings,
             debug=set(debug or ()),
             load=load_settings,
-            co_hosted_app_factory=sidecar_factory.create_sidecar,
+            co_hosted_app_factory=create_sidecar,
         )
     if status:
         raise typer.Exit(status)

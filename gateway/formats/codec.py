@@ -27,7 +27,7 @@ from gateway.core.log.record import Record
 from gateway.errors import ExtraMissing, FormatError
 from gateway.extras import require_extra
 from gateway.telemetry.logs import create_detached_task
-from gateway.telemetry.threads import run_in_thread
+from gateway.telemetry.process import run_in_thread
 
 from .budget import COMPILED_FACTOR
 from .plain import PLAIN_CODECS

@@ -17,8 +17,7 @@ from gateway.config.source.substitution import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, UnknownTopic
 from gateway.formats.codec import Codecs
-from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.existing_topics import get_existing_topic, require_reachable
+from gateway.kafka.client.cluster import Cluster, get_existing_topic, require_reachable
 from gateway.kafka.produce.producer import Producer
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GroupInUse, UnknownGroup
-from gateway.kafka.admin import groups as group_admin
+from gateway.kafka import admin as group_admin
 from gateway.kafka.client.offsets import EARLIEST, LATEST, READ_UNCOMMITTED, OffsetAndTimestamp
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response

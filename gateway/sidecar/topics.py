@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, UnknownTopic
-from gateway.kafka.admin.topics import create_topic
-from gateway.kafka.client.existing_topics import get_known_topic
+from gateway.kafka.admin import create_topic
+from gateway.kafka.client.cluster import get_known_topic
 from gateway.kafka.client.offsets import LATEST, READ_UNCOMMITTED, OffsetAndTimestamp
 from gateway.kafka.produce.pending_records import compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata

@@ -42,7 +42,7 @@ from opentelemetry.util.types import AttributeValue
 from . import traceparent
 from .logs import log_context
 from .otlp import EXPORT_TIMEOUT_S, build_endpoint
-from .threads import run_in_thread
+from .process import run_in_thread
 from .traceparent import Traceparent
 
 MAX_QUEUED_SPANS = 4096  # further spans are dropped, which OpenTelemetry logs

@@ -12,6 +12,7 @@ from gateway.core.client.terms import EndReason
 from gateway.core.log import record as core
 from gateway.core.log.record import GapReason, TopicPartition
 from gateway.core.token.resume_token import seal_token
+from gateway.hub.wires.wire import Beginning
 
 VIEW = b"view-"
 TP = TopicPartition("orders", 3)
@@ -85,9 +86,7 @@ def test_begin_and_end_carry_their_tokens():
         "resume": "exact",
         "view": "changed",
     }
-    (begin,) = encoder.decode_events(
-        wire.encode_begin(data, b"TOKEN", position_refused=False), "", VIEW
-    )
+    (begin,) = encoder.decode_events(wire.encode_begin(Beginning(data, b"TOKEN")), "", VIEW)
     assert begin == Begin(("orders",), {"orders": 4}, (("orders", 3),), "exact", True, "TOKEN")
     (end,) = encoder.decode_events(wire.encode_end(EndReason.UNTIL, b"TOKEN"), "", VIEW)
     assert end == End("until", "TOKEN")

@@ -1,25 +1,22 @@
-"""`gateway dlq` against a real broker: what is shown, what is retried, what is dropped."""
+"""`gateway dlq` asks a sidecar that runs: what is shown, what is retried, what is dropped."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import Producer
-from ruamel.yaml import YAML
 from support.backend import running_backend
 from support.brokers import KafkaCluster
+from support.commands import run_command
 from support.dead_letters import read_committed, write_dead_letters
-from support.fork_server import ForkedCommand, run_forked
-from support.gateways import build_config
-from support.waiting import wait_until
+from support.fork_server import run_forked
+from support.sidecars import running_sidecar, wait_until_ready
 
 pytestmark = pytest.mark.needs("process")
 
@@ -43,142 +40,87 @@ def topic(kafka: KafkaCluster) -> str:
     return name
 
 
-@pytest.fixture
-def config(kafka: KafkaCluster, topic: str, tmp_path: Path) -> Callable[..., str]:
-    def made(backend: str = "http://127.0.0.1:1") -> str:
-        group = {
-            "group": "billing",
-            "topics": [topic],
-            "backend": {"host": backend},
-            "valueFormat": "json",
-        }
-        sidecar = {"deadLetter": {}, "reactive": {"groups": group}}
-        file = tmp_path / "gateway.yaml"
-        with file.open("w") as out:
-            YAML().dump(build_config(kafka.bootstrap_servers, [], [], sidecar=sidecar), out)
-        return str(file)
+@asynccontextmanager
+async def sidecar(
+    kafka: KafkaCluster, topic: str, backend: str = "http://127.0.0.1:1", **group: Any
+) -> AsyncIterator[str]:
+    """Its address. Its one group is `billing`."""
+    section = {
+        "group": "billing",
+        "topics": [topic],
+        "backend": {"host": backend},
+        "valueFormat": "json",
+        **group,
+    }
+    async with running_sidecar(
+        kafka.bootstrap_servers, deadLetter={}, reactive={"groups": section}
+    ) as http:
+        await wait_until_ready(http)
+        yield str(http.base_url)
 
-    return made
 
-
-async def test_what_there_is_is_listed_by_group_and_shown_with_its_reason(kafka, topic, config):
-    file = config()
+async def test_those_of_a_group_are_shown_with_their_reason(kafka, topic):
     write_dead_letters(kafka, topic, [1, 2, 3], "billing")
     write_dead_letters(kafka, topic, [9], "shipping")
-
-    listed = await dlq("list", "-c", file, "--json")
-
-    assert listed.code == 0, listed.err
-    counts = {each["group"]: each for each in map(json.loads, listed.out.splitlines())
-              if each["topic"] == f"{topic}.dlq"}  # fmt: skip
-    assert counts.keys() == {"billing", "shipping"}, listed.out + listed.err
-    assert counts["billing"]["waiting"] == counts["billing"]["total"] == 3
-    assert counts["billing"]["reason"] == "Boom"
-    assert counts["shipping"]["waiting"] == 1
-    table = await dlq("list", "-c", file, "--group", "billing")
-    assert re.search(rf"{topic}\.dlq +billing +3 +3 +\d+ s +Boom", table.out), table.out
-    several = await dlq("show", topic, "-c", file)
-    assert (several.code, "billing, shipping; give --group" in several.err) == (1, True)
-    shown = await dlq("show", topic, "-c", file, "-g", "billing")
-    assert f"from {topic}-1@1" in shown.out
-    assert '{"n": 1}' in shown.out and "| Boom" in shown.out
-    lines = (await dlq("show", topic, "-c", file, "-g", "billing", "--json", "-n", "2")).out
-    assert [json.loads(each)["group"] for each in lines.splitlines()] == ["billing"] * 2
+    async with sidecar(kafka, topic) as url:
+        shown = await dlq("show", topic, "--url", url)
+        listed = await dlq("show", topic, "--json", "-n", "2", "--url", url)
+        others = await dlq("show", topic, "-g", "shipping", "--json", "--url", url)
+        nothing = await dlq("show", "nothing-at-all", "--url", url)
+    assert shown.code == 0, shown.err
+    assert f"from {topic}-1@1  group billing" in shown.out
+    assert '{"n": 1}' in shown.out and "| Boom" in shown.out and "h: " in shown.out
+    assert [each["group"] for each in json.loads(listed.out)] == ["billing"] * 2
+    assert [each["offset"] for each in json.loads(others.out)] == [9]
+    assert nothing.code == 1 and nothing.err.startswith("gateway: ")
 
 
-async def test_each_goes_back_to_its_topic_once_also_when_it_is_killed_amid_it(
-    kafka, topic, config, tmp_path
-):
-    file, count = config(), 4000
-    write_dead_letters(kafka, topic, range(count), "billing")
-    command = ForkedCommand(
-        ["dlq", "retry", topic, "-c", file, "--to", "topic"], os.environ, tmp_path / "log"
-    )
-    await wait_until(lambda: command.poll() is not None or read_committed(kafka, topic, 2))
-    command.kill()
-    command.wait()
-
-    told = await dlq("retry", topic, "-c", file, "--to", "topic")
-
-    assert told.code == 0, told.err
-    copies = read_committed(kafka, topic, 2)
-    times = Counter(json.loads(each.value())["n"] for each in copies)
-    assert len(times) == count
-    assert set(times.values()) == {1}
-    for each in copies[:50]:
-        number = json.loads(each.value())["n"]
-        assert (each.partition(), each.key()) == (number % 2, f"k{number}".encode())
-        assert each.headers() == [("h", b"1"), ("h", None), ("X-Dead-Letter-Retries", b"1")]
-    again = await dlq("retry", topic, "-c", file, "--to", "topic", "-g", "billing")
-    assert (again.code, "no dead letters wait" in again.out) == (0, True)
-
-
-async def test_one_that_its_topic_does_not_take_holds_up_no_other(kafka, topic, config):
-    """All of the batch were refused, each time that they were retried."""
-    kafka.create_topic(f"{topic}.small", configs={"max.message.bytes": "5000"})
-    kafka.create_topic(f"{topic}.small.dlq")
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-    producer.produce(f"{topic}.small.dlq", os.urandom(6000))
-    producer.produce(f"{topic}.small.dlq", b"small")
-    assert producer.flush(60) == 0
-
-    arguments = (f"{topic}.small", "-c", config(), "-g", "billing", "--to", "topic")
-    told = await dlq("retry", *arguments)
-
-    assert told.code == 1
-    assert f"{topic}.small.dlq-0 offset 0 is not copied: too large for the topic" in told.err
-    assert "1 copied, 1 parked" in told.out
-    assert [each.value() for each in read_committed(kafka, f"{topic}.small")] == [b"small"]
-
-
-async def test_the_back_end_gets_each_once_and_what_fails_again_is_told(kafka, topic, config):
+async def test_the_back_end_gets_each_once_and_what_fails_again_is_told(kafka, topic):
     write_dead_letters(kafka, topic, range(1, 31), "billing")
-    async with running_backend() as backend:
-        file = config(backend.base_url)
+    async with (
+        running_backend() as backend,
+        sidecar(kafka, topic, backend.base_url) as url,
+    ):
         backend.set_orders(fail=10)
-        first = await dlq("retry", topic, "-c", file, "--limit", "5")
-        second = await dlq("retry", topic, "-c", file)
+        first = await dlq("retry", topic, "--url", url)
         backend.set_orders()
-        third = await dlq("retry", topic, "-c", file)
+        second = await dlq("retry", f"{topic}.dlq", "--group", "billing", "--url", url)
+        third = await dlq("retry", topic, "--url", url)
         numbers = Counter(each["value"]["n"] for call in backend.calls for each in call["records"])
         backend.set_orders(say=503)
         write_dead_letters(kafka, topic, [77], "billing")
-        away = await dlq("retry", topic, "-c", file)
-    outcomes = [Counter(dict(_counts(each.out))) for each in (first, second)]
-    # of partition 0, the first, the limit lets 2, 4, 6, 8 and 10 through
-    assert outcomes == [{"processed": 4, "returned": 1}, {"processed": 23, "returned": 3}]
-    assert (second.code, third.code, away.code) == (1, 0, 1)
+        away = await dlq("retry", topic, "--url", url)
+    assert f"{topic}.dlq: 27 processed, 3 returned" in first.out
+    assert f"{topic}.dlq: 3 processed" in second.out
+    assert "no dead letters wait" in third.out
+    assert [each.code for each in (first, second, third, away)] == [1, 0, 0, 1]
     assert "the back end is away" in away.err
-    assert numbers == Counter(range(1, 31)) + Counter({10: 2, 20: 1, 30: 1})
+    assert numbers == Counter(range(1, 31)) + Counter({10: 1, 20: 1, 30: 1})
 
 
-def _counts(out: str) -> list[tuple[str, int]]:
-    return [(name, int(count)) for count, name in re.findall(r"(\d+) (processed|returned)", out)]
+async def test_batches_are_sent_until_none_waits_that_was_not_tried(kafka, topic):
+    write_dead_letters(kafka, topic, range(1, 31), "billing")
+    async with (
+        running_backend() as backend,
+        sidecar(kafka, topic, backend.base_url, maxPollRecords=10) as url,
+    ):
+        backend.set_orders(fail=10)
+        told = await dlq("retry", topic, "--last", "--url", url)
+    assert (told.code, told.out) == (1, f"{topic}.dlq: 3 parked, 27 processed\n"), told.err
 
 
-async def test_what_is_dropped_is_passed_over_and_only_purged_records_are_gone(
-    kafka, topic, config
-):
-    file = config()
+async def test_what_is_dropped_is_passed_over_and_its_records_stay(kafka, topic):
     write_dead_letters(kafka, topic, [1, 2], "billing")
-    refused = await dlq("drop", topic, "-c", file)
+    async with sidecar(kafka, topic) as url:
+        refused = await dlq("drop", topic, "--url", url)
+        dropped = await dlq("drop", topic, "--yes", "--url", url)
+        shown = await dlq("show", topic, "--url", url)
     assert refused.code == 1
-    dropped = await dlq("drop", topic, "-c", file, "--yes")
-    assert (dropped.code, "2 dropped" in dropped.out) == (0, True)
-    assert "no dead letters" in (await dlq("show", topic, "-c", file, "-g", "billing")).out
-    everything = await dlq("show", topic, "-c", file, "-g", "billing", "--all", "--json")
-    assert len(everything.out.splitlines()) == 2
+    assert (dropped.code, f"{topic}: 2 dead letters of billing dropped" in dropped.out) == (0, True)
+    assert re.fullmatch(f"{topic}: no dead letters of billing wait\n", shown.out)
     assert len(read_committed(kafka, f"{topic}.dlq", 2)) == 2
 
-    purged = await dlq("drop", topic, "-c", file, "--yes", "--purge", "-g", "billing")
 
-    assert purged.code == 0, purged.err
-    assert read_committed(kafka, f"{topic}.dlq", 2) == []
-
-
-async def test_a_topic_without_dead_letters_is_said_so_and_a_slip_of_usage_too(config):
-    file = config()
-    unknown = await dlq("show", "nothing-at-all", "-c", file)
-    assert (unknown.code, "no dead letters" in unknown.err) == (1, True)
-    usage = await dlq("retry", "orders", "-c", file, "--to", "topic", "--last")
-    assert usage.code == 2
+async def test_a_sidecar_that_is_not_there_is_said():
+    result = await run_command("dlq", "show", "orders", "--url", "http://127.0.0.1:1")
+    assert (result.exit_code, "no sidecar answers" in result.stderr) == (1, True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.files import remove_file, replace_file
+from gateway.cli.output import remove_file, replace_file
 from gateway.errors import GatewayError
 
 

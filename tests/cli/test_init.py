@@ -18,7 +18,7 @@ from support.waiting import wait_until
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
-from gateway.cli.init.starter_config import GuardPreset, SecurityPreset, StarterConfig
+from gateway.cli.starter_config import GuardPreset, SecurityPreset, StarterConfig
 from gateway.config import Jwt, Settings, loads
 from gateway.kafka.embedded import EmbeddedKafka
 

@@ -13,8 +13,7 @@ from support.certificates import CertificateAuthority
 from support.commands import run_command
 from support.fork_server import run_forked
 
-from gateway.cli.kafka_connection import find_connection_error
-from gateway.cli.options import KafkaSource
+from gateway.cli.kafka_connection import KafkaSource, find_connection_error
 
 
 async def answer_as_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,7 +10,7 @@ from support.brokers import embedded_kafka
 from support.commands import run_command
 from support.records import RecordToSend, produce_records
 
-from gateway.cli.topics.sample import show_bytes
+from gateway.cli.topics.topic_report import show_bytes
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "stock": 1, "__own": 1}, scope="function")

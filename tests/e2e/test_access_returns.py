@@ -20,10 +20,10 @@ from support.brokers import running_kafka
 from support.clients.raw import RawClient
 from support.gateways import GatewayProcess, build_config, running_gateway_process
 from support.oracle import StreamOracle
-from support.secure_kafka import grant_access, revoke_access
+from support.secure_kafka import BrokerSecurity, grant_access, revoke_access
 from support.waiting import wait_until
 
-from gateway.kafka.local import BrokerSecurity, LocalKafka
+from gateway.kafka.local import LocalKafka
 
 pytestmark = [pytest.mark.needs("kafka"), pytest.mark.night]
 
@@ -44,7 +44,7 @@ Step = Callable[[LocalKafka], None]
 def kafka() -> Iterator[LocalKafka]:
     security = BrokerSecurity(users={"carol": "right"}, mechanisms=("SCRAM-SHA-256",), acl=True)
     properties = {"connections.max.reauth.ms": "2000"}
-    with running_kafka(LocalKafka(properties=properties, security=security)) as kafka:
+    with running_kafka(security.create_kafka(properties=properties)) as kafka:
         admin = KafkaAdmin(kafka.bootstrap)
         admin.create_topic("orders", PARTITIONS)
         grant_access(admin, PRINCIPAL, "orders", AclOperation.READ, AclOperation.DESCRIBE)

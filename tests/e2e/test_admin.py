@@ -567,7 +567,7 @@ async def test_the_command_says_what_came_of_it(kafka: EmbeddedKafka):
         async def reload(url: str, token: str) -> tuple[int, str]:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gateway", "reload", "-c", str(gateway.config_path)),
-                *("--admin", url),
+                url,
                 env={**os.environ, "GATEWAY_ADMIN_TOKEN": token},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,

@@ -17,16 +17,16 @@ from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AclOperation
 from support import secure_kafka
 from support.admin import KafkaAdmin
-from support.brokers import TEST_PROPERTIES, KafkaCluster, running_kafka
+from support.brokers import FAST_FAILOVER_PROPERTIES, TEST_PROPERTIES, KafkaCluster, running_kafka
 from support.continuous_writer import ContinuousWriter, TimedClient
 from support.gateways import build_config, create_http_client, running_gateway_process
 from support.kafka_proxy import ApiKey, ErrorInjection, KafkaProxy
 from support.oracle import StreamOracle
+from support.secure_kafka import BrokerSecurity
 from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import CAUSE_BY_ERROR_CODE, RECOVERY_RULES, RecoveryAction
-from gateway.kafka.local import BrokerSecurity, LocalKafka
 
 pytestmark = pytest.mark.needs("kafka")
 
@@ -43,7 +43,7 @@ SLOW = {
 def module_broker() -> Iterator[KafkaCluster]:
     """On its plain listener one may do anything, on SASL carol may do what ACLs allow."""
     security = BrokerSecurity(users={"carol": "pw"}, mechanisms=("PLAIN",), acl=True)
-    kafka = LocalKafka(security=security, properties=TEST_PROPERTIES, fast_failover=True)
+    kafka = security.create_kafka(properties=TEST_PROPERTIES | FAST_FAILOVER_PROPERTIES)
     with running_kafka(kafka):
         yield KafkaCluster(kafka.bootstrap, kafka)
 

@@ -23,11 +23,11 @@ from support.admin import KafkaAdmin
 from support.brokers import running_kafka
 from support.certificates import CertificateAuthority
 from support.gateways import GatewayProcess, build_config, running_gateway_process
-from support.secure_kafka import PASSWORDS_BY_USER, grant_access
+from support.secure_kafka import PASSWORDS_BY_USER, BrokerSecurity, grant_access
 from support.waiting import wait_until
 from support.workers import running_workers
 
-from gateway.kafka.local import BrokerSecurity, LocalKafka
+from gateway.kafka.local import LocalKafka
 
 pytestmark = pytest.mark.needs("kafka")
 
@@ -75,7 +75,7 @@ def guarded(known: CertificateAuthority) -> Iterator[LocalKafka]:
         client_auth="required",
         acl=True,
     )
-    with running_kafka(LocalKafka(security=security)) as kafka:
+    with running_kafka(security.create_kafka()) as kafka:
         admin = KafkaAdmin(kafka.bootstrap)
         admin.create_topic(TOPIC, 3)
         grant_access(admin, "User:carol", TOPIC, AclOperation.DESCRIBE)

@@ -501,7 +501,7 @@ async def test_a_dry_run_says_what_a_reload_then_does_and_changes_nothing(
                 "/gone": ("removed", {"ended (route-removed)": 1}),
             }
             command = [*GATEWAY, "reload", "-c", str(gateway.config_path), "--dry-run"]
-            command += ["--admin", str(http.base_url)]
+            command += [str(http.base_url)]
             printed = await asyncio.to_thread(
                 subprocess.run, command, capture_output=True, text=True, timeout=120, check=False
             )

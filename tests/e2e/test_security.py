@@ -36,12 +36,17 @@ from support.gateways import (
 from support.grouped import SINGLE_NAMES
 from support.kafka_proxy import KafkaProxy
 from support.oracle import StreamOracle
-from support.secure_kafka import PASSWORDS_BY_USER, build_unsecured_jwt, grant_access
+from support.secure_kafka import (
+    PASSWORDS_BY_USER,
+    BrokerSecurity,
+    build_unsecured_jwt,
+    grant_access,
+)
 from support.tasks import running_task
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.local import BrokerSecurity, LocalKafka
+from gateway.kafka.local import LocalKafka
 
 TOPIC = "guarded"
 SESSION_SECONDS = float(os.environ.get("GATEWAY_SESSION_SECONDS", "5"))
@@ -132,7 +137,7 @@ async def test_sessions_that_end_cost_nobody_an_answer(mechanism: str):
         token = {"tokenUrl": f"{issuer}/token", "clientId": "gateway", "clientSecret": "s3cret"}
         password = {"username": "carol", "password": "pw"}
         sasl = {"mechanism": mechanism, **(token if mechanism == "oauthbearer" else password)}
-        local = LocalKafka(properties=properties, security=security)
+        local = security.create_kafka(properties=properties)
         await _outlive_sessions(
             local, sasl, lambda: len(issued) >= SESSION_COUNT or mechanism == "plain"
         )
@@ -180,7 +185,7 @@ async def test_a_password_is_rotated_without_a_reconnect_of_clients(tmp_path: Pa
     file = tmp_path / "password"
     file.write_text("first")
     sasl = {"mechanism": "scram-sha-512", "username": "eve", "password": f"${{file:{file}}}"}
-    with running_kafka(LocalKafka(properties=properties, security=security)) as kafka:
+    with running_kafka(security.create_kafka(properties=properties)) as kafka:
         admin = KafkaAdmin(kafka.bootstrap)
         admin.create_topic(TOPIC, 3)
         admin.set_password("eve", "first")

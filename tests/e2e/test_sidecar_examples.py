@@ -103,7 +103,6 @@ async def test_a_back_end_gets_its_orders_and_says_which_it_cannot_process(
             assert letter["value"]["order"] == "B-1" and "B-1 costs 0" in letter["stacktrace"]
             assert json.loads(await setting.said(totals)) == {"ada": 9}
             assert json.loads(await setting.said(group))["group"] == "shop"
-            assert "orders.dlq" in await setting.said(lines_of("gateway dlq list")[0])
             assert "B-1 costs 0" in await setting.said(lines_of("gateway dlq show")[0])
             sidecar.process.send_signal(signal.SIGTERM)
             assert await sidecar.wait_ended(START_TIMEOUT_S) == 0, sidecar.output

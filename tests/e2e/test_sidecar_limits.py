@@ -16,7 +16,7 @@ from support.ndjson_request import build_chunk, open_ndjson_request, read_json_l
 from support.sidecars import running_sidecar, wait_until_ready
 from support.workers import running_workers
 
-from gateway.cli.sidecar_factory import create_sidecar
+from gateway.cli.sidecar import create_sidecar
 
 PARTS: Any = {"producer": {}, "consumer": {}}
 FREE = ("/health/liveness", "/health/readiness", "/docs", "/docs.css", "/openapi.json")

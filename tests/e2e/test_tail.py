@@ -78,33 +78,16 @@ def zero(topic: str) -> dict[TopicPartition, int]:
     return {TopicPartition(topic, number): 0 for number in range(PARTITIONS)}
 
 
-def sse(base_url: str, path: str) -> str:
-    return f"{base_url}{path}"
-
-
-def websocket(base_url: str, path: str) -> str:
-    return f"{base_url.replace('http', 'ws')}{path}"
-
-
-def one_of_many(base_url: str, path: str) -> str:
-    return f"{base_url.replace('http', 'ws')}/ws#{path}"
-
-
-every_wire = pytest.mark.parametrize("wire", [sse, websocket, one_of_many])
-Wire = Callable[[str, str], str]
-
-
 # Exactly
 
 
-@every_wire
 async def test_what_comes_over_cuts_and_a_killed_gateway_is_every_record_once(
-    wire: Wire, kafka: EmbeddedKafka, servers: str, topic: str, oracle: StreamOracle
+    kafka: EmbeddedKafka, servers: str, topic: str, oracle: StreamOracle
 ):
     """Cut within a record, and later killed while records are written."""
     async with running_gateway_process(configuration(servers)) as gateway, TcpProxy() as network:
         network.set_target("127.0.0.1", gateway.port)
-        url = wire(f"http://{network.address}", f"/records/{topic}")
+        url = f"http://{network.address}/records/{topic}"
         async with running_tail(url, "--from", "earliest") as it:
             await it.wait_until_following()
             network.cut_after(1000)
@@ -120,12 +103,11 @@ async def test_what_comes_over_cuts_and_a_killed_gateway_is_every_record_once(
             assert await it.send_signal() == 130
 
 
-@every_wire
 async def test_a_position_in_a_file_is_gone_on_from_exactly(
-    wire: Wire, gateway: GatewayThread, topic: str, oracle: StreamOracle, tmp_path: Path
+    gateway: GatewayThread, topic: str, oracle: StreamOracle, tmp_path: Path
 ):
     """After a count within a batch, after SIGTERM, and once more from an end that stays."""
-    url = wire(gateway.base_url, f"/records/{topic}")
+    url = f"{gateway.base_url}/records/{topic}"
     kept = ["--position", str(tmp_path / "p"), "--from", "earliest"]
     await oracle.produce_records(topic, 50)
     async with running_tail(url, *kept, "-n", "17") as first:
@@ -144,11 +126,10 @@ async def test_a_position_in_a_file_is_gone_on_from_exactly(
     )
 
 
-@every_wire
 async def test_an_interrupt_says_how_to_go_on(
-    wire: Wire, gateway: GatewayThread, topic: str, oracle: StreamOracle
+    gateway: GatewayThread, topic: str, oracle: StreamOracle
 ):
-    url = wire(gateway.base_url, f"/records/{topic}")
+    url = f"{gateway.base_url}/records/{topic}"
     async with running_tail(url) as first:
         await first.wait_until_following()
         await oracle.produce_records(topic, 5)
@@ -185,14 +166,13 @@ async def test_topics_are_followed_without_a_gateway(
 # What is let through
 
 
-@every_wire
 async def test_filters_and_fields_are_asked_of_the_gateway(
-    wire: Wire, gateway: GatewayThread, servers: str, topic: str, oracle: StreamOracle
+    gateway: GatewayThread, servers: str, topic: str, oracle: StreamOracle
 ):
     await oracle.produce_records(topic, 40)
     narrow = ["--filter", "key=key-3", "--filter", "/n>=10", "--filter", "/n<30"]
     options = [*narrow, "--fields", "/n", "--from", "earliest", "--until", "latest"]
-    events = wire(gateway.base_url, f"/events/{topic}")
+    events = f"{gateway.base_url}/events/{topic}"
     async with (
         running_tail(events, *options) as it,
         running_tail(topic, *options, "-s", servers) as direct,
@@ -408,14 +388,13 @@ async def test_a_certificate_is_checked_unless_told_otherwise(
     config = configuration(servers)
     config["listen"] = {**config["listen"], "tls": {"certificate": signed, "key": signed}}
     async with running_gateway(config, ready=False) as gateway:
-        for address in (gateway.base_url, gateway.base_url.replace("https", "wss")):
-            url = f"{address}/records/{topic}?from=earliest&until=1"
-            async with (
-                running_tail(url) as refused,
-                running_tail(url, "--cacert", str(authority.certificate_path)) as trusted,
-                running_tail(url, "--insecure") as insecure,
-            ):
-                ended = [await each.wait_ended() for each in (refused, trusted, insecure)]
-            assert ended == [1, 0, 0], (refused.stderr, trusted.stderr, insecure.stderr)
-            assert "certificate" in refused.stderr and "--cacert" in refused.stderr
-            assert len(trusted.complete_lines) == len(insecure.complete_lines) == 1
+        url = f"{gateway.base_url}/records/{topic}?from=earliest&until=1"
+        async with (
+            running_tail(url) as refused,
+            running_tail(url, "--cacert", str(authority.certificate_path)) as trusted,
+            running_tail(url, "--insecure") as insecure,
+        ):
+            ended = [await each.wait_ended() for each in (refused, trusted, insecure)]
+        assert ended == [1, 0, 0], (refused.stderr, trusted.stderr, insecure.stderr)
+        assert "certificate" in refused.stderr and "--cacert" in refused.stderr
+        assert len(trusted.complete_lines) == len(insecure.complete_lines) == 1

@@ -114,9 +114,7 @@ async def start_three_clients(
     outlets = [BoundedOutlet(writes) for _ in range(3)]
     clients = [await orders_hub.follow_orders(each, wire, parser.last_event_id) for each in outlets]
     await wait_until(lambda: all(outlet.full for outlet in outlets))
-    await wait_until(
-        lambda: sum(client.source.shared_catch_up is not None for client in clients) >= 2
-    )
+    await wait_until(lambda: sum(client.shared_catch_up is not None for client in clients) >= 2)
     return clients, outlets
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +13,7 @@ from support.single_client import (
     create_client,
     drain_outlet,
     leave_audience,
+    run_loop_turns,
     write_records,
 )
 from support.waiting import wait_until
@@ -46,11 +46,6 @@ def count_received(outlets: Sequence[FakeOutlet]) -> tuple[int, int]:
     """Records and bytes."""
     every = [piece for outlet in outlets for piece in outlet.chunks]
     return sum(len(outlet.values) for outlet in outlets), sum(map(len, every))
-
-
-async def run_loop_turns(count: int = 6) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -111,8 +106,8 @@ async def test_gaps_are_counted_for_everyone_who_is_told():
     await run_loop_turns()
     write_records(first, b"0")
     gap = Gap(TP, 1, 50, 0, GapReason.RETENTION)
-    first.source.shared_tail.tail.logs[TP].append(gap, 0.0)
-    first.source.shared_tail.publish([gap], 0)
+    first.shared_tail.tail.logs[TP].append(gap, 0.0)
+    first.shared_tail.publish([gap], 0)
     channel = first.subscription.channel
     channel.publish(channel.tail.apply_entries([], 0))
     channel.notify_followers()
@@ -163,7 +158,7 @@ async def test_ends_are_counted_by_their_reason_and_who_goes_without_one_has_lef
 async def test_who_is_pulled_is_counted_as_who_is_pushed():
     traffic = StreamCounts()
     client = create_client(traffic=traffic)
-    stream = client.pull().iter_bytes()
+    stream = client.pull()
     got = [await anext(stream)]
     for value in range(5):
         write_records(client, b"%d" % value)

@@ -21,7 +21,7 @@ from support.waiting import wait_until
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, PartitionFailed, PartitionUnreadable
-from gateway.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES
+from gateway.kafka.fetch.record_batch import MAX_DECOMPRESSED_BYTES
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer, OffsetAndMetadata
 
 LONG = 60.0  # s

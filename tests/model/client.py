@@ -10,7 +10,7 @@ from support.sse import SseEvent, SseParser
 
 from gateway.core.channel.chunk_ring import CountedBytes
 from gateway.core.log.record import Position
-from gateway.wire.crc import Crc32Sum
+from gateway.wire.gzip import Crc32Sum
 
 from .oracle import BrokenPromise
 from .replica import Replica

@@ -43,7 +43,7 @@ from gateway.core.log.record import (
 )
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.core.token.resume_token import parse_token
-from gateway.wire.crc import Crc32Sum
+from gateway.wire.gzip import Crc32Sum
 
 from .simulation import (
     TOPIC,

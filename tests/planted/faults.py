@@ -121,7 +121,7 @@ HUB = (
     ),
     PlantedFault(
         "live-client-without-heartbeat",
-        "gateway/hub/fanout/delivery.py",
+        "gateway/hub/fanout/client.py",
         "self.sent_at = max(self.sent_at, self.audience.sent_at)",
         "self.sent_at = now",
         ("tests/hub/fanout",),
@@ -197,7 +197,7 @@ KAFKA = (
     PlantedFault(
         "stale-fetch-delivered",
         "gateway/kafka/fetch/fetcher.py",
-        "            partition_fetch.in_flight.remove_partition(partition_fetch)\n",
+        "            partition.in_flight.remove_partition(partition)\n",
         "            pass\n",
         ("tests/kafka/fetch",),
     ),

@@ -27,9 +27,26 @@ from gateway.errors import LocalBrokerError
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.local import LocalKafka
 from gateway.kafka.local.java import find_java
-from gateway.kafka.local.node import FAST_RETENTION_PROPERTIES, SINGLE_NODE_PROPERTIES, KafkaNode
+from gateway.kafka.local.node import SINGLE_NODE_PROPERTIES, KafkaNode
 
 # Asking for an unknown topic must not create it: that is what tests ask about.
+# A killed leader is replaced after 2-5 s; Kafka's defaults take 11 s.
+FAST_FAILOVER_PROPERTIES = {
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "300",
+    "controller.quorum.election.timeout.ms": "500",
+    "controller.quorum.fetch.timeout.ms": "1000",
+    "replica.lag.time.max.ms": "2000",
+}
+
+# With retention.ms=1000 and segment.ms=500 on a topic, its log start offset moves after 1.6 s. By
+# default Kafka checks every 5 min, for the first time after 30 s.
+FAST_RETENTION_PROPERTIES = {
+    "log.initial.task.delay.ms": "100",
+    "log.retention.check.interval.ms": "300",
+    "log.cleaner.backoff.ms": "200",
+    "log.segment.delete.delay.ms": "0",
+}
 TEST_PROPERTIES = {
     "auto.create.topics.enable": "false",
     "group.min.session.timeout.ms": "1000",
@@ -169,7 +186,7 @@ def session_kafka3() -> Iterator[KafkaCluster]:
     if os.environ.get(KAFKA_VARIABLE):
         skip_or_fail(f"{KAFKA_VARIABLE} names a Kafka whose nodes are not ours to kill")
     kafka = RackedKafka(
-        3, properties=TEST_PROPERTIES | NEAREST_REPLICA_PROPERTIES, fast_failover=True
+        3, properties=TEST_PROPERTIES | NEAREST_REPLICA_PROPERTIES | FAST_FAILOVER_PROPERTIES
     )
     with running_kafka(kafka):
         yield KafkaCluster(kafka.bootstrap, kafka)
@@ -234,7 +251,7 @@ def _running_cluster() -> Iterator[KafkaCluster]:
         with _create_container() as container:
             yield KafkaCluster([container.get_bootstrap_server()], has_fast_retention=True)
     else:
-        with LocalKafka(properties=TEST_PROPERTIES, fast_retention=True) as kafka:
+        with LocalKafka(properties=TEST_PROPERTIES | FAST_RETENTION_PROPERTIES) as kafka:
             yield KafkaCluster(kafka.bootstrap, kafka, has_fast_retention=True)
 
 

@@ -9,9 +9,9 @@ from support.admin_api import open_admin_api
 from support.gateways import GatewayProcess
 from support.waiting import WAIT_TIMEOUT_S
 
-from gateway.cli.admin_address import AdminAddress
-from gateway.cli.doctor.collection import observe_gateway
+from gateway.cli.admin import AdminAddress
 from gateway.cli.doctor.diagnosis import GatewayDiagnosis, diagnose
+from gateway.cli.doctor.observation import observe_gateway
 from gateway.telemetry.diagnosed_cause import DiagnosedCause
 
 

@@ -28,7 +28,7 @@ from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 PRELOADED_MODULES = [
-    "gateway.cli.sidecar_factory",
+    "gateway.cli.sidecar",
     "gateway.cli.tail.run",
     "gateway.config",
     "gateway.kafka.embedded",

@@ -37,7 +37,7 @@ from ruamel.yaml import YAML
 from support.fork_server import ForkedCommand
 from support.waiting import wait_until
 
-from gateway.cli.sidecar_factory import create_sidecar
+from gateway.cli.sidecar import create_sidecar
 from gateway.config import Settings, loads
 from gateway.web.admin.listener import bind_admin_socket
 from gateway.web.app.app import Application, create_app

@@ -23,12 +23,11 @@ from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.reads.position_resolver import StreamStart
-from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.hub.wires.wire import Wire
-from gateway.hub.wires.wrapping import DictionaryWire, GzipWire
+from gateway.hub.wires.wrapping import ChunkedWire, DictionaryWire, GzipWire
 from gateway.wire.websocket import insert_member
 from gateway.wire.zstd import CompressionDictionary
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from gateway.cli.migrate import migrate_source
 from gateway.cli.migrate.draft import Draft
-from gateway.cli.migrate.report import MigrationReport, Outcome
-from gateway.cli.migrate.source import read_source
+from gateway.cli.migrate.report import MigrationReport, Outcome, read_source
 from gateway.cli.migrate.validation import build_example_environment
 from gateway.config import Settings, loads
 from gateway.config.source.problems import format_loc

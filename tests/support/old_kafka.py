@@ -17,8 +17,7 @@ from typing import Literal, Self
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from gateway.errors import LocalBrokerError
-from gateway.kafka.local.java import JVM_FLAGS, find_java
-from gateway.kafka.local.maven import JarBundle, cache_path, read_pins
+from gateway.kafka.local.java import JVM_FLAGS, JarBundle, cache_path, find_java, read_pins
 from gateway.kafka.local.node import KafkaNode, ReservedPort
 
 OldVersion = Literal["2.8.2", "3.9.1"]

@@ -13,8 +13,7 @@ from aiokafka.codec import snappy_encode
 from aiokafka.record.util import calc_crc32c
 
 from gateway.core.log.record import Entry, TopicPartition
-from gateway.kafka.fetch.batches import BULK_SLICE_RECORDS
-from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
+from gateway.kafka.fetch.decoding import BULK_SLICE_RECORDS, DecodedSlice, RecordSetDecoder
 
 BATCH_HEADER = struct.Struct(">qiibIhiqqqhii")
 COMPRESSORS = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +24,103 @@ from support.brokers import running_kafka
 from support.certificates import CertificateAuthority
 from support.waiting import block_until
 
-from gateway.kafka.local import BrokerSecurity, LocalKafka
+from gateway.kafka.local import LocalKafka
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 PASSWORDS_BY_USER = {"alice": "in wonderland", "bob": "builder", "carol": "pw", "mallory": "pw"}
+_LOGIN_MODULE_PACKAGE = "org.apache.kafka.common.security"
+_SECURITY_PROTOCOLS = {"SASL": "SASL_PLAINTEXT", "TLS": "SSL", "SASL_TLS": "SASL_SSL"}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSecurity:
+    """Secure listeners beside the plain one, which always stays and whose clients may do anything.
+
+    Attributes:
+        users: The password of each user, for every mechanism but OAUTHBEARER.
+        mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER, for the listener
+            SASL. OAUTHBEARER accepts unsecured JWTs (RFC 7519 6, alg none) and is for tests only.
+        certificate: A PEM file with a PKCS8 key and its certificate for localhost or 127.0.0.1. It
+            opens the listener TLS, and with mechanisms SASL_TLS too.
+        authority: A PEM file of the certificate authority that verifies client certificates.
+        client_auth: Whether clients have to show a certificate: none, requested or required.
+        acl: Whether the standard authorizer denies everything that no ACL allows.
+    """
+
+    users: Mapping[str, str] = field(default_factory=dict)
+    mechanisms: tuple[str, ...] = ()
+    certificate: Path | None = None
+    authority: Path | None = None
+    client_auth: str = "none"
+    acl: bool = False
+
+    @property
+    def listeners(self) -> tuple[str, ...]:
+        sasl = ("SASL",) if self.mechanisms else ()
+        tls = ("TLS",) if self.certificate else ()
+        both = ("SASL_TLS",) if sasl and tls else ()
+        return sasl + tls + both
+
+    def create_kafka(
+        self, *, properties: Mapping[str, str] | None = None, **options: Any
+    ) -> LocalKafka:
+        """A cluster with these listeners, which is not started; the options are those of
+        `LocalKafka`."""
+        return LocalKafka(
+            properties=self.build_properties() | dict(properties or {}),
+            listeners={name: _SECURITY_PROTOCOLS[name] for name in self.listeners},
+            scram_users=self.scram_users,
+            **options,
+        )
+
+    @property
+    def scram_users(self) -> tuple[str, ...]:
+        return tuple(
+            f"{mechanism}=[name={user},password={password}]"
+            for mechanism in self.mechanisms
+            if mechanism.startswith("SCRAM")
+            for user, password in self.users.items()
+        )
+
+    def build_properties(self) -> dict[str, str]:
+        properties: dict[str, str] = {}
+        for listener in self.listeners:
+            if "SASL" in listener:
+                properties |= self._build_sasl_properties(f"listener.name.{listener.lower()}.")
+            if "TLS" in listener:
+                properties |= self._build_tls_properties(f"listener.name.{listener.lower()}.")
+        if self.mechanisms:
+            properties["sasl.enabled.mechanisms"] = ",".join(self.mechanisms)
+        if self.acl:
+            authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+            properties["authorizer.class.name"] = authorizer
+            # Clients of the plain listener, and the brokers among themselves.
+            properties["super.users"] = "User:ANONYMOUS"
+        return properties
+
+    def _build_sasl_properties(self, prefix: str) -> dict[str, str]:
+        users = " ".join(f'user_{user}="{password}"' for user, password in self.users.items())
+        modules = {
+            "PLAIN": f"{_LOGIN_MODULE_PACKAGE}.plain.PlainLoginModule required {users};",
+            "OAUTHBEARER": f"{_LOGIN_MODULE_PACKAGE}.oauthbearer.OAuthBearerLoginModule required "
+            'unsecuredLoginStringClaim_sub="broker";',
+        }
+        scram = f"{_LOGIN_MODULE_PACKAGE}.scram.ScramLoginModule required;"
+        return {
+            f"{prefix}{name.lower()}.sasl.jaas.config": modules.get(name, scram)
+            for name in self.mechanisms
+        }
+
+    def _build_tls_properties(self, prefix: str) -> dict[str, str]:
+        properties = {
+            f"{prefix}ssl.keystore.type": "PEM",
+            f"{prefix}ssl.keystore.location": str(self.certificate),
+            f"{prefix}ssl.client.auth": self.client_auth,
+        }
+        if self.authority:
+            properties[f"{prefix}ssl.truststore.type"] = "PEM"
+            properties[f"{prefix}ssl.truststore.location"] = str(self.authority)
+        return properties
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +140,7 @@ def session_secured(authority: CertificateAuthority) -> Iterator[LocalKafka]:
         client_auth="requested",
         acl=True,
     )
-    with running_kafka(LocalKafka(security=security)) as kafka:
+    with running_kafka(security.create_kafka()) as kafka:
         yield kafka
 
 

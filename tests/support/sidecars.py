@@ -11,7 +11,7 @@ import httpx
 from support.gateways import build_config
 from support.in_process_gateway import running_in_process_gateway
 
-from gateway.cli.sidecar_factory import create_sidecar
+from gateway.cli.sidecar import create_sidecar
 
 
 @asynccontextmanager

@@ -39,28 +39,27 @@ from gateway.core.group.consumer_member import ConsumerHeartbeatResponse
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, UnknownTopic
 from gateway.kafka.client import offsets
-from gateway.kafka.client.coordinators import Coordinators
+from gateway.kafka.client.brokers import Coordinators
+from gateway.kafka.client.cluster import DecompressionSlot
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.outages import Outages
-from gateway.kafka.fetch.decompression import DecompressionSlot
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchRequest, FetchResponse
 from gateway.kafka.protocol.group_messages import (
     NO_MEMBER,
-    ConsumerGroupHeartbeatRequest,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     OffsetAndMetadata,
     OffsetCommitRequest,
-    OffsetCommitResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
-from gateway.kafka.protocol.offset_messages import (
+from gateway.kafka.protocol.member_messages import ConsumerGroupHeartbeatRequest
+from gateway.kafka.protocol.requests import PartitionErrors, PartitionMetadata, TopicMetadata
+from gateway.kafka.protocol.topic_messages import (
     ListOffsetsRequest,
-    ListOffsetsResponse,
-    OffsetResult,
+    LookupResponse,
+    OffsetAndTimestamp,
 )
-from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 
 NODE = 1
 SESSION_TIMEOUT_S = 6.0
@@ -205,10 +204,10 @@ class SimulatedKafka:
             case FetchRequest():
                 found = await self._wait_for_records(request, cluster)
             case ListOffsetsRequest():
-                found = ListOffsetsResponse(
+                found = LookupResponse(
                     0,
                     {
-                        tp: self._list_offset(tp, asked.spec)
+                        tp: self._list_offset(tp, asked.value)
                         for tp, asked in request.queries.items()
                     },
                 )
@@ -222,7 +221,7 @@ class SimulatedKafka:
                     self._last_heartbeats.pop(request.request.member_id)
                 found = self._coordinator.handle_heartbeat(request.request)
             case OffsetCommitRequest() if self.is_denied:
-                found = OffsetCommitResponse(
+                found = PartitionErrors(
                     0, dict.fromkeys(request.offsets, ErrorCode.GROUP_AUTHORIZATION_FAILED)
                 )
             case OffsetCommitRequest() if self.holds_commits:
@@ -289,15 +288,15 @@ class SimulatedKafka:
             records=build_batch(items, leader_epoch=epoch) if items else b"",
         )
 
-    def _list_offset(self, tp: TopicPartition, spec: int) -> OffsetResult:
+    def _list_offset(self, tp: TopicPartition, spec: int) -> OffsetAndTimestamp | int:
         if tp.topic not in self.topics:
-            return OffsetResult(3, -1, -1, -1)
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         log = self.get_log(tp)
-        return OffsetResult(0, -1, log.log_start_offset if spec == -2 else log.log_end_offset, 0)
+        return OffsetAndTimestamp(log.log_start_offset if spec == -2 else log.log_end_offset, -1, 0)
 
-    def _commit_offsets(self, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    def _commit_offsets(self, request: OffsetCommitRequest) -> PartitionErrors:
         if code := self._check_identity(request.identity):
-            return OffsetCommitResponse(0, dict.fromkeys(request.offsets, code))
+            return PartitionErrors(0, dict.fromkeys(request.offsets, code))
         errors: dict[TopicPartition, int] = {}
         taken: dict[TopicPartition, int] = {}
         for tp, committed in request.offsets.items():
@@ -310,7 +309,7 @@ class SimulatedKafka:
             taken[tp] = committed.offset
             self.committed[known.id, tp.partition] = committed
         self.on_commit(taken)
-        return OffsetCommitResponse(0, errors)
+        return PartitionErrors(0, errors)
 
     def _check_identity(self, identity: Any) -> int:
         if identity == NO_MEMBER and not self.member_ids:
@@ -411,7 +410,7 @@ class SimulatedCluster:
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
-        return {} if self._kafka.is_classic else {ConsumerGroupHeartbeatRequest.API_KEY: (0, 1)}
+        return {} if self._kafka.is_classic else {ConsumerGroupHeartbeatRequest.API.key: (0, 1)}
 
     @asynccontextmanager
     async def borrow_spare(self, node: int) -> AsyncIterator[Any]:
@@ -488,7 +487,9 @@ class SimulatedCluster:
         return _build_metadata(name, self._kafka.topics[name])
 
     async def list_offsets(self, specs: Any, isolation_level: int = 1, **kwargs: Any) -> Any:
-        return await offsets.list_offsets(self, specs, isolation_level, **kwargs)  # type: ignore[arg-type]
+        return await offsets.list_offsets(
+            self.connections, self.leader_for_partition, specs, isolation_level, **kwargs
+        )
 
     def update_topic(self, name: str) -> None:
         """Let the process learn how the topic is now, unless Kafka is away."""

@@ -3,6 +3,7 @@ a client asks of it while it follows the tail."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from gateway.core.channel.channel import Channel
@@ -16,7 +17,6 @@ from gateway.core.log.tail import Tail
 from gateway.formats import create_format
 from gateway.hub.fanout.broadcaster import Broadcaster
 from gateway.hub.fanout.client import Client, ClientOptions
-from gateway.hub.fanout.client_source import ClientSource
 from gateway.hub.fanout.pacing import BatchPacing, RateLimiter
 from gateway.hub.fanout.shared_catch_up import SharedCatchUps
 from gateway.hub.fanout.shared_tail import SharedTail
@@ -80,7 +80,7 @@ def create_client(
     the same channel but for a subscription to another. options: of `ClientOptions`."""
     wire = wire or SseWire()
     if sibling is not None:
-        hub, shared_tail = get_hub(sibling), sibling.source.shared_tail
+        hub, shared_tail = get_hub(sibling), sibling.shared_tail
         channel = sibling.subscription.channel
     else:
         hub, shared_tail = hub or FakeHub(), _create_tail(ready=ready)
@@ -91,29 +91,35 @@ def create_client(
         ends = None if end_offset is None else {TP: end_offset}
         terms = SubscriptionTerms(slow_policy, ends, credit=credit)
         subscription = Subscription(channel, None, terms, traffic)
-    source = ClientSource(hub, shared_tail, subscription, wire, StreamStart())  # type: ignore[arg-type]
+    made = ClientOptions(**{"heartbeat": 60.0, **options})
+    client = Client(
+        hub, shared_tail, subscription, wire, StreamStart(), made, number=0, deadline=deadline
+    )
     if rate_limiter is not None:
-        source.limit_rate(rate_limiter)
-    made: dict[str, Any] = {"heartbeat": 60.0, **options}
-    return Client(hub, source, ClientOptions(**made), deadline=deadline)  # type: ignore[arg-type]
+        client.limit_rate(rate_limiter)
+    return client
 
 
 def get_hub(client: Client) -> FakeHub:
-    hub = client.owner
+    hub = client.hub
     assert isinstance(hub, FakeHub)
     return hub
 
 
 def leave_audience(client: Client) -> None:
     """As if its outlet had been full in a round."""
-    assert client.push is not None and client.push.audience is not None
-    client.push.audience.remove_client(client.push)
+    assert client.audience is not None
+    client.audience.remove_client(client)
 
 
 def drain_outlet(client: Client) -> None:
     """Its outlet has room again, unless the client has ended."""
-    if client.push is not None:
-        client.push.on_drained()
+    client.wake()
+
+
+async def run_loop_turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def _create_tail(*, ready: bool) -> SharedTail:

@@ -11,10 +11,10 @@ from support.record_sets import decode_record_set
 from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.log.record import Entry, TopicPartition
-from gateway.kafka.client.cluster import Cluster, ClusterSettings
+from gateway.kafka.client.cluster import Cluster, ClusterSettings, FetchLimits
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
-from gateway.kafka.fetch.fetch import FetchedPartition, FetchSession, FetchTarget
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchSession, FetchTarget
 
 
 @asynccontextmanager
@@ -75,7 +75,7 @@ async def fetch_from_leaders(
     for node, part in nodes.items():
         of_node = part if session is None else select_targets(session, part)
         answers |= await cluster.fetch(
-            node, ConnectionRole.CATCHUP, of_node, **({"max_wait": 0.1} | options)
+            node, ConnectionRole.CATCHUP, of_node, FetchLimits(**({"max_wait": 0.1} | options))
         )
     return answers
 
@@ -84,11 +84,11 @@ def select_targets(
     session: FetchSession, targets: Mapping[TopicPartition, FetchTarget]
 ) -> FetchSession:
     """A session that wants exactly this from now on."""
-    for tp in session.wants.keys() - targets.keys():
+    for tp in session.targets.keys() - targets.keys():
         session.forget(tp)
     for tp, want in targets.items():
-        if session.wants.get(tp) != want:
-            session.set_want(tp, want)
+        if session.targets.get(tp) != want:
+            session.set_target(tp, want)
     return session
 
 

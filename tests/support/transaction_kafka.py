@@ -15,16 +15,15 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.outbox import ProducerIdAndEpoch
 from gateway.errors import BrokerUnavailable, KafkaError
-from gateway.kafka.protocol.produce_messages import (
+from gateway.kafka.protocol.requests import ErrorResponse, PartitionErrors
+from gateway.kafka.protocol.topic_messages import (
     AddPartitionsToTxnRequest,
     AppendResult,
     EndTxnRequest,
     InitProducerIdRequest,
     InitProducerIdResponse,
-    PartitionErrorsResponse,
     ProduceRequest,
     ProduceResponse,
-    TransactionResponse,
 )
 
 NODE = 1
@@ -88,13 +87,13 @@ class TransactionKafka:
                 self.timeouts_ms[request.transactional_id] = request.timeout_ms
                 return InitProducerIdResponse(0, 0, ProducerIdAndEpoch(7, 0))
             case AddPartitionsToTxnRequest():
-                return PartitionErrorsResponse(0, dict.fromkeys(request.tps, 0))
+                return PartitionErrors(0, dict.fromkeys(request.tps, 0))
             case ProduceRequest():
                 return self._append(request)
             case EndTxnRequest(commit=True):
-                return TransactionResponse(0, self._answer_commit())
+                return ErrorResponse(0, self._answer_commit())
             case EndTxnRequest():  # nothing is open any more
-                return TransactionResponse(0, ErrorCode.INVALID_TXN_STATE)
+                return ErrorResponse(0, ErrorCode.INVALID_TXN_STATE)
         return SimpleNamespace(error=0, node=NODE, host="localhost", port=9092, message="")
 
     def update_addresses(self, addresses: object) -> None:

@@ -6,7 +6,7 @@ from time import perf_counter
 from support.tasks import running_task
 from support.waiting import wait_until
 
-from gateway.telemetry.loop_lag import INTERVAL_S, LoopLag
+from gateway.telemetry.process import INTERVAL_S, LoopLag
 
 
 async def test_what_holds_the_loop_up_is_measured():

@@ -37,7 +37,7 @@ from gateway.formats import Format, create_format
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.websocket import WebSocketWire, encode_label
-from gateway.hub.wires.wire import Wire
+from gateway.hub.wires.wire import Beginning, Wire
 from gateway.web import demo, discovery
 from gateway.web.app.app import create_app
 from gateway.web.app.assets import VERSIONED_MODULE_PATH
@@ -449,9 +449,9 @@ def encode_entries(wire: Wire, format: Format) -> list[tuple[str, Any]]:
     heads = [(entry.tp, encoder.encode_entry(entry)) for entry in entries]
     events = [ChannelEvent(tp, head, b"AAAA") for tp, head in heads if head is not None]
     events.append(ChannelEvent(TP, encoder.encode_position(), b"AAAB"))
-    data = wire.encode_begin(BEGIN, b"AAA", position_refused=True) + encoder.encode_events(
-        events, b"AAAAA"
-    )
+    data = wire.encode_begin(
+        Beginning(BEGIN, b"AAA", position_refused=True)
+    ) + encoder.encode_events(events, b"AAAAA")
     return decode_entries(wire, data + wire.encode_end(EndReason.UNTIL, b"AAA"))
 
 

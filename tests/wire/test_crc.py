@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wire.crc import Crc32Sum, shift_crc
+from gateway.wire.gzip import Crc32Sum, shift_crc
 
 parts = st.lists(st.binary(max_size=60) | st.integers(0, 20_000).map(lambda n: b"ab" * n))
 zeros = st.integers(0, 1 << 17)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.wire import gzip
-from gateway.wire.crc import Crc32Sum
+from gateway.wire.gzip import Crc32Sum
 
 EMPTY_STORED = b"\0\0\xff\xff"  # its lengths; the bits before them may be those of another block
 

@@ -17,7 +17,7 @@ from typing import cast
 import confluent_kafka
 import httpx
 import psutil
-from support.brokers import TEST_PROPERTIES, KafkaCluster
+from support.brokers import FAST_FAILOVER_PROPERTIES, TEST_PROPERTIES, KafkaCluster
 from support.gateways import GatewayProcess, build_config
 from support.kafka_proxy import KafkaProxy
 from support.tasks import running_task
@@ -125,8 +125,7 @@ async def running_soak_world(options: SoakOptions) -> AsyncIterator[SoakWorld]:
         await broker_proxy.listen_for(range(1, options.nodes + 1))
         kafka = LocalKafka(
             options.nodes,
-            properties=TEST_PROPERTIES,
-            fast_failover=options.nodes > 1,
+            properties=TEST_PROPERTIES | (FAST_FAILOVER_PROPERTIES if options.nodes > 1 else {}),
             advertised=broker_proxy.get_advertised,
         )
         await stack.enter_async_context(kafka)

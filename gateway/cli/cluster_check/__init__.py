@@ -15,11 +15,10 @@ from collections.abc import Callable
 from gateway.config import Settings
 
 from .brokers import check_brokers
-from .certificates import check_certificates
 from .finding import CheckProgress, Finding, FindingState
 from .front import FrontAddress, check_front
 from .requirements import list_patterns, list_requirements
-from .servers import iter_checks
+from .servers import check_certificates, iter_checks
 
 __all__ = ["CheckProgress", "Finding", "FindingState", "FrontAddress", "check_cluster"]
 
@@ -29,7 +28,6 @@ def check_cluster(
     on_progress: Callable[[CheckProgress], None] | None = None,
     front: FrontAddress | None = None,
 ) -> list[Finding]:
-    """Run all checks and return their findings: Kafka, other servers, the proxy, certificates."""
     # A handler keeps aiokafka's errors off stderr; the findings report them.
     logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     return asyncio.run(_run_checks(settings, CheckProgress(on_progress), front))

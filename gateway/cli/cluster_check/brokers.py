@@ -16,9 +16,9 @@ from gateway.config import Kafka
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError
-from gateway.kafka.client.cluster import ClusterSettings, parse_address
+from gateway.kafka.client.cluster import ClusterSettings, FetchLimits, fetch, parse_address
 from gateway.kafka.client.connections import ConnectionRole, Connections
-from gateway.kafka.fetch.fetch import FetchTarget, fetch
+from gateway.kafka.protocol.fetch_messages import FetchTarget
 from gateway.kafka.protocol.requests import (
     BrokerMetadata,
     MetadataRequest,
@@ -50,7 +50,6 @@ async def check_brokers(
     patterns: Sequence[TopicPattern],
     steps: CheckProgress,
 ) -> list[Finding]:
-    """Check a cluster: its servers, brokers, topics and patterns of topics, in this order."""
     if kafka.servers == "embedded":
         return [ok("servers embedded", "created when the gateway starts, with its topics")]
     check = _ClusterCheck(name, kafka, steps)
@@ -189,8 +188,9 @@ class _ClusterCheck:
         targets = {tp: FetchTarget(_OFFSET_BEYOND_END, topic_id=topic_id)}
         try:
             async with asyncio.timeout(BROKER_TIMEOUT_S):
+                connection = await self.connections.connect(node, ConnectionRole.CATCHUP)
                 responses = await fetch(
-                    self.connections, node, ConnectionRole.CATCHUP, targets, max_wait=0.0
+                    self.connections, connection, targets, FetchLimits(max_wait=0.0)
                 )
         except (KafkaError, TimeoutError):
             return None

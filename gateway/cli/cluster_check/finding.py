@@ -33,8 +33,6 @@ def failure(subject: str, detail: str) -> Finding:
 
 
 class CheckProgress:
-    """The running checks. `check_cluster` creates it, and the checks call `track`."""
-
     def __init__(self, on_change: Callable[[CheckProgress], None] | None = None) -> None:
         self.started = 0
         self.done = 0
@@ -43,7 +41,6 @@ class CheckProgress:
 
     @property
     def pending(self) -> Sequence[str]:
-        """The names of the running checks, the oldest first."""
         return tuple(self._names)
 
     @contextmanager

@@ -38,7 +38,6 @@ class TopicPattern(NamedTuple):
 
 
 def list_requirements(settings: Settings, cluster: str = "") -> list[TopicRequirement]:
-    """Return the topics that a configuration names: the cluster's own, then others of paths."""
     kafka, routes = settings.clusters[cluster], _list_routes(settings, cluster)
     listed = [topic.name for topic in kafka.topics]
     allowed = [name for _, route in routes for name in route.with_.allow if not is_glob(name)]

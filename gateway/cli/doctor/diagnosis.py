@@ -12,10 +12,16 @@ from typing import Any
 from gateway.telemetry import catalog
 from gateway.telemetry.diagnosed_cause import DiagnosedCause, iter_cause_lines
 
-from .client_rules import CHOICE_RULES, CLIENT_RULES, GUARD_RULES
+from .gateway_rules import (
+    CARE_RULES,
+    CHOICE_RULES,
+    CLIENT_RULES,
+    GUARD_RULES,
+    LOAD_RULES,
+    WORKER_RULES,
+)
 from .kafka_rules import KAFKA_FAULT_RULES, KAFKA_LOAD_RULES, READ_RULES
-from .observation import Observation, Rule, Thresholds
-from .process_rules import CARE_RULES, LOAD_RULES, WORKER_RULES
+from .observation import Observation, Rule
 
 RULES: Sequence[Rule] = (
     *WORKER_RULES,
@@ -58,11 +64,10 @@ class GatewayDiagnosis:
     past: Sequence[str]
 
 
-def diagnose(observation: Observation, thresholds: Thresholds | None = None) -> GatewayDiagnosis:
-    thresholds = thresholds or Thresholds()
+def diagnose(observation: Observation) -> GatewayDiagnosis:
     causes: list[DiagnosedCause] = []
     for rule in RULES:
-        evidence = list(rule.find_evidence(observation, thresholds))
+        evidence = list(rule.find_evidence(observation))
         if evidence:
             causes.append(
                 DiagnosedCause(rule.name, rule.title, evidence, rule.settings, rule.advice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 
 from gateway.core.log.recovery import Cause
 from gateway.telemetry import catalog
@@ -11,7 +12,6 @@ from gateway.telemetry.counts import TOO_OLD_CAUSE
 from .observation import (
     Observation,
     Rule,
-    Thresholds,
     format_cluster,
     format_count,
     format_partitions,
@@ -23,13 +23,17 @@ _REFUSED_CAUSES = (Cause.AUTHENTICATION, Cause.DENIED)
 # A broker may lack others, without which only some answers are poorer.
 _NEEDED_APIS = ("Fetch", "ListOffsets", "Metadata")
 _DAMAGE_CAUSES = (Cause.CORRUPT, Cause.STORAGE, Cause.UNEXPECTED)
+# The least effects that make something a cause.
+MIN_LAG_RECORDS = 1000.0
+MIN_HELD_SECONDS = 5.0
+MIN_THROTTLED_SHARE = 0.05
 
 
-def find_absent_brokers(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_absent_brokers(observation: Observation) -> Iterator[str]:
     for labels, value in observation.after.iter_series(catalog.KAFKA_REACHABLE):
         if not value:
             yield f"no broker{format_cluster(labels)} answers"
-    yield from _iter_partition_evidence(observation, _AWAY_CAUSES)
+    yield from find_unreadable_partitions(observation, _AWAY_CAUSES)
     failures = {
         labels["cause"]: grown
         for labels, grown in observation.iter_growth(catalog.BROKER_CONNECT_FAILURES)
@@ -41,7 +45,7 @@ def find_absent_brokers(observation: Observation, thresholds: Thresholds) -> Ite
         yield from iter_health(observation, "reasons")
 
 
-def find_old_brokers(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_old_brokers(observation: Observation) -> Iterator[str]:
     for labels, grown in observation.iter_growth(
         catalog.KAFKA_REQUEST_FAILURES, cause=TOO_OLD_CAUSE
     ):
@@ -52,37 +56,21 @@ def find_old_brokers(observation: Observation, thresholds: Thresholds) -> Iterat
             )
 
 
-def find_refusing_brokers(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    yield from _iter_partition_evidence(observation, _REFUSED_CAUSES)
+def find_refusing_brokers(observation: Observation) -> Iterator[str]:
+    yield from find_unreadable_partitions(observation, _REFUSED_CAUSES)
     failures = observation.growth(catalog.BROKER_CONNECT_FAILURES, cause=Cause.AUTHENTICATION)
     if failures:
         yield f"brokers refused the credentials of {format_count(failures, 'connection')}"
         yield from iter_health(observation, "reasons")
 
 
-def find_leaderless_partitions(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    yield from _iter_partition_evidence(observation, (Cause.NO_LEADER,))
-
-
-def find_unknown_topics(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    yield from _iter_partition_evidence(observation, (Cause.UNKNOWN_TOPIC,))
-
-
-def find_damaged_partitions(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    yield from _iter_partition_evidence(observation, _DAMAGE_CAUSES)
-
-
-def find_absent_registry(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
-    yield from _iter_partition_evidence(observation, (Cause.REGISTRY,))
-
-
-def find_open_transactions(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_open_transactions(observation: Observation) -> Iterator[str]:
     held = [
         (labels, seconds)
         for labels, before, seconds in observation.iter_lasting(
             catalog.PARTITION_OPEN_TRANSACTION_SECONDS
         )
-        if seconds >= thresholds.min_held_seconds and seconds > before
+        if seconds >= MIN_HELD_SECONDS and seconds > before
     ]
     if held:
         longest = max(seconds for _, seconds in held)
@@ -90,16 +78,16 @@ def find_open_transactions(observation: Observation, thresholds: Thresholds) -> 
         yield f"the last stable offset of {names} has not moved for up to {longest:.0f} s"
 
 
-def find_throttling(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_throttling(observation: Observation) -> Iterator[str]:
     for labels, grown in observation.iter_growth(catalog.KAFKA_THROTTLED_SECONDS):
-        if grown >= thresholds.min_throttled_share * observation.seconds:
+        if grown >= MIN_THROTTLED_SHARE * observation.seconds:
             yield (
                 f"brokers{format_cluster(labels)} throttled the gateway for {grown:.1f} s "
                 f"in {observation.seconds:.0f} s"
             )
 
 
-def find_read_backlog(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_read_backlog(observation: Observation) -> Iterator[str]:
     by_topic: dict[str, list[dict[str, str]]] = {}
     lags: dict[str, tuple[float, float]] = {}
     for labels, before, value in observation.iter_lasting(catalog.PARTITION_LAG_RECORDS):
@@ -109,7 +97,7 @@ def find_read_backlog(observation: Observation, thresholds: Thresholds) -> Itera
         by_topic.setdefault(topic, []).append(labels)
     for topic, (before, value) in lags.items():
         fetched = observation.growth(catalog.FETCHED_RECORDS, topic=topic, reader="tail")
-        if value >= max(before, fetched, thresholds.min_lag_records):
+        if value >= max(before, fetched, MIN_LAG_RECORDS):
             yield (
                 f"the read of {format_partitions(by_topic[topic])} is {value:,.0f} records behind, "
                 f"{before:,.0f} before; {fetched / observation.seconds:,.0f} records per second "
@@ -117,7 +105,7 @@ def find_read_backlog(observation: Observation, thresholds: Thresholds) -> Itera
             )
 
 
-def find_gaps(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_gaps(observation: Observation) -> Iterator[str]:
     for labels, grown in observation.iter_growth(catalog.GAPS):
         records = observation.growth(catalog.GAP_RECORDS, **labels)
         yield (
@@ -126,7 +114,7 @@ def find_gaps(observation: Observation, thresholds: Thresholds) -> Iterator[str]
         )
 
 
-def find_invalid_records(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_invalid_records(observation: Observation) -> Iterator[str]:
     for labels, grown in observation.iter_growth(catalog.INVALID_RECORDS):
         what = (
             "had no JSON for filters and transforms to look into"
@@ -136,13 +124,13 @@ def find_invalid_records(observation: Observation, thresholds: Thresholds) -> It
         yield f"{format_count(grown, 'record')} of {labels['topic']} {what}"
 
 
-def find_refused_writes(observation: Observation, thresholds: Thresholds) -> Iterator[str]:
+def find_refused_writes(observation: Observation) -> Iterator[str]:
     for labels, grown in observation.iter_growth(catalog.PRODUCED_RECORDS):
         if labels["outcome"] != "written":
             yield f"{format_count(grown, 'record')} for {labels['topic']}: {labels['outcome']}"
 
 
-def _iter_partition_evidence(observation: Observation, causes: Collection[str]) -> Iterator[str]:
+def find_unreadable_partitions(observation: Observation, causes: Collection[str]) -> Iterator[str]:
     """Yield a line for each of these causes that kept partitions from being read at both scrapes.
 
     The first scrape may have another cause: causes of one fault take turns, such as a lost
@@ -187,7 +175,7 @@ KAFKA_FAULT_RULES = (
     Rule(
         "partition-leaderless",
         "partitions have no leader",
-        find_leaderless_partitions,
+        partial(find_unreadable_partitions, causes=(Cause.NO_LEADER,)),
         ("the brokers", "replication of the topics", "unclean.leader.election.enable"),
         "Start the brokers that hold their replicas; `gateway topics TOPIC` shows them. Other "
         "partitions are served meanwhile.",
@@ -195,14 +183,14 @@ KAFKA_FAULT_RULES = (
     Rule(
         "topic-missing",
         "a topic does not exist",
-        find_unknown_topics,
+        partial(find_unreadable_partitions, causes=(Cause.UNKNOWN_TOPIC,)),
         ("kafka.topics", "routes[].with.topic"),
         "Create the topic, or correct its name; `gateway topics` lists those that there are.",
     ),
     Rule(
         "partition-damaged",
         "brokers answer with what cannot be read",
-        find_damaged_partitions,
+        partial(find_unreadable_partitions, causes=_DAMAGE_CAUSES),
         ("the brokers' disks",),
         "The brokers' logs say which file it is. After some tries the gateway skips a damaged "
         "batch, and sends a gap.",
@@ -210,7 +198,7 @@ KAFKA_FAULT_RULES = (
     Rule(
         "registry-away",
         "the schema registry does not answer",
-        find_absent_registry,
+        partial(find_unreadable_partitions, causes=(Cause.REGISTRY,)),
         ("catalogs", "the registry"),
         "Records of schemas that are not known yet wait for it. `gateway check --cluster` asks it.",
     ),

@@ -1,21 +1,64 @@
-"""Hold the observation of a gateway, and define what rules and their evidence are."""
+"""Observe a running gateway, and define what rules and their evidence are.
+
+Two scrapes some seconds apart, then answers of its admin API, are an `Observation`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self, TypeAlias
 
+import httpx
+
+from gateway.cli.admin import AdminAddress
+from gateway.errors import GatewayError
+from gateway.telemetry import catalog
 from gateway.telemetry.catalog import CLUSTER, Metric
 
-from .scrape import Scrape
+LabelSet: TypeAlias = tuple[tuple[str, str], ...]
+"""The labels of a series with their values, sorted by name."""
+
+
+class Scrape:
+    """The series of one scrape, by name (`_total`, `_sum` and `_bucket` included) and labels."""
+
+    def __init__(self, values: Mapping[str, Mapping[LabelSet, float]]) -> None:
+        self.values = values
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        values: dict[str, dict[LabelSet, float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = tuple(sorted(sample.labels.items()))
+                values.setdefault(sample.name, {})[labels] = float(sample.value)
+        return cls(values)
+
+    def iter_series(
+        self, metric: Metric, suffix: str = "", **labels: str
+    ) -> Iterator[tuple[dict[str, str], float]]:
+        wanted = labels.items()
+        for pairs, value in self.values.get(metric.exposed_name + suffix, {}).items():
+            if wanted <= dict(pairs).items():
+                yield dict(pairs), value
+
+    def get(self, metric: Metric, labels: Mapping[str, str], suffix: str = "") -> float | None:
+        series = self.values.get(metric.exposed_name + suffix, {})
+        return series.get(tuple(sorted(labels.items())))
+
+    def sum(self, metric: Metric, suffix: str = "", **labels: str) -> float:
+        return sum(value for _, value in self.iter_series(metric, suffix, **labels))
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """The observation of one gateway: two scrapes, and answers of its admin API.
-
-    `collection` creates it; the rules read it.
 
     Attributes:
         routes: `GET /routes` of the admin API; None if it was not answered, as of the next two.
@@ -62,25 +105,6 @@ class Observation:
 MAX_LISTED = 8  # partitions, streams or routes that one line of evidence names
 
 
-class Thresholds(NamedTuple):
-    """The least effect that makes something a cause.
-
-    Attributes:
-        max_loop_share: The share of time for which the event loop may keep others waiting. It is
-            measured four times per second, so about half of a pause is seen.
-    """
-
-    max_loop_share: float = 0.2
-    max_memory_share: float = 0.9
-    max_file_share: float = 0.9
-    min_lag_records: float = 1000.0
-    min_held_seconds: float = 5.0
-    min_throttled_share: float = 0.05
-    min_unmatched_records: float = 20.0
-    min_refusals: float = 5.0
-    min_certificate_seconds: float = 7 * 86_400.0
-
-
 class Rule(NamedTuple):
     """One cause, its evidence, and the settings or commands to change.
 
@@ -90,7 +114,7 @@ class Rule(NamedTuple):
 
     name: str
     title: str
-    find_evidence: Callable[[Observation, Thresholds], Iterable[str]]
+    find_evidence: Callable[[Observation], Iterable[str]]
     settings: Sequence[str]
     advice: str
 
@@ -115,7 +139,6 @@ def format_list(items: Iterable[str]) -> str:
 
 
 def format_cluster(labels: Mapping[str, str]) -> str:
-    """Return ` of cluster NAME`, where the configuration names its clusters."""
     return f" of cluster {labels[CLUSTER]}" if labels.get(CLUSTER) else ""
 
 
@@ -125,3 +148,87 @@ def format_count(number: float, noun: str) -> str:
 
 def iter_health(observation: Observation, key: str) -> Iterator[str]:
     yield from (observation.health or {}).get(key, ())
+
+
+REQUEST_TIMEOUT_S = 10.0  # the answers of one that has 10,000 partitions take a second
+MAX_STREAMS = 1000  # streams of the list that are looked at
+# All workers accept from one socket. A worker that is stopped accepts, too, and does not answer.
+MAX_ATTEMPTS = 3
+
+
+async def observe_gateway(
+    address: AdminAddress, interval_s: float, headers: Mapping[str, str] = MappingProxyType({})
+) -> Observation:
+    """Observe a gateway for some seconds, by its admin API or another port that has `/metrics`."""
+    base_url = address.url.rstrip("/")
+    try:
+        async with httpx.AsyncClient(
+            base_url=base_url, headers=dict(headers), timeout=REQUEST_TIMEOUT_S,
+            verify=address.verify, trust_env=False,
+        ) as http:  # fmt: skip
+            before, began = await _scrape_all_workers(http), time.monotonic()
+            await asyncio.sleep(interval_s)
+            after, ended = await _scrape(http), time.monotonic()
+            routes, health = await _get_json(http, "/routes"), await _get_json(http, "/health")
+            streams = await _get_json(http, f"/streams?limit={MAX_STREAMS}")
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        reason = str(exc) or type(exc).__name__
+        raise GatewayError(
+            f"no gateway answers at {address.url} ({reason}); see `admin on` in its log"
+        ) from None
+    return Observation(
+        base_url,
+        ended - began,
+        time.time(),
+        before,
+        after,
+        None if routes is None else routes["routes"],
+        None if streams is None else streams["streams"],
+        health,
+        () if routes is None else routes["missing"],
+    )
+
+
+async def _scrape_all_workers(http: httpx.AsyncClient) -> Scrape:
+    """Return a scrape that includes all workers, if there is one within some attempts.
+
+    Otherwise all counts of a missing worker would have grown until the next scrape.
+    """
+    for _ in range(MAX_ATTEMPTS):
+        scrape = await _scrape(http)
+        if not scrape.sum(catalog.WORKERS_MISSING):
+            break
+    return scrape
+
+
+async def _scrape(http: httpx.AsyncClient) -> Scrape:
+    response = await _get(http, "/metrics")
+    if response.status_code in (401, 403):
+        hint = "give a token of an operator by --token or GATEWAY_ADMIN_TOKEN"
+        raise GatewayError(f"{response.url} answers {response.status_code}; {hint}")
+    is_metrics = response.headers.get("content-type", "").startswith("text/plain")
+    if response.status_code != 200 or not is_metrics:
+        hint = "give the address that the gateway logs as `admin on`"
+        raise GatewayError(f"{response.url} has no metrics ({response.status_code}); {hint}")
+    try:
+        return Scrape.parse(response.text)
+    except ValueError as exc:
+        raise GatewayError(f"{response.url} has no metrics ({exc})") from None
+
+
+async def _get_json(http: httpx.AsyncClient, path: str) -> Any:
+    """Return an answer of the admin API; None where there is none, as at a sidecar's port."""
+    response = await _get(http, path)
+    is_json = response.headers.get("content-type", "").startswith("application/json")
+    return response.json() if response.status_code == 200 and is_json else None
+
+
+async def _get(http: httpx.AsyncClient, path: str) -> httpx.Response:
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        try:
+            return await http.get(path)
+        except httpx.ReadTimeout:
+            if attempt == MAX_ATTEMPTS:
+                raise
+            # The connection that is open is to the worker that does not answer.
+    raise AssertionError

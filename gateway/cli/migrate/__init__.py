@@ -1,29 +1,33 @@
 """`gateway migrate`: turn a zilla.yaml into a configuration of the gateway.
 
-`source` reads the file. `zilla` fills a `draft` and gives each value of the file an outcome in the
-`report`. `validation` removes what `gateway check` would refuse, and `writer` writes the rest with
-comments. This module has the command; start reading at `migrate_source`.
+Zilla has a chain of bindings from a port to Kafka. `bindings` finds the chains; `routes` converts
+the bindings in them that map paths to topics, `listen` those before and `kafka` those behind. They
+fill a `draft`, and give each value of the file an outcome in the `report`. `validation` removes
+what `gateway check` would refuse, and writes the rest with comments. The names are those of Zilla's
+JSON schemas (2.4). This module has the command; start reading at `migrate_source`.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.files import replace_file, require_writable
 from gateway.cli.options import DEFAULT_CONFIG_FILE
+from gateway.cli.output import replace_file, require_writable
 from gateway.errors import GatewayError
 
 if TYPE_CHECKING:
     from .draft import Draft
-    from .source import Source
-    from .writer import WrittenConfig
+    from .report import Source
+    from .validation import WrittenConfig
 
 STANDARD_OUTPUT = Path("-")
+_EXPRESSION = re.compile(r"\$\{\{\s*env\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 
 def migrate(
@@ -67,7 +71,7 @@ def migrate(
         raise GatewayError(f"{output} is what is migrated; write another file by -o")
     if is_file:
         require_writable(output)
-    from .source import read_source
+    from .report import read_source
 
     draft, written = migrate_source(read_source(file), file, output)
     _print_report(draft, show_all=show_all)
@@ -84,15 +88,30 @@ def migrate(
 
 def migrate_source(source: Source, file: Path, output: Path) -> tuple[Draft, WrittenConfig | None]:
     """Return the draft of a source with its report, and the text; None if no route is left."""
+    from .bindings import BindingGraph
     from .draft import Draft
+    from .kafka import ClusterConverter, convert_catalogs
+    from .listen import convert_listen, convert_telemetry
     from .report import MigrationReport, SourceValue
+    from .routes import RouteConverter
     from .validation import prune
-    from .zilla import convert_zilla
 
     _require_zilla(source)
     report = MigrationReport(source)
     draft = Draft(report, output.parent)
-    convert_zilla(SourceValue(report, (), source.values), draft)
+    root = SourceValue(report, (), _convert_expressions(source.values))
+    draft.carry(root.get("name"), "name")
+    graph = BindingGraph(root.get("bindings"))
+    graph.imply_chain()
+    clusters = ClusterConverter(graph, root, draft, convert_catalogs(root.get("catalogs"), draft))
+    convert_listen(graph, draft)
+    routes = RouteConverter(graph, clusters, draft)
+    routes.convert()
+    clusters.convert()
+    routes.convert_guards(root)
+    convert_telemetry(root.get("telemetry"), draft)
+    graph.explain_rest()
+    root.explain("file")
     report.omit_rest()
     written = prune(draft, output, file) if draft.get(("routes",)) else None
     return draft, written if draft.get(("routes",)) else None
@@ -113,44 +132,44 @@ def _require_zilla(source: Source) -> None:
     )
 
 
-def _list_omissions(draft: Draft) -> list[str]:
-    from .writer import format_omission
-
-    return [format_omission(draft, omission) for omission in draft.report.omissions]
+def _convert_expressions(value: Any) -> Any:
+    """Return values with `${{env.NAME}}` in the gateway's form, `${env.NAME}`."""
+    if isinstance(value, dict):
+        return {key: _convert_expressions(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_convert_expressions(item) for item in value]
+    return _EXPRESSION.sub(r"${env.\1}", value) if isinstance(value, str) else value
 
 
 def _print_report(draft: Draft, *, show_all: bool) -> None:
-    from gateway.cli.tail.terminal import escape_controls
+    from gateway.cli.output import escape_controls
     from gateway.config.source.problems import format_loc
 
     from .report import OutcomeKind
 
     report = draft.report
-    for line in _list_omissions(draft):
-        typer.echo(escape_controls(line), err=True)
-    if not show_all:
-        return
-    for loc, outcome in report.outcomes.items():
+    lines = [report.source.format_place(each.loc) + each.describe() for each in report.omissions]
+    for loc, outcome in report.outcomes.items() if show_all else ():
         place = report.source.format_place(loc)
         if outcome.kind is OutcomeKind.CARRIED:
-            typer.echo(escape_controls(f"{place}: is {format_loc(outcome.target)}"), err=True)
+            lines.append(f"{place}: is {format_loc(outcome.target)}")
         elif outcome.kind is OutcomeKind.IMPLIED:
-            typer.echo(escape_controls(f"{place}: {outcome.reason}"), err=True)
+            lines.append(f"{place}: {outcome.reason}")
+    for line in lines:
+        typer.echo(escape_controls(line), err=True)
 
 
 def _print_next_steps(draft: Draft, output: Path) -> None:
     from .report import OutcomeKind
 
-    report = draft.report
-    routes = draft.get(("routes",))
-    omitted = report.count(OutcomeKind.OMITTED)
-    kept = len(report.outcomes) - omitted
-    name = "standard output" if output == STANDARD_OUTPUT else str(output)
+    routes, outcomes = draft.get(("routes",)), draft.report.outcomes.values()
+    omitted = sum(outcome.kind is OutcomeKind.OMITTED for outcome in outcomes)
     # With the file on standard output, that has nothing else.
     is_error = output == STANDARD_OUTPUT
     typer.echo(
-        f"wrote {name}: {len(routes)} route{'s' * (len(routes) != 1)}; "
-        f"{kept} of {len(report.outcomes)} values carried over, {omitted} not",
+        f"wrote {'standard output' if is_error else output}: "
+        f"{len(routes)} route{'s' * (len(routes) != 1)}; "
+        f"{len(outcomes) - omitted} of {len(outcomes)} values carried over, {omitted} not",
         err=is_error,
     )
     variables = draft.list_variables()

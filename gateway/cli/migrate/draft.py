@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gateway.config.types.section import Loc
 
-from .report import MigrationReport, SourceValue
-from .source import iter_leaves
+from .report import MigrationReport, SourceValue, iter_leaves, move
 
 _VARIABLE = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(:?)")
 
 
 @dataclass(slots=True)
 class Draft:
-    """A configuration that a converter builds and `validation` prunes.
+    """A configuration that the converters build and `validation` prunes.
 
     Attributes:
         folder: The folder of the file that will be written, where relative paths start.
@@ -53,6 +51,9 @@ class Draft:
             self.set(target, source.value if value is None else value)
             source.carry(*target, is_same=value is None)
 
+    def carry_seconds(self, source: SourceValue, *target: str | int) -> None:
+        self.carry(source, *target, value=f"{source.text}s")
+
     def comment(self, loc: Loc, text: str) -> None:
         lines = self.comments.setdefault(loc, [])
         if text not in lines:
@@ -63,52 +64,35 @@ class Draft:
         self.variables.setdefault(name, description)
         return f"${{env.{name}}}" if default is None else f"${{env.{name}:{default}}}"
 
-    def add_route(self, route: Mapping[str, Any], comment: str) -> Loc:
-        routes = self.values.setdefault("routes", [])
-        routes.append(dict(route))
-        loc = ("routes", len(routes) - 1)
-        self.comment(loc, comment)
-        return loc
+    def set_variable(self, loc: Loc, name: str, description: str) -> None:
+        self.set(loc, self.need_variable(name, description))
+
+    def append(self, loc: Loc, item: Any) -> Loc:
+        items = self.get(loc) or []
+        self.set(loc, [*items, item])
+        return (*loc, len(items))
 
     def remove(self, loc: Loc, reason: str) -> None:
         """Remove an option or an item with all below it, and report the values carried there."""
         parent, step = self.get(loc[:-1]), loc[-1]
+        self.report.drop_target(loc, reason)
         if isinstance(parent, dict):
             parent.pop(step, None)
         elif isinstance(parent, list) and isinstance(step, int) and step < len(parent):
-            count = len(parent)
+            changes = {(*loc[:-1], n): (*loc[:-1], n - 1) for n in range(step + 1, len(parent))}
             del parent[step]
-            self.report.drop_target(loc, reason)
+            self.report.move_targets(changes)
             self.comments = {
-                place: lines for place, lines in self.comments.items() if not _is_in(place, loc)
+                move(place, changes): lines
+                for place, lines in self.comments.items()
+                if place[: len(loc)] != loc
             }
-            moves = [((*loc[:-1], n), (*loc[:-1], n - 1)) for n in range(step + 1, count)]
-            self.report.move_targets(moves)
-            self._move_comments(dict(moves))
-            return
-        self.report.drop_target(loc, reason)
 
-    def list_variables(self) -> dict[str, str]:
-        return self._find_variables(is_optional=False)
-
-    def list_optional_variables(self) -> dict[str, str]:
-        return self._find_variables(is_optional=True)
-
-    def _find_variables(self, *, is_optional: bool) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for _, value in iter_leaves(self.values):
-            for name, colon in _VARIABLE.findall(value) if isinstance(value, str) else ():
-                if bool(colon) == is_optional:
-                    found.setdefault(name, self.variables.get(name, ""))
-        return found
-
-    def _move_comments(self, moves: dict[Loc, Loc]) -> None:
-        comments: dict[Loc, list[str]] = {}
-        for place, lines in self.comments.items():
-            prefix = next((old for old in moves if _is_in(place, old)), None)
-            comments[place if prefix is None else (*moves[prefix], *place[len(prefix) :])] = lines
-        self.comments = comments
-
-
-def _is_in(loc: Loc, prefix: Loc) -> bool:
-    return loc[: len(prefix)] == prefix
+    def list_variables(self, *, is_optional: bool = False) -> dict[str, str]:
+        """Return the descriptions of variables that must be set, or of those that may be."""
+        return {
+            name: self.variables.get(name, "")
+            for _, value in iter_leaves(self.values)
+            for name, colon in (_VARIABLE.findall(value) if isinstance(value, str) else ())
+            if bool(colon) == is_optional
+        }

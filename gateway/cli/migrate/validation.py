@@ -1,43 +1,60 @@
-"""Make a migrated configuration one that `gateway check` accepts.
+"""Write a draft as a configuration that `gateway check` accepts, with comments.
 
 The configuration's own checks decide whether the converted values can be used. Refused values are
 removed, and reported with the message of the check. Removing never opens anything: a route goes as
 a whole, and with a guard go the routes that it guards.
+
+A value that was not carried is a comment where readers miss it, if there is such a place, and
+otherwise at the head of the file.
 """
 
 from __future__ import annotations
 
+import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import certifi
+from ruamel.yaml import YAML
 
+from gateway.cli.starter_config import SCHEMA_HINT, SCHEMA_MODELINE
 from gateway.config import loads
+from gateway.config.source.problems import format_loc
 from gateway.config.types.section import Loc
 from gateway.errors import ConfigError, GatewayError
 
 from .draft import Draft
-from .source import iter_leaves
-from .writer import WrittenConfig, write_config
+from .report import Omission, Source, iter_leaves
 
-_ACCESS_CONTROL = ("listen", "access-control")
+LINE_WIDTH = 100  # columns
+SECTIONS = ("name", "listen", "kafka", "catalogs", "guards", "tokens", "telemetry", "routes")
+"""The order of sections in the file."""
 MAX_ROUNDS = 1000  # each removes something; a file has far fewer options
 EXAMPLE_URL = "https://migrated.example"
 # 32 bytes in base64url, the least that a shared secret has (RFC 7518 3.2).
 EXAMPLE_KEY = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA"
-
+_EXAMPLES = {
+    "servers": "localhost:9092", "k": EXAMPLE_KEY, "port": "8080", "host": "localhost",
+    "hosts": "localhost", "ca": certifi.where(),  # the authorities of a file are loaded
+    **dict.fromkeys(("origins", "url", "issuer", "otlp", "keys", "tokenUrl"), EXAMPLE_URL),
+}  # fmt: skip
+_FILE_OPTIONS = frozenset({"certificate", "key", "tokenFile"})
+_ACCESS_CONTROL = ("listen", "access-control")
 _WHOLE_VARIABLE = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
-_REQUIRED_FILES = frozenset({"certificate", "key", "tokenFile"})
-_URL_OPTIONS = frozenset({"url", "issuer", "otlp", "keys", "tokenUrl"})
+
+
+class WrittenConfig(NamedTuple):
+    """A configuration as text, with the option's path on each line; empty for comments."""
+
+    text: str
+    locs: Sequence[Loc]
 
 
 def prune(draft: Draft, file: Path, stand_in: Path) -> WrittenConfig:
-    """Remove refused values until none is left, and return the rest as a file.
-
-    Args:
-        stand_in: A file that exists, for variables that name files.
-    """
+    """Remove refused values; variables that name files name `stand_in`, which exists."""
     for _ in range(MAX_ROUNDS):
         _remove_empty_sections(draft)
         written = write_config(draft)
@@ -56,27 +73,10 @@ def build_example_environment(draft: Draft, stand_in: Path) -> Mapping[str, str]
     for loc, value in iter_leaves(draft.values):
         match = _WHOLE_VARIABLE.fullmatch(value) if isinstance(value, str) else None
         if match is not None:
-            environ[match[1]] = _choose_example(loc, stand_in)
+            option = next((step for step in reversed(loc) if isinstance(step, str)), "")
+            is_file = option in _FILE_OPTIONS
+            environ[match[1]] = str(stand_in.resolve()) if is_file else _EXAMPLES.get(option, "x")
     return environ
-
-
-def _choose_example(loc: Loc, stand_in: Path) -> str:
-    option = next((step for step in reversed(loc) if isinstance(step, str)), "")
-    if option == "servers":
-        return "localhost:9092"
-    if option == "k":
-        return EXAMPLE_KEY
-    if option == "port":
-        return "8080"
-    if option in ("host", "hosts"):
-        return "localhost"
-    if option == "origins":
-        return EXAMPLE_URL
-    if option == "ca":
-        return certifi.where()  # the authorities of a file are loaded
-    if option in _REQUIRED_FILES:
-        return str(stand_in.resolve())
-    return EXAMPLE_URL if option in _URL_OPTIONS else "x"
 
 
 def _remove_problems(
@@ -88,14 +88,12 @@ def _remove_problems(
         match = re.match(rf"{re.escape(name)}:(\d+):\d+: (.*)", problem, re.DOTALL)
         if match is None:
             raise GatewayError(f"the migrated configuration cannot be used: {problem}")
-        loc = written.find_loc(int(match[1]))
-        item = re.match(r"\S+\.origins\[(\d+)\]: ", match[2])  # the list is on one line
-        loc = _find_removable(loc if item is None else (*loc, int(item[1])))
-        found.setdefault(loc, match[2])
+        loc = written.locs[int(match[1]) - 1]
+        found.setdefault(_find_removable(loc), match[2])
     others = {loc: message for loc, message in found.items() if loc[:1] != ("routes",)}
     # The last first, so that the places of those before stay.
     for loc, message in sorted((others or found).items(), key=_rank, reverse=True):
-        if loc in ((), ("kafka",)) or loc[-1] == "servers":
+        if loc in ((), ("kafka",)) or "servers" in loc[-2:]:
             _replace_servers(draft, loc, message)
         elif draft.get(loc) is not None:
             draft.remove(loc, f"is refused here: {message}")
@@ -107,7 +105,7 @@ def _rank(item: tuple[Loc, str]) -> list[tuple[str, int]]:
 
 def _replace_servers(draft: Draft, loc: Loc, message: str) -> None:
     """Let a variable name the brokers, if those of the source cannot be used."""
-    target = loc if loc[-1:] == ("servers",) else ("kafka", "servers")
+    target = loc[: loc.index("servers") + 1] if "servers" in loc else ("kafka", "servers")
     reference = draft.need_variable("KAFKA_SERVERS", "HOST:PORT of some brokers, with commas")
     if draft.get(target) == reference:
         raise GatewayError(f"the migrated configuration cannot be used: {message}")
@@ -139,3 +137,90 @@ def _remove_empty_sections(draft: Draft) -> None:
     for section in ("guards", "catalogs", "routes"):
         if draft.get((section,)) in ({}, []):
             draft.values.pop(section)
+
+
+def write_config(draft: Draft) -> WrittenConfig:
+    order = {name: number for number, name in enumerate(SECTIONS)}
+    names = sorted(draft.values, key=lambda name: order.get(name, len(order)))
+    plain = _dump({name: draft.values[name] for name in names})
+    loc_by_line = {mark.line: loc for loc, mark in Source.parse(plain, "").marks.items() if loc}
+    near, far = _place_omissions(draft)
+    lines = _list_head_lines(draft, far)
+    locs: list[Loc] = [()] * len(lines)
+    commented: set[Loc] = set()
+    for number, line in enumerate(plain.splitlines(), 1):
+        loc = loc_by_line.get(number, ())
+        indent = line[: len(line) - len(line.lstrip())]
+        comments = [] if line.startswith((" ", "-")) else [""]
+        # An item begins on the line of its first member, and the comments of both stand above it.
+        for length in range(1, len(loc) + 1):
+            if loc[:length] not in commented:
+                commented.add(loc[:length])
+                for text in (*draft.comments.get(loc[:length], ()), *near.get(loc[:length], ())):
+                    comments += _wrap_comment(text, indent)
+        lines += [*comments, line]
+        locs += [*([()] * len(comments)), loc]
+    return WrittenConfig("\n".join(lines) + "\n", locs)
+
+
+def _dump(values: Mapping[str, Any]) -> str:
+    yaml = YAML()
+    yaml.width = 1 << 20
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.representer.ignore_aliases = lambda *_: True
+    stream = io.StringIO()
+    yaml.dump(dict(values), stream)
+    return stream.getvalue()
+
+
+def _place_omissions(draft: Draft) -> tuple[Mapping[Loc, Sequence[str]], Sequence[str]]:
+    near: dict[Loc, list[str]] = {}
+    far: list[str] = []
+    for omission in draft.report.omissions:
+        text = _describe_omission(draft, omission)
+        if omission.near and draft.get(omission.near) is not None:
+            near.setdefault(omission.near, []).append(f"Not carried over: {text}")
+        else:
+            far.append(f"- {text}")
+    return near, far
+
+
+def _describe_omission(draft: Draft, omission: Omission) -> str:
+    mark = draft.report.source.marks.get(omission.loc)
+    line = f"line {mark.line}, " if mark is not None else ""
+    return f"{line}{format_loc(omission.loc) or 'the file'}{omission.describe()}"
+
+
+def _list_head_lines(draft: Draft, omissions: Sequence[str]) -> list[str]:
+    name = draft.report.source.name
+    needed = [
+        f"- {variable}{f': {description}' if description else ''}"
+        for variable, description in draft.list_variables().items()
+    ]
+    optional = [
+        f"- {variable}, if you need it: {description}"
+        for variable, description in draft.list_variables(is_optional=True).items()
+    ]
+    paragraphs = [
+        [
+            f"Migrated from {name} by `gateway migrate`. Check it with `gateway check --cluster`, "
+            "and start it with `gateway run`."
+        ],
+        [*(["Set these environment variables:"] if needed else []), *needed, *optional],
+        [f"Not carried over from {name}:", *omissions] if omissions else [],
+    ]
+    lines = [SCHEMA_MODELINE, SCHEMA_HINT]
+    for paragraph in filter(None, paragraphs):
+        lines += ["#", *(line for text in paragraph for line in _wrap_comment(text, ""))]
+    return lines
+
+
+def _wrap_comment(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        "".join(char if char.isprintable() else " " for char in text),
+        LINE_WIDTH,
+        initial_indent=f"{indent}# ",
+        subsequent_indent=f"{indent}# {'  ' if text.startswith('- ') else ''}",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

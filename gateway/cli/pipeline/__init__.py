@@ -1,8 +1,7 @@
 """`gateway pipeline`: check, run and inspect the Spark jobs of a configuration.
 
-Each command is a function in a module of its own. The functions import `gateway.pipeline` when they
-run, and most of them Spark only if they need it. `options` has their common options, `completion`
-the names of jobs for shells, and `driver` is the script of spark-submit. Start reading with `run`.
+The commands import `gateway.pipeline` when they run, and most of them Spark only if they need it.
+`driver` is the script of spark-submit. Start reading with `jobs.run`.
 """
 
 from __future__ import annotations
@@ -17,25 +16,10 @@ from typer.core import TyperGroup
 from gateway.cli.commands import format_exit_codes
 from gateway.errors import PipelineError
 
-from . import (
-    backup,
-    check,
-    demo,
-    doctor,
-    listing,
-    plan,
-    prefetch,
-    rescale,
-    run,
-    skew,
-    state,
-    submit,
-)
+from . import checkpoints, diagnosis, jobs
 
 
 class _SparkGroup(TyperGroup):
-    """The group of the pipeline's commands, which reports how Spark's JVM ended if it did."""
-
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -75,19 +59,19 @@ def _pipeline() -> None:
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "list": (listing.list_, format_exit_codes()),
-    "check": (check.check, format_exit_codes()),
-    "run": (run.run, format_exit_codes("a job failed")),
-    "submit": (submit.submit, format_exit_codes("spark-submit or a job failed")),
-    "prefetch": (prefetch.prefetch, format_exit_codes(reads_config=False)),
-    "demo": (demo.demo, format_exit_codes(reads_config=False)),
-    "doctor": (doctor.doctor, format_exit_codes("failure or a cause was found")),
-    "state": (state.state, format_exit_codes("failure or a damaged file")),
-    "backup": (backup.backup, format_exit_codes()),
-    "restore": (backup.restore, format_exit_codes()),
-    "rescale": (rescale.rescale, format_exit_codes()),
-    "skew": (skew.skew, format_exit_codes()),
-    "plan": (plan.plan, format_exit_codes(reads_config=False)),
+    "list": (jobs.list_, format_exit_codes()),
+    "check": (jobs.check, format_exit_codes()),
+    "run": (jobs.run, format_exit_codes("a job failed")),
+    "submit": (jobs.submit, format_exit_codes("spark-submit or a job failed")),
+    "prefetch": (jobs.prefetch, format_exit_codes(reads_config=False)),
+    "demo": (jobs.demo, format_exit_codes(reads_config=False)),
+    "doctor": (diagnosis.doctor, format_exit_codes("failure or a cause was found")),
+    "state": (checkpoints.state, format_exit_codes("failure or a damaged file")),
+    "backup": (checkpoints.backup, format_exit_codes()),
+    "restore": (checkpoints.restore, format_exit_codes()),
+    "rescale": (checkpoints.rescale, format_exit_codes()),
+    "skew": (diagnosis.skew, format_exit_codes()),
+    "plan": (diagnosis.plan, format_exit_codes(reads_config=False)),
 }
 for name, (command, exit_codes) in _COMMANDS.items():
     pipeline.command(name, epilog=exit_codes)(command)

@@ -1,9 +1,8 @@
-"""`gateway tail`: follow a stream over SSE or WebSocket, or topics without a gateway.
+"""`gateway tail`: follow a stream over SSE, or topics without a gateway.
 
-This module has the command. `target` parses its argument, and `run` connects a source
-(`event_reader`, `websocket`, or `in_process` for topics) to a `follower`, which reconnects, counts
-and keeps the position. `output` writes records to stdout, `status` everything else to stderr. Start
-reading with `run`, then `follower`.
+This module has the command. `target` parses its argument, and `run` connects a `source` (of
+`in_process` for topics) to a `follower`, which reconnects, counts and keeps the position. `printer`
+writes records to stdout, and everything else to stderr. Start reading with `run`, then `follower`.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.completion import complete_topic
+from gateway.cli.kafka_connection import KafkaSource
 from gateway.cli.options import (
     DEFAULT_SERVERS,
     KafkaConfigOption,
-    KafkaSource,
     ServersOption,
+    complete_topic,
     is_given,
 )
 
-from .output_format import OutputFormat
+from .target import OutputFormat
 
 # Parameters, each with its option, that have no effect for a URL, and for topics.
 _TOPIC_OPTIONS = {"config": "--config", "servers": "--servers"}
@@ -47,7 +46,7 @@ def tail(
         typer.Argument(
             metavar="URL|TOPIC",
             show_default=False,
-            help="A stream: http(s)://, ws(s)://; or topics of a Kafka, separated by commas.",
+            help="A stream: http(s)://; or topics of a Kafka, separated by commas.",
             autocompletion=complete_topic,
         ),
     ],
@@ -150,8 +149,7 @@ def tail(
 
     \b
     gateway tail http://localhost:8080/events/orders
-    gateway tail ws://localhost:8080/events/orders --filter '/amount>=100'
-    gateway tail ws://localhost:8080/ws#/events/orders   # one of many on /ws
+    gateway tail http://localhost:8080/events/orders --filter '/amount>=100'
     gateway tail orders --servers localhost:9092 --from earliest --until latest | jq .value
     gateway tail orders --position orders.position --format value >> orders.jsonl
     """

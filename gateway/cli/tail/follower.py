@@ -17,10 +17,8 @@ from typing import Any
 from gateway.core.backoff import BackoffPolicy
 from gateway.errors import GatewayError
 
-from .output import OutputWriter
-from .printer import Printer
-from .source import RECORD_EVENTS, ConnectionLost, StreamEvent, StreamSource
-from .status import StatusReporter, describe_gap
+from .printer import OutputWriter, Printer, StatusReporter, describe_gap
+from .source import RECORD_EVENTS, ConnectionLost, SseSource, StreamEvent
 
 INITIAL_DELAY_S, MAX_DELAY_S = 1.0, 30.0  # seconds
 
@@ -67,6 +65,7 @@ class StreamFollower:
     Attributes:
         position: The start of the next connection; None for the start of the query.
         remaining: How many more records are wanted; None for all.
+        was_opened: Whether a connection has delivered something.
 
     Args:
         strict: A gap or a missing record is an error, and the position stays before it.
@@ -76,7 +75,7 @@ class StreamFollower:
 
     def __init__(
         self,
-        source: StreamSource,
+        source: SseSource,
         printer: Printer,
         output: OutputWriter,
         notes: StatusReporter,
@@ -88,6 +87,7 @@ class StreamFollower:
     ) -> None:
         self.position = position
         self.remaining = count
+        self.was_opened = False
         self._source = source
         self._printer = printer
         self._output = output
@@ -95,7 +95,6 @@ class StreamFollower:
         self._strict = strict
         self._explain_absence = explain_absence
         self._reconnects = ReconnectBackoff()
-        self._was_opened = False  # a connection has delivered something
         self._lines = bytearray()  # formatted, and not written yet
         self._reached_position = position  # after the last event of `_lines`
 
@@ -110,14 +109,9 @@ class StreamFollower:
                 self._notes.report(f"{lost}; connecting again in {wait:.1f} s", "warn")
                 await asyncio.sleep(wait)
 
-    @property
-    def was_opened(self) -> bool:
-        """Whether a connection has delivered something."""
-        return self._was_opened
-
     async def _raise_if_never_opened(self, lost: ConnectionLost) -> None:
         """Fail if there was never a stream: the address is probably wrong."""
-        if self._was_opened or (lost.was_reached and self._explain_absence is None):
+        if self.was_opened or (lost.was_reached and self._explain_absence is None):
             return
         if self._explain_absence is None:
             reason = f"{lost}; is it running there?"
@@ -126,18 +120,16 @@ class StreamFollower:
         raise GatewayError(f"no stream from {self._source.display_name}: {reason}") from lost
 
     async def _follow_connection(self) -> bool:
-        """Follow one connection and return whether the stream has ended."""
-        events = self._source.iter_events(self.position, self.remaining)
+        events = self._source.iter_events(self.position)
         async with contextlib.aclosing(events) as batches:
             async for batch in batches:
-                self._was_opened = True
+                self.was_opened = True
                 self._reconnects.reset()
                 if await self._handle_batch(batch):
                     return True
         raise ConnectionLost("the connection was closed")
 
     async def _handle_batch(self, batch: list[StreamEvent]) -> bool:
-        """Print and count events, and return whether the stream has ended."""
         for event in batch:
             if event.name in RECORD_EVENTS:
                 self._lines += self._printer.format_line(event)
@@ -160,7 +152,6 @@ class StreamFollower:
         self.position = self._reached_position
 
     def _handle_control_event(self, event: StreamEvent) -> bool:
-        """Report a control event, and return whether the stream has ended."""
         data = _parse_object(event.data)
         if self._strict and event.name == "gap":
             raise GatewayError(f"{describe_gap(data)}; without --strict it is skipped")

@@ -9,17 +9,22 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
 from starlette.types import ASGIApp, Message
 
 from gateway import config
-from gateway.cli.options import KafkaSource
+from gateway.cli.kafka_connection import KafkaSource
 from gateway.config import Settings, Topic
 from gateway.config.source.substitution import find_closest
 from gateway.errors import KafkaError
 from gateway.web.app.app import Application, create_app
+
+from .source import SseSource
+from .target import Target
 
 STREAM_PATH = "/stream"
 LIST_TIMEOUT_S = 5.0  # for Kafka to list its topics, to suggest one
@@ -38,10 +43,22 @@ def build_settings(topics: Sequence[str], source: KafkaSource) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def serve_in_process(settings: Settings) -> AsyncIterator[InProcessTransport]:
+async def open_in_process(target: Target, kafka: KafkaSource) -> AsyncIterator[SseSource]:
+    settings = build_settings(target.topics, kafka)
     app = create_app(settings)
     async with app.router.lifespan_context(app):
-        yield InProcessTransport(app)
+        transport = InProcessTransport(app)
+        source = SseSource(
+            replace(target, scheme="http", location="in-process", path=STREAM_PATH),
+            headers={},
+            transport=transport,
+            display_name=",".join(settings.clusters[""].servers),
+            suggest=partial(transport.suggest_topic, target.topics),
+        )
+        try:
+            yield source
+        finally:
+            await source.close()
 
 
 class InProcessTransport(httpx.AsyncBaseTransport):
@@ -70,7 +87,6 @@ class InProcessTransport(httpx.AsyncBaseTransport):
         return f"; there are {', '.join(sorted(names)[:MAX_LISTED_TOPICS])}"
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the response when it has started; the body follows."""
         stream = _ResponseStream(self._app, _build_scope(request))
         try:
             start = await stream.next_message()
@@ -91,7 +107,6 @@ class _ResponseStream(httpx.AsyncByteStream):
         await app(scope, _receive_nothing, self._messages.put)
 
     async def next_message(self) -> Message:
-        """Return the next ASGI message, or raise httpx.ReadError if the application has ended."""
         get = asyncio.create_task(self._messages.get())
         try:
             await asyncio.wait({get, self._task}, return_when=asyncio.FIRST_COMPLETED)

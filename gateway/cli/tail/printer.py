@@ -1,4 +1,4 @@
-"""Format records as lines of standard output.
+"""Format records as lines of standard output, write them, and report other events on stderr.
 
 pretty: For people. Time, partition:offset, key and value of the format `envelope`; of other formats
         the whole event.
@@ -9,18 +9,26 @@ value:  Only the values, byte for byte; a tombstone has none. An `envelope` is u
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import os
 import re
+import select
+import stat
+import sys
+from collections import Counter
 from datetime import datetime
 from typing import Any
 
 import orjson
 
+from gateway.cli.output import NO_COLOURS, Colours, escape_controls, paint, paint_json
 from gateway.core.channel.exact_json import parse_json
 from gateway.formats.event import json_to_bytes
 
-from .output_format import OutputFormat
 from .source import StreamEvent
-from .terminal import NO_COLOURS, Colours, escape_controls, paint, paint_json
+from .target import OutputFormat
 
 _ENVELOPE_KEYS = {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
@@ -134,3 +142,134 @@ class Printer:
             return None
         is_envelope = value.keys() == _ENVELOPE_KEYS and value["topic"] in self._topics
         return value if is_envelope else None
+
+
+PIPE_BUF = 4096  # bytes that a writable pipe accepts without blocking (POSIX)
+
+
+class OutputClosed(Exception):
+    """The reader of the output has ended, as after `| head`."""
+
+
+class OutputWriter:
+    """The writer of a file descriptor.
+
+    Other processes may share the descriptor, so it is not set to non-blocking. It is written to
+    only when it is ready, so that a full pipe never delays ^C or the network.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        mode = os.fstat(fd).st_mode
+        self._is_pipe = stat.S_ISFIFO(mode)
+        self._must_poll = self._is_pipe or stat.S_ISSOCK(mode) or os.isatty(fd)
+
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                if not self._must_poll:
+                    view = view[os.write(self._fd, view) :]
+                    continue
+                if not select.select((), (self._fd,), (), 0)[1]:
+                    await self._wait_ready(for_read=False)
+                view = view[os.write(self._fd, view[:PIPE_BUF]) :]
+        except BrokenPipeError:
+            raise OutputClosed from None
+
+    async def wait_closed(self) -> None:
+        """Return when the reader of a pipe has ended; never if the output is not a pipe."""
+        if self._is_pipe:
+            # The writing end of a pipe becomes readable only by an error.
+            await self._wait_ready(for_read=True)
+        else:
+            await asyncio.get_running_loop().create_future()
+
+    async def _wait_ready(self, *, for_read: bool) -> None:
+        loop = asyncio.get_running_loop()
+        ready = loop.create_future()
+        add, remove = (
+            (loop.add_reader, loop.remove_reader)
+            if for_read
+            else (loop.add_writer, loop.remove_writer)
+        )
+        add(self._fd, _set_ready, ready)
+        try:
+            await ready
+        finally:
+            remove(self._fd)
+
+
+def _set_ready(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+MAX_SHOWN_PARTITIONS = 8  # pending partitions that are named
+
+
+class StatusReporter:
+    def __init__(self, *, quiet: bool, colours: Colours) -> None:
+        self._quiet = quiet
+        self._colours = colours
+
+    def report(self, text: str, tone: str = "dim") -> None:
+        """Write a line; its colour is that of the tone. Failures to write are ignored."""
+        if not self._quiet:
+            with contextlib.suppress(OSError):
+                print(
+                    paint(f"gateway: {escape_controls(text)}", tone, self._colours), file=sys.stderr
+                )
+
+    def report_event(self, event: StreamEvent, data: dict[str, Any]) -> None:
+        match event.name:
+            case "begin":
+                self.report(_describe_begin(data))
+            case "ready":
+                note = " (found by time)" if data.get("resolved") == "approximate" else ""
+                self.report(
+                    f"{_format_partition(data)} is ready at {data.get('offset')}{note}", "good"
+                )
+            case "partitions-ready":
+                self.report(f"{_format_groups(data)} are ready", "good")
+            case "partitions-error":
+                self.report(f"{_format_groups(data)} cannot be read for now", "bad")
+            case "gap":
+                self.report(describe_gap(data), "warn")
+            case "error":
+                self.report(f"{data.get('code')}: {data.get('message')}", "bad")
+            case "end" | "position":
+                pass
+            case _:
+                self.report(f"{event.name} {json.dumps(data, ensure_ascii=False)}")
+
+
+def describe_gap(data: dict[str, Any]) -> str:
+    if data.get("topic") is None:
+        return f"gap: it is not known what was missed ({data.get('reason')})"
+    span = f"from offset {data.get('from')} to {data.get('to')}"
+    return f"gap in {_format_partition(data)} {span} ({data.get('reason')})"
+
+
+def _describe_begin(data: dict[str, Any]) -> str:
+    counts = data.get("partitions") or {}
+    topics = ", ".join(
+        f"{name} ({count} partition{'' if count == 1 else 's'})" for name, count in counts.items()
+    )
+    pending = [_format_partition(each) for each in data.get("pending") or ()]
+    if not pending:
+        return f"following {topics}"
+    unnamed = len(pending) - MAX_SHOWN_PARTITIONS
+    more = f" and {unnamed} more" if unnamed > 0 else ""
+    return f"following {topics}; not ready yet: {', '.join(pending[:MAX_SHOWN_PARTITIONS])}{more}"
+
+
+def _format_groups(data: dict[str, Any]) -> str:
+    counts: Counter[str] = Counter()
+    for group in data.get("topics") or ():
+        counts[group.get("topic")] += len(group.get("partitions") or ())
+    return ", ".join(f"{count} partitions of {topic}" for topic, count in counts.items())
+
+
+def _format_partition(data: dict[str, Any]) -> str:
+    return f"{data.get('topic')}-{data.get('partition')}"

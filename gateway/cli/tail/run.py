@@ -10,24 +10,19 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.cli.kafka_connection import find_connection_error
-from gateway.cli.options import DEFAULT_SERVERS, KafkaSource
+from gateway.cli.kafka_connection import KafkaSource, find_connection_error
+from gateway.cli.output import select_colours
 from gateway.config.types.address import create_trusting_context
 from gateway.core.log.recovery import Cause
 from gateway.errors import GatewayError
 
 from .follower import StreamFollower
-from .output import OutputClosed, OutputWriter
-from .output_format import OutputFormat
-from .printer import Printer
-from .source import StreamSource
-from .status import StatusReporter
-from .target import PositionFile, Target
-from .terminal import select_colours
+from .printer import OutputClosed, OutputWriter, Printer, StatusReporter
+from .source import SseSource
+from .target import OutputFormat, PositionFile, Target
 
 SAVE_INTERVAL_S = 1.0  # seconds between two writes of the position
 MAX_PRINTED_POSITION_CHARS = 4096  # a longer position is not printed for --from
@@ -43,7 +38,7 @@ class TailOptions:
     quiet: bool = False
     strict: bool = False
     position: Path | None = None
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
     cacert: Path | None = None
     insecure: bool = False
 
@@ -131,64 +126,45 @@ class _TailSession:
     # sources
 
     @asynccontextmanager
-    async def _open_source(self) -> AsyncIterator[StreamSource]:
-        target, headers = self._target, self._options.headers or {}
-        if not target.scheme:
-            async with self._open_topics() as source:
+    async def _open_source(self) -> AsyncIterator[SseSource]:
+        if self._target.scheme:
+            source = await asyncio.to_thread(self._create_remote_source)
+            try:
                 yield source
+            finally:
+                await source.close()
             return
-        source = await asyncio.to_thread(self._create_remote_source, target, headers)
-        try:
-            yield source
-        finally:
-            await source.close()
+        from .in_process import open_in_process
 
-    def _create_remote_source(self, target: Target, headers: Mapping[str, str]) -> StreamSource:
-        secure = target.scheme in ("https", "wss")
-        tls = self._create_ssl_context() if secure else None
-        if target.scheme in ("ws", "wss"):
-            from .websocket import WebSocketSource
-
-            return WebSocketSource(target, headers=headers, tls=tls)
-        from .event_reader import SseSource
-
-        return SseSource(target, headers=headers, tls=tls or True)
-
-    @asynccontextmanager
-    async def _open_topics(self) -> AsyncIterator[StreamSource]:
-        from .event_reader import SseSource
-        from .in_process import STREAM_PATH, build_settings, serve_in_process
-
-        options, topics = self._options, self._target.topics
-        settings = build_settings(topics, self._kafka)
-        target = replace(self._target, scheme="http", location="in-process", path=STREAM_PATH)
-        display_name = ",".join(settings.clusters[""].servers)
-        if options.quiet:
+        if self._options.quiet:
             logging.getLogger().addHandler(logging.NullHandler())
-        logging.getLogger("aiokafka").addHandler(
-            logging.NullHandler()
-        )  # the gateway reports the same
+        # The gateway in this process reports what aiokafka does.
+        logging.getLogger("aiokafka").addHandler(logging.NullHandler())
         outage_log = logging.getLogger("gateway.kafka.client.outages")
         outage_log.addFilter(self._should_log_outage)
         try:
-            async with serve_in_process(settings) as transport:
-                source = SseSource(
-                    target,
-                    headers={},
-                    transport=transport,
-                    display_name=display_name,
-                    suggest=partial(transport.suggest_topic, topics),
-                )
-                try:
-                    yield source
-                finally:
-                    await source.close()
+            async with open_in_process(self._target, self._kafka) as source:
+                yield source
         finally:
             outage_log.removeFilter(self._should_log_outage)
 
+    def _create_remote_source(self) -> SseSource:
+        tls: ssl.SSLContext | bool = True
+        if self._target.scheme == "https":
+            cacert = self._options.cacert
+            try:
+                tls = create_trusting_context(cacert)
+            except ValueError as exc:
+                raise GatewayError(f"--cacert {exc}") from exc
+            if self._options.insecure:
+                tls.check_hostname = False
+                tls.verify_mode = ssl.CERT_NONE
+        return SseSource(self._target, headers=self._options.headers, tls=tls)
+
     @property
     def _kafka(self) -> KafkaSource:
-        return self._options.kafka or KafkaSource(None, (DEFAULT_SERVERS,))
+        assert self._options.kafka is not None
+        return self._options.kafka
 
     async def _explain_absence(self) -> str:
         error = await find_connection_error(self._kafka, self._target.topics, "tail")
@@ -199,14 +175,3 @@ class _TailSession:
         was_opened = self._follower is not None and self._follower.was_opened
         cause = getattr(record, "cause", None)
         return was_opened and cause not in (Cause.UNKNOWN_TOPIC, Cause.DENIED)
-
-    def _create_ssl_context(self) -> ssl.SSLContext:
-        cacert = self._options.cacert
-        try:
-            context = create_trusting_context(cacert)
-        except ValueError as exc:
-            raise GatewayError(f"--cacert {exc}") from exc
-        if self._options.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context

@@ -1,4 +1,4 @@
-"""Parse the argument of `gateway tail` (the URL of a stream, or names of topics) and --position.
+"""Parse what `gateway tail` is asked for: a stream's URL or topics, its start, and --position.
 
 The parameters `from`, `until` and `lastEventId` of a URL mean the same as the options: they are for
 the first connection, not for every reconnect.
@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from gateway.cli.files import replace_file, require_writable
+from gateway.cli.output import replace_file, require_writable
 from gateway.errors import GatewayError
+
+
+class OutputFormat(StrEnum):
+    PRETTY = "pretty"
+    JSON = "json"
+    VALUE = "value"
+
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _TOPICS = re.compile(r"[A-Za-z0-9._-]{1,249}(,[A-Za-z0-9._-]{1,249})*")
@@ -21,6 +29,7 @@ _POSITION = re.compile(
     r"[A-Za-z0-9_-]{24,}"
 )  # a resume token: longer than any time without a colon
 _COUNT = re.compile(r"[0-9]{1,12}")
+_TOKEN = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True)
@@ -68,9 +77,9 @@ class StreamQuery:
         added += [("fields", fields)] if fields else []
         return replace(self, other_parameters=(*self.other_parameters, *added))
 
-    def encode(self, position: str | None, **own: str) -> str:
+    def encode(self, position: str | None) -> str:
         """Return the query string of a connection, without `start` if there is a position."""
-        pairs = [*self.other_parameters, *own.items()]
+        pairs = [*self.other_parameters]
         if self.start and position is None:
             pairs.append(("from", self.start))
         if self.until:
@@ -83,15 +92,13 @@ class Target:
     """The stream or topics to follow.
 
     Attributes:
-        scheme: `http`, `https`, `ws` or `wss`; empty for topics.
+        scheme: `http` or `https`; empty for topics.
         location: Host and port as written, with credentials if there are any; or the topics.
-        socket_path: The path of a WebSocket that many streams share; None for one of its own.
     """
 
     scheme: str
     location: str
     path: str = ""
-    socket_path: str | None = None
     query: StreamQuery = field(default_factory=StreamQuery)
 
     @classmethod
@@ -99,35 +106,21 @@ class Target:
         """Parse a URL, or topics separated by commas; raise ValueError saying how to write them."""
         scheme = _SCHEME.match(text)
         if scheme is None:
-            return cls("", cls._check_topics(text))
-        if scheme[1].lower() not in ("http", "https", "ws", "wss"):
-            raise ValueError(f"'{scheme[1]}://' is none of http, https, ws, wss")
+            if not _TOPICS.fullmatch(text):
+                what = "is neither a URL nor a topic; a URL begins with http://"
+                raise ValueError(f"'{text}' {what}")
+            return cls("", text)
+        if scheme[1].lower() not in ("http", "https"):
+            what = "is neither http:// nor https://, where every stream is"
+            raise ValueError(f"'{scheme[1]}://' {what}")
         parts = urlsplit(text)
         if not parts.hostname or parts.port == 0:
             raise ValueError(f"'{text}' has no host; write such as http://localhost:8080/events/a")
-        if parts.scheme.startswith("http"):
-            return cls(
-                parts.scheme, parts.netloc, parts.path or "/", None, StreamQuery.parse(parts.query)
-            )
-        if parts.fragment:
-            stream = urlsplit(parts.fragment)
-            query = StreamQuery.parse(stream.query)
-            return cls(parts.scheme, parts.netloc, stream.path, parts.path or "/ws", query)
-        if parts.path == "/ws":
-            raise ValueError("/ws is shared by many streams; name one: /ws#/events/orders")
-        return cls(
-            parts.scheme, parts.netloc, parts.path or "/", None, StreamQuery.parse(parts.query)
-        )
-
-    @staticmethod
-    def _check_topics(text: str) -> str:
-        if not _TOPICS.fullmatch(text):
-            raise ValueError(f"'{text}' is neither a URL nor a topic; a URL begins with http://")
-        return text
+        query = StreamQuery.parse(parts.query)
+        return cls(parts.scheme, parts.netloc, parts.path or "/", query)
 
     @property
     def topics(self) -> list[str]:
-        """The names of the topics; only without a scheme."""
         return self.location.split(",")
 
     def build_url(self, query: str = "", path: str | None = None) -> str:
@@ -135,11 +128,7 @@ class Target:
 
     @property
     def display_name(self) -> str:
-        """The location without credentials, for messages."""
         return self.location.rpartition("@")[2]
-
-
-_TOKEN = re.compile(r"[!-~]+")
 
 
 class PositionFile:

@@ -15,8 +15,12 @@ from typing import Annotated
 import typer
 
 from gateway.cli.commands import EXIT_FAILURE, format_exit_codes
-from gateway.cli.completion import complete_guard
-from gateway.cli.options import ConfigFileOption, build_config_option, require_config_file
+from gateway.cli.options import (
+    ConfigFileOption,
+    build_config_option,
+    complete_guard,
+    require_config_file,
+)
 
 STDIN_ARGUMENT = "-"
 MAX_INPUT_BYTES = 128 * 1024  # bytes read from standard input, twice the longest token
@@ -119,7 +123,7 @@ def create(
         raise typer.BadParameter("give either --secret or --key")
     section = None
     if guard is not None:
-        from .guard_check import find_jwt_guard
+        from .json_web_token import find_jwt_guard
 
         section = find_jwt_guard(require_config_file(config), guard)
     elif config is not None:
@@ -163,7 +167,7 @@ def check(
     gateway token check "$TOKEN" --guard login -c gateway.yaml
     gateway token create --guard login | gateway token check - --guard login
     """
-    from .guard_check import check_token
+    from .json_web_token import check_token
 
     verdict = check_token(_read_token(text), config, guard)
     typer.echo(json.dumps(verdict.to_json()) if as_json else verdict.to_text())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from gateway.cli.output import format_table
 from gateway.core.times import format_time
 from gateway.errors import TokenCorrupt, TokenForeign
 
@@ -25,7 +26,6 @@ class SignatureState(StrEnum):
 def decode_resume_token(
     text: str, topics: Sequence[str], settings: Settings | None
 ) -> DecodedToken:
-    """Decode a token, which must have all of these topics, and may have those of the settings."""
     from gateway.core.token.resume_token import parse_token
 
     try:
@@ -77,14 +77,13 @@ class DecodedToken:
                     else str(epoch),
                 )
             )
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [
             f"issued     {self._format_issued()}",
             f"signature  {self.signature}",
             f"view       digest {self.token.view_digest.decode()}",
             f"cluster    digest {self.token.cluster.decode()}",
             "",
-            *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
+            *format_table(rows),
         ]
         return "\n".join(lines)
 

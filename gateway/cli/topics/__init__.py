@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.completion import complete_topic
-from gateway.cli.kafka_connection import require_topic_name
-from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, KafkaSource, ServersOption
+from gateway.cli.kafka_connection import KafkaSource, require_topic_name
+from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, ServersOption, complete_topic
+from gateway.cli.output import format_table
 
 if TYPE_CHECKING:
     from .topic_report import TopicDetails, TopicSummary
@@ -79,8 +79,7 @@ async def _list_topics(source: KafkaSource, everything: bool) -> Sequence[TopicS
 async def _describe_topic(source: KafkaSource, name: str) -> TopicDetails:
     from gateway.cli.kafka_connection import open_source
 
-    from .sample import SampleDecoder
-    from .topic_report import describe_topic
+    from .topic_report import SampleDecoder, describe_topic
 
     decoder = SampleDecoder.create(source, name)
     async with open_source(source, [name], "topics") as cluster:
@@ -88,16 +87,10 @@ async def _describe_topic(source: KafkaSource, name: str) -> TopicDetails:
 
 
 def _print_lines(lines: Iterable[str]) -> None:
-    from gateway.cli.tail.terminal import escape_controls
+    from gateway.cli.output import escape_controls
 
     for line in lines:
         typer.echo(escape_controls(line))
-
-
-def _format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip()
 
 
 def _format_summaries(summaries: Sequence[TopicSummary]) -> Iterator[str]:
@@ -114,7 +107,7 @@ def _format_summaries(summaries: Sequence[TopicSummary]) -> Iterator[str]:
         )
         for each in summaries
     ]
-    yield from _format_table(rows)
+    yield from format_table(rows)
 
 
 def _format_details(details: TopicDetails) -> Iterator[str]:
@@ -135,7 +128,7 @@ def _format_details(details: TopicDetails) -> Iterator[str]:
         )
         for each in details.partitions
     ]
-    yield from _format_table(rows)
+    yield from format_table(rows)
     if details.sample is not None:
         yield ""
         sample = details.sample

@@ -1,22 +1,115 @@
-"""Ask brokers for their topics, or for the details of one."""
+"""Ask brokers for their topics, or for the details of one with its newest record."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
+from gateway.cli.kafka_connection import KafkaSource
 from gateway.config.source.substitution import suggest
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import KafkaError, UnknownTopic
+from gateway.core.times import format_time
+from gateway.errors import FormatError, KafkaError, RegistryUnavailable, UnknownTopic
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.offsets import EARLIEST, LATEST, OffsetAndTimestamp
 from gateway.kafka.fetch.bounded_read import read_committed
 from gateway.kafka.protocol.requests import TopicMetadata
 
-from .sample import Sample, SampleDecoder
+if TYPE_CHECKING:
+    from gateway.config import Model, SchemaRegistry, Topic
+
+
+MAX_SHOWN_CHARS = 500
+MAX_SHOWN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Sample:
+    partition: int
+    offset: int
+    time: str
+    key: str | None
+    value: str | None
+    headers: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True)
+class SampleDecoder:
+    topic: Topic | None = None
+    catalogs: Mapping[str, SchemaRegistry] = field(default_factory=dict)
+
+    @classmethod
+    def create(cls, source: KafkaSource, topic: str) -> Self:
+        if source.file is None:
+            return cls()
+        from gateway.config import load
+
+        settings = load(source.file)
+        listed = (kafka.find_topic(topic) for kafka in settings.clusters.values())
+        return cls(next((each for each in listed if each is not None), None), settings.catalogs)
+
+    async def decode(self, record: Record) -> Sample:
+        key, value = (self.topic.key, self.topic.value) if self.topic else (None, None)
+        return Sample(
+            record.tp.partition,
+            record.offset,
+            format_time(max(record.timestamp, 0)),
+            await self._decode_part(record, record.key, key, is_key=True),
+            await self._decode_part(record, record.value, value, is_key=False),
+            tuple(
+                (name, None if value is None else show_bytes(value))
+                for name, value in record.headers
+            ),
+        )
+
+    async def _decode_part(
+        self, record: Record, data: bytes | None, model: Model | None, *, is_key: bool
+    ) -> str | None:
+        if data is None:
+            return None
+        if model is None or not model.is_decoded:
+            return show_bytes(data)
+        from gateway.formats.codec import Codecs
+        from gateway.formats.model import Model as Decoder
+
+        codecs = None if model.catalog is None else Codecs(self.catalogs[model.catalog])
+        decoder = Decoder(model.model, codecs, is_key=is_key)
+        record = decoder.frame_record(record)
+        framed = (record.key if is_key else record.value) or b""
+        try:
+            missing = decoder.find_missing_id(framed)
+            if missing is not None:
+                await decoder.load_schema_ids([missing])
+            return _cut(decoder.decode(framed).decode())
+        except (FormatError, RegistryUnavailable) as exc:
+            return f"{show_bytes(data)} (not {model.model}: {exc})"
+        finally:
+            if codecs is not None:
+                await codecs.close()
+
+
+def show_bytes(data: bytes) -> str:
+    """Return bytes as text, or their length and beginning if they are not text."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if text.isprintable() or "\0" not in text:
+        return _cut(text)
+    if data[:1] == b"\0" and len(data) > 5:
+        schema_id = int.from_bytes(data[1:5], "big")
+        hint = "to decode it, set model and catalog of the topic"
+        return f"{len(data)} bytes, perhaps of schema {schema_id} of a registry; {hint}"
+    shown = data[:MAX_SHOWN_BYTES].hex(" ")
+    return f"{len(data)} bytes: {shown}{' ...' if len(data) > MAX_SHOWN_BYTES else ''}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]} ..."
+
 
 INTERNAL_PREFIX = "__"
 RATE_SECONDS = 2.0  # how long arriving records are counted
@@ -72,7 +165,6 @@ class TopicDetails:
 
     @property
     def records(self) -> int | None:
-        """The number of offsets of its log; None if a leader does not answer."""
         return _count_records([(each.start, each.end) for each in self.partitions])
 
     def to_json(self) -> dict[str, Any]:
@@ -115,11 +207,6 @@ async def list_topics(cluster: Cluster, *, include_internal: bool) -> list[Topic
 async def describe_topic(
     cluster: Cluster, name: str, decoder: SampleDecoder, *, rate_seconds: float = RATE_SECONDS
 ) -> TopicDetails:
-    """Describe a topic.
-
-    Raises:
-        UnknownTopic: It does not exist; the message has the nearest name.
-    """
     try:
         topic = await cluster.describe_topic(name)
     except UnknownTopic:

@@ -3,7 +3,7 @@
 `options` has the common ones. To add a capability whose requests have one response, write a
 subclass of `options.With` with its options, and enter it in `WITH_KINDS`; then write a subclass of
 `gateway.web.exchange.exchange.Exchange`, which responds to requests and describes them for
-documents, and enter it in `gateway.web.exchange.kinds.EXCHANGES`.
+documents, and enter it in `gateway.web.exchange.dispatch.EXCHANGES`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Define the requests of a member of a classic group, and the coordinator's answers.
 
-Plain data: `gateway.kafka.protocol.classic_messages` makes messages of it. The metadata and
+Plain data: `gateway.kafka.protocol.member_messages` makes messages of it. The metadata and
 assignments of members, which the broker only passes on, are decoded here.
 """
 

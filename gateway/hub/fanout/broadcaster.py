@@ -27,7 +27,8 @@ from .pacing import BatchPacing
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
 
-    from .delivery import PushDelivery
+    from .client import Client
+    from .shared_catch_up import SharedCatchUp
 
 SLICE_S = 0.004  # seconds of a round before other tasks get a turn
 WRITES_PER_CLOCK_CHECK = 64  # writes from one look at the clock to the next
@@ -71,7 +72,7 @@ class Audience:
         self.channel = channel
         self.traffic = traffic
         self.next_audience = next_audience
-        self.clients: SmallSet[PushDelivery] = ()
+        self.clients: SmallSet[Client] = ()
         self.is_scheduled = self.has_more = False
         self.sent_at = 0.0
         # The channel calls its newest audience only, which passes the call on to the older ones.
@@ -93,10 +94,10 @@ class Audience:
     def can_take(self, traffic: StreamCounts) -> bool:
         return self.traffic is traffic and len(self.clients) < self.broadcaster.max_audience_clients
 
-    def add_client(self, client: PushDelivery) -> None:
+    def add_client(self, client: Client) -> None:
         self.clients = add_member(self.clients, client)
 
-    def remove_client(self, client: PushDelivery) -> None:
+    def remove_client(self, client: Client) -> None:
         """Detach a client; it pushes its own bytes until it has caught up."""
         self.clients = discard_member(self.clients, client)
         client.on_audience_left()
@@ -211,9 +212,9 @@ class Broadcaster:
         self._scheduled_audiences: deque[Audience] = deque()
         self._round: Round | None = None  # that of the first scheduled audience, once it began
         self._is_running = False
-        self._pending_pushes: deque[PushDelivery] = deque()
+        self._pending_pushes: deque[Client | SharedCatchUp] = deque()
 
-    def add_client(self, client: PushDelivery) -> Audience:
+    def add_client(self, client: Client) -> Audience:
         """Attach a client that has all that was published, and return its audience."""
         channel, traffic = client.subscription.channel, client.subscription.traffic
         newest = audience = cast("Audience | None", channel.listener)
@@ -229,7 +230,7 @@ class Broadcaster:
     def remove_channel(self, channel: Channel) -> None:
         channel.listener = None  # break the reference cycle with its audience
 
-    def schedule_push(self, client: PushDelivery) -> None:
+    def schedule_push(self, client: Client | SharedCatchUp) -> None:
         """Schedule `client.push`, so that pushes take at most about `slice_s` of a turn.
 
         When 600 clients woke in one turn of the loop, each took a millisecond and nothing else ran.

@@ -1,8 +1,8 @@
 """Serve one client of a view, from its first block to its end.
 
-A `Client` knows when its stream begins, expires and ends. Its bytes come from its `ClientSource`,
-and go out by a `PushDelivery`, which writes to an outlet and needs no task, or by a `PullDelivery`,
-an async iterator.
+A `Client` knows when its stream begins, expires and ends, and pushes its bytes to an `Outlet`, its
+connection as the hub sees it. That needs no task: it writes the bytes of the client alone, and the
+`Broadcaster` writes in rounds what is published.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from gateway.core.channel.chunk_ring import ByteSum
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason, SlowClientPolicy, Throttle
 from gateway.core.log.record import TopicPartition
+from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.wires.wire import Wire
 
+from .broadcaster import Audience
 from .client_registry import NOT_REGISTERED
 from .client_source import ClientSource
-from .delivery import Outlet, PullDelivery, PushDelivery
 from .pacing import WallClockTimer
+from .pulled_bytes import PulledBytes
+from .shared_tail import SharedTail
+from .state_log import log as state_logger
 from .view import View
 
 if TYPE_CHECKING:
@@ -85,19 +90,46 @@ class CloseListener(Protocol):
     def on_client_closed(self) -> None: ...
 
 
-class Client:
+class Outlet(Protocol):
+    """Take the bytes of one client, or of one stream of a WebSocket, without a task between.
+
+    `gateway.web` implements it for connections. It calls `Client.wake` when it is no longer full,
+    and `Client.close` when the connection is lost. Whether an outlet is full may change with every
+    write, also with those of other streams on the same connection.
+    """
+
+    @property
+    def full(self) -> bool:
+        """Return whether bytes wait for the other side to take them."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes now; those that the other side does not take wait. Never raises or blocks."""
+
+    def finish(self, data: bytes) -> None:
+        """Send the last bytes, and end the response as its protocol does."""
+
+    def hand_over(self) -> None:
+        """Release the outlet to another client, which goes on with the stream."""
+
+
+class Client(ClientSource):
     """One client of a view, from its first block to its end.
 
     `Hub.subscribe` creates it; whoever asked for it owns it, and must close it. After
-    `wait_until_ready` it is either attached to an outlet (`attach`) or pulled (`pull`). It may be
-    closed at any time and more than once.
+    `wait_until_ready` it is attached to an outlet (`attach`, `pull`). It may be closed at any time
+    and more than once. Once it has begun, it is in one of two states:
+
+    - In an `Audience`: it has all that was published, and rounds write to its outlet.
+    - Otherwise `push` writes what it is sent alone. When it has caught up, it joins an audience.
 
     Args:
         deadline: When BEGIN is due at the latest, by the loop's clock in seconds.
 
     Attributes:
-        push: None if it is pulled, or closed.
+        outlet: None before BEGIN, and once it is closed.
+        audience: Set while rounds write to it.
         ends_at: When its lifetime ends, by the loop's clock. Before BEGIN: the seconds of it.
+        sent_at: When it was last sent something of its own, by the loop's clock.
     """
 
     __slots__ = (
@@ -105,62 +137,63 @@ class Client:
         "_closed",
         "_deadline",
         "_expiry_timer",
+        "_is_end_written",
+        "_is_push_scheduled",
         "_options",
-        "_pull",
         "_ready_waiter",
+        "audience",
         "ends_at",
         "heartbeat",
-        "owner",
-        "push",
+        "hub",
+        "outlet",
         "registry_index",
-        "source",
+        "sent_at",
         "view",
     )  # fmt: skip
 
     def __init__(
         self,
-        owner: Hub,
-        source: ClientSource,
+        hub: Hub,
+        shared_tail: SharedTail,
+        subscription: Subscription,
+        wire: Wire,
+        start: StreamStart,
         options: ClientOptions,
         *,
+        number: int,
         deadline: float,
         view: View | None = None,
     ) -> None:
+        super().__init__(hub.read_services, shared_tail, subscription, wire, start, number)
         handover = options.handover
         self.registry_index = NOT_REGISTERED
-        self.source = source
         self.view = view
-        self.push: PushDelivery | None = None
+        self.outlet: Outlet | None = None
+        self.audience: Audience | None = None
         self.heartbeat = options.heartbeat
+        self.sent_at = 0.0
         # A number of seconds for now; `begin` adds the time.
         self.ends_at = options.lifetime or UNLIMITED
         if handover is not None:
             self.ends_at = handover.ends_at - asyncio.get_running_loop().time()
-        self.owner = owner
+        self.hub = hub
         # Until BEGIN, as they would take memory of each client.
         self._deadline = deadline
         self._options: ClientOptions | None = options
-        self._pull: PullDelivery | None = None
         self._ready_waiter: asyncio.Future[None] | None = None  # of `wait_until_ready`
+        self._is_push_scheduled = False
+        self._is_end_written = False  # or another client's to write
         self._closed = False
         self._close_listener: CloseListener | None = None
         self._expiry_timer: WallClockTimer | None = None
         self.set_expiry(options.expires_at)
 
-    @property
-    def subscription(self) -> Subscription:
-        return self.source.subscription
-
-    @property
-    def number(self) -> int:
-        return self.source.number
-
     # the beginning
 
     async def wait_until_ready(self) -> None:
         """Wait until a partition is ready, the readiness timeout expires, or the stream ends."""
-        loop, shared_tail = asyncio.get_running_loop(), self.source.shared_tail
-        self.owner.read_services.shared_reads.refresh_readiness(shared_tail)
+        loop, shared_tail = asyncio.get_running_loop(), self.shared_tail
+        self._services.shared_reads.refresh_readiness(shared_tail)
         while not (self.subscription.end_reason or self._should_begin(loop.time())):
             waiter = self._ready_waiter = loop.create_future()
             shared_tail.ready_waiters.add(waiter)
@@ -183,51 +216,103 @@ class Client:
         Such a partition is waited for: if its end became known after BEGIN, it would have to start
         by time, with older records.
         """
-        shared_tail = self.source.shared_tail
-        due = shared_tail.tail.readiness.should_begin(self._deadline, now)
-        return due and not self.owner.read_services.shared_reads.is_resolving(
-            shared_tail, now - BEGIN_GRACE_S
+        due = self.shared_tail.tail.readiness.should_begin(self._deadline, now)
+        return due and not self._services.shared_reads.is_resolving(
+            self.shared_tail, now - BEGIN_GRACE_S
         )
 
     def begin(self) -> bytes:
-        """Return the first block; called once, by the delivery."""
+        """Return the first block. `attach` does it for who has not called it."""
         if self.ends_at != UNLIMITED:
             self.ends_at += asyncio.get_running_loop().time()
         options, self._options, self._deadline = self._options, None, 0.0
         assert options is not None
-        return self.source.begin(
-            self.owner.shared_catch_ups,
+        return self.encode_begin(
+            self.hub.shared_catch_ups,
             heartbeat=self.heartbeat,
             position_refused=options.position_refused,
             is_continuation=options.handover is not None,
         )
 
     def attach(self, outlet: Outlet, head: bytes = b"") -> None:
-        """Begin, and from now on write to an outlet: `head` before the first block."""
-        push = PushDelivery(self.source, outlet, self.owner.broadcaster, self)
-        self.push = push
-        first = head + self.begin()
+        """Write to an outlet from now on: `head`, the first block, and what follows."""
+        self.outlet, self.subscription.delivery = outlet, self
+        self.sent_at = asyncio.get_running_loop().time()
+        first = head if self._options is None else head + self.begin()
         if first:
             outlet.write(first)
-        push.push()
+        self.push()
 
-    def pull(self) -> PullDelivery:
-        if self._pull is None:
-            self._pull = PullDelivery(self)
-        return self._pull
+    def pull(self) -> PulledBytes:
+        """Write to an outlet that is iterated."""
+        outlet = PulledBytes(self)
+        self.attach(outlet)
+        return outlet
 
     # while it goes on
+
+    def wake(self) -> None:
+        """Schedule a push, but never run it within the call that brought it."""
+        if self.outlet is not None and not self._is_push_scheduled:
+            self._is_push_scheduled = True
+            self.hub.broadcaster.schedule_push(self)
+
+    def push(self) -> None:
+        """Send about 64 KiB of the client's own bytes; once it has everything, join an audience."""
+        self._is_push_scheduled = False
+        outlet, subscription = self.outlet, self.subscription
+        # A full outlet gets nothing but an end, which must not wait until the client takes more.
+        if outlet is None or (outlet.full and not subscription.end_reason):
+            return
+        data = self.take()  # nothing if the stream is to end
+        if data:
+            self.sent_at = asyncio.get_running_loop().time()
+            outlet.write(data)
+        if subscription.end_reason:
+            self._is_end_written, self.outlet = True, None
+            if subscription.end_reason is EndReason.CHANGED:
+                outlet.hand_over()
+            else:
+                outlet.finish(self.encode_end(subscription.end_reason))
+            self.close()
+            return
+        if outlet.full:
+            pass  # it wakes the client when it is not
+        elif data or subscription.has_more:
+            self.wake()  # after the others that wait: a client far behind must not hold them up
+        # Only a take that brought nothing shows that it has everything.
+        elif (
+            self.audience is None
+            and subscription.is_fully_shared
+            # A round does not look for gaps that end a stream (`offsetOutOfRange: fail`).
+            and not subscription.channel.topics_ending_on_loss
+        ):
+            self.audience = self.hub.broadcaster.add_client(self)
+        self._log_changes()
+
+    def on_audience_left(self) -> None:
+        self.audience = None
+        if self.outlet is not None:
+            # Again it has to hear of each chunk itself. Something may be there already.
+            self.subscription.channel.start_waking(self.subscription)
+            self.wake()
+            self._log_changes()
+
+    def _log_changes(self) -> None:
+        if state_logger.isEnabledFor(logging.DEBUG):
+            self.log_changes(is_full=self._is_full)
 
     @property
     def state(self) -> str | None:
         """Return why it may not have all that was published; None while rounds write to it."""
-        if self.push is not None and self.push.is_live:
-            return None
-        delivery = self.push or self._pull
-        return self.source.find_state(is_full=delivery is not None and delivery.is_full)
+        return None if self.audience is not None else self.find_state(is_full=self._is_full)
+
+    @property
+    def _is_full(self) -> bool:
+        return self.outlet is not None and self.outlet.full
 
     def grant_credit(self, records: int) -> None:
-        (self.source.rate_limiter or self.subscription).grant_credit(records)
+        (self.rate_limiter or self.subscription).grant_credit(records)
         self.subscription.wake()
 
     def apply_route_settings(self, heartbeat: float, slow: SlowClientPolicy) -> None:
@@ -235,10 +320,9 @@ class Client:
         self.subscription.set_slow_policy(slow)
 
     def send_event(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Send an event to this client only, once it has begun."""
-        delivery = self.push or self._pull
-        if delivery is not None:
-            delivery.write_event(kind, data)
+        """Send an event to this client only, once it has begun; behind what waits in the outlet."""
+        if self.outlet is not None and (event := self.encode_event(kind, data)):
+            self.outlet.write(event)
 
     def check_heartbeat(self, now: float) -> None:
         """Write a heartbeat to an idle outlet, and end a stream whose lifetime is over."""
@@ -246,8 +330,17 @@ class Client:
             return  # before BEGIN
         if now >= self.ends_at:
             self.end(EndReason.LIFETIME)
-        elif self.push is not None:
-            self.push.check_heartbeat(now, self.heartbeat)
+            return
+        if self.audience is not None:
+            self.sent_at = max(self.sent_at, self.audience.sent_at)
+        if now - self.sent_at >= self.heartbeat and not self._is_full:
+            self.sent_at = now
+            self.probe()
+
+    def probe(self) -> None:
+        """Write a heartbeat now: the connection shows by it whether the client is still there."""
+        if self.outlet is not None and (heartbeat := self.encode_heartbeat()):
+            self.outlet.write(heartbeat)
 
     # the end
 
@@ -278,11 +371,11 @@ class Client:
 
     def build_handover(self) -> Handover:
         """Return the state as of now; to be called after BEGIN."""
-        subscription, rate_limiter = self.subscription, self.source.rate_limiter
+        subscription, rate_limiter = self.subscription, self.rate_limiter
         return Handover(
-            subscription.token, self.owner.name,
+            subscription.token, self.hub.name,
             frozenset(subscription.channel.tail.topic_ids), self.number,
-            subscription.end_offsets, subscription.remaining_records, self.source.credit,
+            subscription.end_offsets, subscription.remaining_records, self.credit,
             subscription.delivered_sum, self.ends_at,
             None if rate_limiter is None else rate_limiter.throttle,
             subscription.traffic.route,
@@ -303,30 +396,22 @@ class Client:
             return
         self._closed = True  # first: what is called below may close it again
         self.set_expiry(None)
-        # Both refer to this client. They are dropped, so that it is freed at once.
-        push, self.push = self.push, None
-        pull, self._pull = self._pull, None
-        delivery, end_reason = push or pull, self.subscription.end_reason
-        is_end_written = delivery is not None and delivery.is_end_written
-        self._count_end((end_reason if is_end_written else None) or EndReason.LEFT)
-        if push is not None:
-            push.close()
-        self.owner.remove_client(self)
+        # The outlet refers to this client. It is dropped, so that the client is freed at once, and
+        # before the audience is left, so that this does not wake the client.
+        self.outlet = None
+        end_reason = self.subscription.end_reason if self._is_end_written else None
+        self._count_end(end_reason or EndReason.LEFT)
+        if self.audience is not None:
+            self.audience.remove_client(self)
+        self.hub.remove_client(self)
         listener, self._close_listener = self._close_listener, None
         if listener is not None:
             listener.on_client_closed()
-        # `take_handover` and the `end` event of a pulled client have yet to use the position.
-        if end_reason is EndReason.CHANGED:
-            keep_position = is_end_written
-        else:
-            keep_position = pull is not None and end_reason is not None and not is_end_written
-        self.source.close(keep_position=keep_position)
-
-    def on_delivered(self) -> None:
-        self.close()
+        # `take_handover` has yet to use the position.
+        self.stop_reading(keep_position=end_reason is EndReason.CHANGED)
 
     def _count_end(self, reason: EndReason) -> None:
         self.subscription.traffic.ended[reason] += 1
         if log.isEnabledFor(logging.DEBUG):
-            with self.source.log_context():
+            with self.log_context():
                 log.debug("stream ended reason=%s", reason)

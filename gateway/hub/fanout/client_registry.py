@@ -8,21 +8,16 @@ needs no copy. A copy of a million blocked the loop, and the garbage collector t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from .client import Client
 
-class Registered(Protocol):
-    """A client; only its registry reads and assigns `registry_index`."""
-
-    registry_index: int
-
-
-T = TypeVar("T", bound=Registered)
 
 NOT_REGISTERED = -1
 
 
-class ClientRegistry(Generic[T]):
+class ClientRegistry:
     """The clients of a hub that have subscribed and are not closed yet.
 
     Invariant between calls: the `registry_index` of each client is its place in `_clients`, and
@@ -30,15 +25,15 @@ class ClientRegistry(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._clients: list[T] = []
+        self._clients: list[Client] = []
 
     def __len__(self) -> int:
         return len(self._clients)
 
-    def __contains__(self, client: T) -> bool:
+    def __contains__(self, client: Client) -> bool:
         return client.registry_index != NOT_REGISTERED
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[Client]:
         """Iterate over all clients from the last to the first, while clients come and go.
 
         Each client that is there all the time is visited. One that was visited may be again, if
@@ -48,11 +43,11 @@ class ClientRegistry(Generic[T]):
         while (index := min(index, len(self._clients)) - 1) >= 0:
             yield self._clients[index]
 
-    def add(self, client: T) -> None:
+    def add(self, client: Client) -> None:
         client.registry_index = len(self._clients)
         self._clients.append(client)
 
-    def discard(self, client: T) -> None:
+    def discard(self, client: Client) -> None:
         index, client.registry_index = client.registry_index, NOT_REGISTERED
         if index == NOT_REGISTERED:
             return

@@ -1,9 +1,9 @@
 """Provide the bytes of one client: its subscription, and what is read for it.
 
-A `ClientSource` knows nothing of the way that its bytes go. A `PushDelivery` or a `PullDelivery`
-takes them, and is woken when there may be more: it sets `subscription.delivery`. The bytes come
-from the channel's ring, from the private reader, which `Backfill` feeds from Kafka, or from a
-`SharedCatchUp`, which reads for several clients.
+A `ClientSource` knows nothing of the way that its bytes go: a `Client` is one that has an outlet,
+and a `SharedCatchUp` keeps those of its leader. Each sets `subscription.delivery`, and is woken
+when there may be more. The bytes come from the channel's ring, from the private reader, which
+`Backfill` feeds from Kafka, or from a `SharedCatchUp`, which reads for several clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.core.log.record import GapReason, Position, TopicPartition
 from gateway.hub.reads.backfill import Backfill
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import ReadServices
-from gateway.hub.wires.wire import Wire
+from gateway.hub.wires.wire import Beginning, Wire
 from gateway.telemetry.logs import log_context
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
 
@@ -40,9 +40,8 @@ class ClientPosition(NamedTuple):
 class ClientSource:
     """The source of the bytes of one client, from its first block to its end.
 
-    Its `Client` owns and closes it; that of the leader of a shared catch-up has no client, is owned
-    by the `SharedCatchUp`, and has the number 0, for which no states are logged. The resume token
-    of `start` is verified.
+    The leader of a shared catch-up is one alone. It has the number 0, for which no states are
+    logged. The resume token of `start` is verified.
     """
 
     __slots__ = (
@@ -82,7 +81,7 @@ class ClientSource:
         """Limit the rate from now on; called before anything is taken."""
         self.rate_limiter = rate_limiter
 
-    def begin(
+    def encode_begin(
         self,
         catch_ups: SharedCatchUps,
         *,
@@ -105,9 +104,7 @@ class ClientSource:
         data = self._build_begin_data(pending) | {"heartbeat": heartbeat}
         if is_continuation:
             data["changed"] = True
-        first = self._wire.encode_begin(
-            data, token, position_refused=position_refused, is_continuation=is_continuation
-        )
+        first = self._wire.encode_begin(Beginning(data, token, position_refused, is_continuation))
         traffic = subscription.traffic
         traffic.token_bytes.observe(len(token))
         if position_refused:
@@ -208,7 +205,7 @@ class ClientSource:
             state = LIVE
         self._get_state_log().log_state(state, subscription)
 
-    def close(self, *, keep_position: bool = False) -> None:
+    def stop_reading(self, *, keep_position: bool = False) -> None:
         """Stop reading for the client, and following its channel. It may be called again.
 
         `keep_position` keeps the position for a last id or a handover.

@@ -64,7 +64,6 @@ from gateway.telemetry.traffic import (
 from .broadcaster import Broadcaster
 from .client import Client, ClientOptions
 from .client_registry import ClientRegistry
-from .client_source import ClientSource
 from .lag_scan import LagScan
 from .pacing import BatchPacing, RateLimiter
 from .shared_catch_up import SharedCatchUps
@@ -159,7 +158,7 @@ class Hub:
         self.name = name
         self.process_hubs: Sequence[Hub] = (self,)
         self.topics = TopicOpener(cluster, self.kafka)
-        self.clients: ClientRegistry[Client] = ClientRegistry()
+        self.clients = ClientRegistry()
         self.started = False
         self.draining = False
         self.tracing: Tracing | None = None
@@ -311,7 +310,7 @@ class Hub:
                 self.shared_reads.detach_tail(shared_tail)
                 self._replaced_tails.append(self._tails.pop(key))
         for client in list(self.own_clients):
-            if client.source.shared_tail in self._replaced_tails:
+            if client.shared_tail in self._replaced_tails:
                 client.end(EndReason.CHANGED)
         reopened = changed & self.shared_reads.topics
         for name in reopened:
@@ -365,8 +364,7 @@ class Hub:
     ) -> Client:
         """Create a client of a view, which the caller must close in any case.
 
-        The caller awaits its `wait_until_ready` and then either attaches it to an outlet or pulls
-        its bytes.
+        The caller awaits its `wait_until_ready` and then attaches it to an outlet.
 
         Raises:
             UnknownTopic: A topic does not exist, and the client has no token that speaks of it.
@@ -402,13 +400,18 @@ class Hub:
                     shared_tail, view, start, wire, options, deadline
                 )
                 if self._tails.get((view.topics, view.interval)) is shared_tail:
-                    break  # else other settings ended its reads meanwhile
+                    break
+                # Other settings ended its reads meanwhile. A follower would keep it for ever.
+                subscription.close()
+                shared_tail.on_client_left(subscription.channel)
         number = next(self._numbers) if handover is None else handover.number
-        source = ClientSource(self.read_services, shared_tail, subscription, wire, start, number)
+        client = Client(
+            self, shared_tail, subscription, wire, start, options,
+            number=number, deadline=deadline, view=view,
+        )  # fmt: skip
         if options.rate is not None:
             throttle = None if handover is None else handover.throttle
-            source.limit_rate(RateLimiter.from_rate(options.rate, subscription, throttle))
-        client = Client(self, source, options, deadline=deadline, view=view)
+            client.limit_rate(RateLimiter.from_rate(options.rate, subscription, throttle))
         self.clients.add(client)
         subscription.traffic.opened += 1
         if self.draining:  # it began while this client was waiting above
@@ -609,8 +612,8 @@ class Hub:
                 client.check_heartbeat(now)
                 # A client that takes nothing pushes nothing, and would not log that it falls
                 # out of the ring.
-                if logs_states and client.push is not None and client in self.clients:
-                    client.source.log_changes(is_full=client.push.is_full)
+                if logs_states and client.outlet is not None:
+                    client.log_changes(is_full=client.outlet.full)
                 # The check may have ended and closed it.
                 if client.state is not None and client in self.clients:
                     scan.add_client(client)
@@ -689,11 +692,11 @@ class Hub:
         if backlog + others_backlog > self._max_backlog_bytes:
             # Records that were read for clients that take nothing would keep all other clients
             # from reading. They can be read again later.
-            stalled = [client.source for client in self.clients if client.state in _STALLED]
+            stalled = [client for client in self.clients if client.state in _STALLED]
             self.shared_catch_ups.release_stalled(stalled)
-            for source in stalled:
-                if source.subscription.private_reader is not None:
-                    source.subscription.private_reader.discard_buffer()
+            for client in stalled:
+                if client.subscription.private_reader is not None:
+                    client.subscription.private_reader.discard_buffer()
             backlog = self._measure_backlog()
         self.snapshots.tables.limit_snapshots()
         views = sum(shared_tail.view_bytes for shared_tail in self.iter_tails())

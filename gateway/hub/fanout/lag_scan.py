@@ -35,7 +35,7 @@ class LagScan:
     def add_client(self, client: Client) -> None:
         """Add a client that has a `state`."""
         # The leader's position stands for that of the members of a shared catch-up.
-        catch_up = client.source.shared_catch_up
+        catch_up = client.shared_catch_up
         state, records = client.state, self.measure_lag((catch_up or client).subscription)
         if state is not None and (records or state == SLOW):
             self.behind.add(client.subscription.traffic.route, state, records)

@@ -23,7 +23,6 @@ from gateway.core.log.record import Position
 
 from .broadcaster import Broadcaster
 from .client_source import ClientPosition, ClientSource
-from .delivery import DeliveryOwner, Outlet, PushDelivery
 
 MAX_PIECE_BYTES = 8 << 20
 JOIN_WINDOW_S = 1.0  # seconds after the last member joined for which others can still join
@@ -61,6 +60,9 @@ class SharedCatchUp:
         on_resize: Callable[[int], None],
     ) -> None:
         self._leader = leader
+        self._broadcaster = broadcaster
+        self._is_reading = True
+        self._is_push_scheduled = False
         self._max_bytes = max_bytes
         self._on_resize = on_resize
         self.subscription = leader.subscription
@@ -77,14 +79,8 @@ class SharedCatchUp:
         self._delivered_sum: ByteSum | None = None  # of all pieces so far, on wires that count
         self._full_since: float | None = None
         leader.subscription.channel.add_follower(self)
-        self._delivery = LeaderDelivery(
-            leader, LeaderOutlet(self), broadcaster, self, self.on_leader_caught_up
-        )
-        self._delivery.wake()
-
-    def on_delivered(self) -> None:
-        self._delivery.close()
-        self._leader.close()
+        leader.subscription.delivery = self
+        self.wake()
 
     # what its members see
 
@@ -161,7 +157,37 @@ class SharedCatchUp:
         """Return whether the leader has to wait for its members."""
         return self._bytes >= self._max_bytes
 
-    def add_piece(self, data: bytes) -> None:
+    def wake(self) -> None:
+        if self._is_reading and not self._is_push_scheduled:
+            self._is_push_scheduled = True
+            self._broadcaster.schedule_push(self)
+
+    def push(self) -> None:
+        """Keep about 64 KiB of what the leader reads, unless it has to wait for its members."""
+        self._is_push_scheduled = False
+        subscription = self.subscription
+        if not self._is_reading or (self.is_full and not subscription.end_reason):
+            return
+        data = self._leader.take()
+        if data:
+            self._add_piece(data)
+        if subscription.end_reason:
+            self._stop_leader()  # each member sends an end of its own
+        elif self.is_full:
+            return  # it goes on when a piece is dropped
+        elif data or subscription.has_more:
+            self.wake()
+        elif subscription.is_fully_shared:
+            # It has everything that was published. Its position is dropped with it.
+            self._end_position = self._leader.get_position(), subscription.next_seq
+            self._stop_leader()
+
+    def _stop_leader(self) -> None:
+        self._is_reading = False
+        self._leader.stop_reading()
+        self._wake_members()
+
+    def _add_piece(self, data: bytes) -> None:
         delivered_sum = self.subscription.delivered_sum
         if delivered_sum is not None:
             # The piece carries the sum of its own bytes, so that each member counts them.
@@ -175,14 +201,7 @@ class SharedCatchUp:
         records, gaps = self.subscription.traffic.drain()
         self._pieces.append(CatchUpPiece(data, self._leader.get_position(), records, gaps))
         self._resize(len(data))
-        self.wake()
-
-    def on_leader_caught_up(self) -> None:
-        """Let the members attach to the channel: the leader has everything that was published."""
-        # Before the leader is closed, which drops its position.
-        self._end_position = self._leader.get_position(), self.subscription.next_seq
-        self.on_delivered()
-        self.wake()
+        self._wake_members()
 
     # what the channel sees: a follower that keeps it alive
 
@@ -191,7 +210,7 @@ class SharedCatchUp:
     ) -> None:
         """Do nothing: it needs no chunks of the channel's ring."""
 
-    def wake(self) -> None:
+    def _wake_members(self) -> None:
         for member in self._member_indexes:
             member.subscription.wake()
 
@@ -231,8 +250,9 @@ class SharedCatchUp:
         self._pieces.clear()
         self._resize(-self._bytes)
         self.subscription.channel.remove_follower(self)
-        self.on_delivered()
-        del self._delivery, self._leader  # both refer to this: without them it is freed at once
+        self._is_reading = False
+        self._leader.stop_reading()
+        del self._leader  # it refers to this: without it this is freed at once
 
     def _drop_pieces(self, *, keep: bool = True) -> None:
         """Drop the pieces that all members have.
@@ -250,48 +270,7 @@ class SharedCatchUp:
             del self._counts_by_index[self._first_index]
             self._first_index += 1
         if was_full and not self.is_full:
-            self._delivery.on_drained()
-
-
-class LeaderOutlet:
-    """Take the bytes of a leader for its `SharedCatchUp`, which creates it."""
-
-    def __init__(self, shared_catch_up: SharedCatchUp) -> None:
-        self._shared_catch_up = shared_catch_up
-
-    @property
-    def full(self) -> bool:
-        return self._shared_catch_up.is_full
-
-    def write(self, data: bytes) -> None:
-        self._shared_catch_up.add_piece(data)
-
-    def finish(self, data: bytes) -> None:
-        """Wake the members: the leader's stream ended, and each of them sends an end of its own."""
-        self._shared_catch_up.wake()
-
-    def hand_over(self) -> None:
-        """Do nothing: what a leader is shown never changes."""
-
-
-class LeaderDelivery(PushDelivery):
-    """Push what a leader reads to its outlet; it never joins the broadcaster's audiences."""
-
-    __slots__ = ("_on_caught_up",)
-
-    def __init__(
-        self,
-        source: ClientSource,
-        outlet: Outlet,
-        broadcaster: Broadcaster,
-        owner: DeliveryOwner,
-        on_caught_up: Callable[[], None],
-    ) -> None:
-        super().__init__(source, outlet, broadcaster, owner)
-        self._on_caught_up = on_caught_up
-
-    def _join_audience(self) -> None:
-        self._on_caught_up()
+            self.wake()
 
 
 class SharedCatchUps:
@@ -323,12 +302,14 @@ class SharedCatchUps:
         """Add a client to the shared catch-up of those that resume from the same position.
 
         Returns None for the first client of a position, for clients whose bytes or pace are their
-        own (bounds, credit, a snapshot, partitions chosen by key), and while all of them keep too
+        own (bounds, credit, a snapshot, partitions chosen by key, partitions that they have only
+        from the channel, in which each stands where it subscribed), and while all of them keep too
         many bytes.
         """
         subscription, now = source.subscription, asyncio.get_running_loop().time()
         if (
             not subscription.private_positions
+            or not subscription.channel.tail.logs.keys() <= subscription.private_positions.keys()
             or subscription.is_bounded
             or subscription.credit is not None
         ):

@@ -34,7 +34,7 @@ MAX_LISTED_PARTITIONS = 20  # partitions that a line names; the others are count
 class StateLog:
     """Log what changed about one client since the last line.
 
-    Its `ClientSource` creates it when it first logs, which may be long after BEGIN: levels change
+    Its client creates it when it first logs, which may be long after BEGIN: levels change
     at run time. The first look then logs the present state.
     """
 

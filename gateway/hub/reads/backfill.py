@@ -42,7 +42,7 @@ VERIFY_INTERVAL_S = 0.05  # seconds from one attempt to verify a position to the
 class Backfill:
     """Verify the positions of one client, and read what it is missing.
 
-    `ClientSource` creates it when it has a private reader or a token, calls `start_missing`
+    The client creates it when it has a private reader or a token, calls `start_missing`
     whenever it has taken something, and closes it. There is at most one task per partition; when it
     ends, `on_found` is called, and the next look at what is missing decides how to go on.
     `topic_ids` are those that the client's positions are of.

@@ -52,8 +52,7 @@ from gateway.kafka.client.offsets import (
     EpochEnd,
     OffsetAndTimestamp,
 )
-from gateway.kafka.fetch.fetch import TopicModel, get_no_model
-from gateway.kafka.fetch.fetcher import Fetcher
+from gateway.kafka.fetch.fetcher import Fetcher, TopicModel, get_no_model
 
 from .leader_queries import LeaderQueries
 from .shared_reads import create_reader

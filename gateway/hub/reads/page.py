@@ -17,6 +17,7 @@ from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason
 from gateway.errors import KafkaError, MemoryFull
 from gateway.hub.fanout.client import Client, Handover
+from gateway.hub.fanout.pulled_bytes import PulledBytes
 from gateway.hub.wires.ndjson import HEARTBEAT, NdjsonWire
 
 MAX_PAGE_RECORDS = 1000
@@ -75,7 +76,7 @@ class PageBuffer:
         """Append lines, unless the page was dropped, or there is no memory for them."""
         if not self.client_memory.has_capacity(len(piece)):
             self.release_memory()
-        if self.is_dropped or not piece:
+        if self.is_dropped or piece in (b"", HEARTBEAT):
             return
         self.pieces.append(piece)
         self.size += len(piece)
@@ -109,25 +110,32 @@ async def read_page(
     deadline = now() + wait
     await client.wait_until_ready()
     is_unreadable = _is_unreadable(client.subscription)
-    pull = client.pull()
-    page.add(pull.begin())
+    page.add(client.begin())
     start = client.build_handover()
+    pulled = client.pull()
     if is_unreadable:
         deadline = 0.0
-    await _fill_page(client, page, deadline, max(deadline, now() + settle_timeout_s), max_bytes)
+    last_due_at = max(deadline, now() + settle_timeout_s)
+    await _fill_page(client.subscription, pulled, page, deadline, last_due_at, max_bytes)
     if is_unreadable and page.first_line_at is None:
         raise KafkaError("no partition can be read for now; ask again")
     client.end(EndReason.WAIT)
-    page.add(await pull.next_bytes() or b"")
-    subscription = client.subscription
-    return Page(page.join(), subscription.token, subscription.end_reason or EndReason.WAIT, start)
+    async for piece in pulled:
+        page.add(piece)
+    reason = client.subscription.end_reason or EndReason.WAIT
+    return Page(page.join(), pulled.end_position, reason, start)
 
 
 async def _fill_page(
-    client: Client, page: PageBuffer, deadline: float, last_due_at: float, max_bytes: int
+    subscription: Subscription,
+    pulled: PulledBytes,
+    page: PageBuffer,
+    deadline: float,
+    last_due_at: float,
+    max_bytes: int,
 ) -> None:
     """Read lines until the page is due: at `last_due_at` at the latest, by the loop's clock."""
-    now, subscription = asyncio.get_running_loop().time, client.subscription
+    now = asyncio.get_running_loop().time
     interval = POLL_INTERVALS_S[0]
     while (
         page.size < max_bytes
@@ -144,7 +152,7 @@ async def _fill_page(
         # unless it waits for a first line anyway.
         page.add(
             await _next_lines(
-                client, deadline if not has_lines and at < deadline else min(due_at, at + interval)
+                pulled, deadline if not has_lines and at < deadline else min(due_at, at + interval)
             )
         )
         interval = min(2 * interval, POLL_INTERVALS_S[1])
@@ -155,12 +163,11 @@ def _is_unreadable(subscription: Subscription) -> bool:
     return len(readiness.list_pending()) == len(readiness.partitions)
 
 
-async def _next_lines(client: Client, until: float) -> bytes:
-    """Return the next piece that arrives before a time; empty for none or a heartbeat."""
-    with contextlib.suppress(TimeoutError):
+async def _next_lines(pulled: PulledBytes, until: float) -> bytes:
+    """Return the next piece that arrives before a time; empty for none."""
+    with contextlib.suppress(TimeoutError, StopAsyncIteration):
         async with asyncio.timeout_at(until):
-            piece = await client.pull().next_bytes()
-            return b"" if piece is None or piece == HEARTBEAT else piece
+            return await anext(pulled)
     return b""
 
 

@@ -50,8 +50,7 @@ from gateway.hub.fanout.shared_tail import SharedTail
 from gateway.hub.wires.transform import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
-from gateway.kafka.fetch.fetch import TopicModel, get_no_model
-from gateway.kafka.fetch.fetcher import Fetcher
+from gateway.kafka.fetch.fetcher import Fetcher, TopicModel, get_no_model
 from gateway.kafka.protocol.requests import TopicMetadata
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from gateway.core.client.snapshot import SnapshotBlock, SnapshotBlocks, TableSna
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.record import Entry, PartitionPosition, TopicPartition
 from gateway.errors import KafkaError
-from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.existing_topics import get_known_topic
+from gateway.kafka.client.cluster import Cluster, get_known_topic
 
 from .backfill_reader import BackfillReader
 from .leader_queries import StableEnds

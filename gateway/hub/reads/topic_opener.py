@@ -10,7 +10,7 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Cause
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
-from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.cluster import Cluster, FetchLimits
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.outages import format_topic_label
 from gateway.kafka.protocol.fetch_messages import FetchTarget
@@ -247,7 +247,7 @@ class TopicOpener:
         """Return True if a broker lets the gateway read a topic, None if it did not answer."""
         try:
             responses = await self.cluster.fetch(
-                node, ConnectionRole.CATCHUP, {tp: target}, max_wait=0.0
+                node, ConnectionRole.CATCHUP, {tp: target}, FetchLimits(max_wait=0.0)
             )
         except AccessDenied:
             raise

@@ -20,7 +20,7 @@ from gateway.errors import FormatError
 from gateway.formats.codec import MAX_PARALLEL_LOADS, Codecs, SchemaNotLoaded
 from gateway.formats.exact_values import InvalidValue, RawValue
 from gateway.formats.model import Model
-from gateway.kafka.fetch.fetch import ModelResult, TopicModel
+from gateway.kafka.fetch.fetcher import ModelResult, TopicModel
 
 from .transform import Transformer
 

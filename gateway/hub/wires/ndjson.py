@@ -23,6 +23,7 @@ from gateway.formats import Format, create_json_encoder
 
 from .control_events import POSITION_REFUSED_GAP, PartitionsReadyEvent, describe_entry
 from .grouped import create_status_head, join_statuses
+from .wire import Beginning
 
 HEARTBEAT = b"\n"
 
@@ -61,18 +62,12 @@ class NdjsonWire:
     def create_encoder(self, format: Format) -> NdjsonEncoder:
         return NdjsonEncoder(format, self.positions)
 
-    def encode_begin(
-        self,
-        data: dict[str, Any],
-        token: bytes,
-        *,
-        position_refused: bool,
-        is_continuation: bool = False,
-    ) -> bytes:
-        first = (
-            encode_line("begin", {**data, "position": token.decode()}) if self.positions else b""
-        )
-        return first + encode_line("gap", POSITION_REFUSED_GAP) if position_refused else first
+    def encode_begin(self, beginning: Beginning) -> bytes:
+        data = {**beginning.data, "position": beginning.token.decode()}
+        first = encode_line("begin", data) if self.positions else b""
+        if beginning.position_refused:
+            first += encode_line("gap", POSITION_REFUSED_GAP)
+        return first
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
         return encode_line(kind, data)

@@ -22,7 +22,7 @@ from gateway.wire import sse
 
 from .control_events import POSITION_REFUSED_GAP, describe_entry
 from .grouped import create_status_head, join_statuses
-from .wire import end_retries
+from .wire import Beginning, end_retries
 
 # Seconds after which EventSource reconnects; drawn at random, so that not all do so at once.
 RETRY_RANGE_S = (1.0, 3.0)
@@ -42,22 +42,15 @@ class SseWire:
     def create_encoder(self, format: Format) -> SseEncoder:
         return SseEncoder(format)
 
-    def encode_begin(
-        self,
-        data: dict[str, Any],
-        token: bytes,
-        *,
-        position_refused: bool,
-        is_continuation: bool = False,
-    ) -> bytes:
+    def encode_begin(self, beginning: Beginning) -> bytes:
         first = sse.encode_retry(int(1000 * random.uniform(*RETRY_RANGE_S))) + encode_control(
-            "begin", data
+            "begin", beginning.data
         )
         # The id goes with the last event: a client that is cut off before the gap comes back with
         # the refused token, and is sent the gap then.
-        if position_refused:
+        if beginning.position_refused:
             first += b"\n" + encode_control("gap", POSITION_REFUSED_GAP)
-        return first + sse.encode_id(token)
+        return first + sse.encode_id(beginning.token)
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
         return encode_control(kind, data) + b"\n"

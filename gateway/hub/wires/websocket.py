@@ -26,7 +26,7 @@ from gateway.wire.websocket import (
 
 from .control_events import POSITION_REFUSED_GAP, describe_entry
 from .grouped import create_status_head, join_statuses
-from .wire import end_retries
+from .wire import Beginning, end_retries
 
 MAX_BATCH_BYTES = 64 * 1024  # bytes of records after which the next message begins
 
@@ -52,18 +52,12 @@ class WebSocketWire:
     def create_encoder(self, format: Format) -> MessageEncoder:
         return MessageEncoder(self, format)
 
-    def encode_begin(
-        self,
-        data: dict[str, Any],
-        token: bytes,
-        *,
-        position_refused: bool,
-        is_continuation: bool = False,
-    ) -> bytes:
-        first = self.build_message("begin", {**data, "position": token.decode()})
-        return (
-            first + self.build_message("gap", POSITION_REFUSED_GAP) if position_refused else first
-        )
+    def encode_begin(self, beginning: Beginning) -> bytes:
+        data = {**beginning.data, "position": beginning.token.decode()}
+        first = self.build_message("begin", data)
+        if beginning.position_refused:
+            first += self.build_message("gap", POSITION_REFUSED_GAP)
+        return first
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
         return self.build_message(kind, data)

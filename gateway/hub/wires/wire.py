@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.core.channel.channel import Encoder
 from gateway.core.channel.chunk_ring import ByteSum
 from gateway.core.client.terms import EndReason, ReconnectDelays
 from gateway.formats import Format
+
+
+class Beginning(NamedTuple):
+    """What the first block of a stream says.
+
+    Attributes:
+        token: The resume token of where the client begins.
+        position_refused: The client came with a token that could not be used.
+        is_continuation: The stream has begun before, and goes on with another view.
+    """
+
+    data: dict[str, Any]
+    token: bytes
+    position_refused: bool = False
+    is_continuation: bool = False
 
 
 class Wire(Hashable, Protocol):
@@ -25,21 +40,8 @@ class Wire(Hashable, Protocol):
 
     def create_encoder(self, format: Format) -> Encoder: ...
 
-    def encode_begin(
-        self,
-        data: dict[str, Any],
-        token: bytes,
-        *,
-        position_refused: bool,
-        is_continuation: bool = False,
-    ) -> bytes:
-        """Return the first block of a stream.
-
-        Args:
-            token: The resume token of where the client begins.
-            position_refused: The client came with a token that could not be used.
-            is_continuation: The stream has begun before, and goes on with another view.
-        """
+    def encode_begin(self, beginning: Beginning) -> bytes:
+        """Return the first block of a stream."""
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes: ...
 

@@ -15,11 +15,10 @@ from gateway.core.channel.channel import Encoder
 from gateway.core.channel.chunk_ring import ByteSum, ChannelEvent, CountedBytes
 from gateway.core.client.terms import EndReason
 from gateway.formats import Format
+from gateway.hub.wires.wire import Beginning, Wire
 from gateway.wire import gzip
-from gateway.wire.crc import Crc32Sum
+from gateway.wire.gzip import Crc32Sum
 from gateway.wire.zstd import CompressionDictionary
-
-from .wire import Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +38,8 @@ class WrappingWire(ABC):
     def create_encoder(self, format: Format) -> WrappingEncoder:
         return WrappingEncoder(self.wire.create_encoder(format), self.wrap)
 
-    def encode_begin(
-        self,
-        data: dict[str, Any],
-        token: bytes,
-        *,
-        position_refused: bool,
-        is_continuation: bool = False,
-    ) -> bytes:
-        return self.wrap(
-            self.wire.encode_begin(
-                data, token, position_refused=position_refused, is_continuation=is_continuation
-            )
-        )
+    def encode_begin(self, beginning: Beginning) -> bytes:
+        return self.wrap(self.wire.encode_begin(beginning))
 
     def encode_event(self, kind: str, data: dict[str, Any]) -> bytes:
         return self.wrap(self.wire.encode_event(kind, data))
@@ -98,19 +86,10 @@ class GzipWire(WrappingWire):
             else data
         )
 
-    def encode_begin(
-        self,
-        data: dict[str, Any],
-        token: bytes,
-        *,
-        position_refused: bool,
-        is_continuation: bool = False,
-    ) -> bytes:
+    def encode_begin(self, beginning: Beginning) -> bytes:
         """Return the first block, which has the gzip header unless it is a continuation."""
-        first = self.wire.encode_begin(
-            data, token, position_refused=position_refused, is_continuation=is_continuation
-        )
-        if is_continuation:
+        first = self.wire.encode_begin(beginning)
+        if beginning.is_continuation:
             return self.wrap(first)
         return CountedBytes.create(
             gzip.HEADER + gzip.compress_block(first), Crc32Sum.from_bytes(first)
@@ -137,23 +116,32 @@ class DictionaryWire(WrappingWire):
     def wrap(self, data: bytes) -> bytes:
         return self.dictionary.compress(data)
 
-    def encode_begin(
-        self,
-        data: dict[str, Any],
-        token: bytes,
-        *,
-        position_refused: bool,
-        is_continuation: bool = False,
-    ) -> bytes:
-        first = self.wrap(
-            self.wire.encode_begin(
-                data, token, position_refused=position_refused, is_continuation=is_continuation
-            )
-        )
-        return first if is_continuation else self.dictionary.header + first
+    def encode_begin(self, beginning: Beginning) -> bytes:
+        first = self.wrap(self.wire.encode_begin(beginning))
+        return first if beginning.is_continuation else self.dictionary.header + first
 
     def encode_end(
         self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
     ) -> bytes:
         """Return the last block. A stream of frames needs nothing to end it."""
         return self.wrap(self.wire.encode_end(reason, token, delivered_sum))
+
+
+LAST_CHUNK = b"0\r\n\r\n"  # ends the body (RFC 9112 7.1)
+
+
+class ChunkedWire(WrappingWire):
+    __slots__ = ()
+
+    def wrap(self, data: bytes) -> bytes:
+        """Return the bytes as one chunk; empty for no bytes, since an empty chunk ends the body."""
+        if not data:
+            return b""
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        # The sum is that of what the inner wire counts, without the framing.
+        return CountedBytes.create(chunk, data.sum) if type(data) is CountedBytes else chunk
+
+    def encode_end(
+        self, reason: EndReason, token: bytes, delivered_sum: ByteSum | None = None
+    ) -> bytes:
+        return self.wrap(self.wire.encode_end(reason, token, delivered_sum)) + LAST_CHUNK

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.idempotency import IdempotencyKey, IdempotencyWindow
 from gateway.errors import InvalidRecord, WritesFull
-from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.existing_topics import get_known_topic, require_reachable, watch_topic
+from gateway.kafka.client.cluster import Cluster, get_known_topic, require_reachable, watch_topic
 from gateway.kafka.produce.pending_records import (
     MAX_PENDING_BYTES,
     PendingBytes,

@@ -2,10 +2,9 @@
 
 Start reading with `cluster`: fetching, producing, groups and the admin calls get a `Cluster` and
 reach everything else through it. `connections` shares one connection to each broker and role,
-`metadata` watches topics, `coordinators` finds the brokers of groups, `offsets` looks up where
-logs begin and end, and `outages` logs what cannot be used. `security` has TLS and SASL.
+`metadata` watches topics, `brokers` chooses brokers to ask and finds the coordinators of groups,
+`offsets` looks up where logs begin and end, and `outages` says why something cannot be used.
+`security` has TLS and SASL, `aiokafka_internals` all that is used of aiokafka's connections.
 """
 
-from .aiokafka_internals import check_aiokafka
-
-check_aiokafka()
+from . import aiokafka_internals as aiokafka_internals  # first: it checks aiokafka

@@ -20,8 +20,8 @@ from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import KafkaRequest
 
-from .failures import FailedAttempt, SecurityOptions, cause_from_exception, describe_failure
-from .security import KafkaConnection
+from .aiokafka_internals import KafkaConnection
+from .outages import FailedAttempt, SecurityOptions, cause_from_exception, describe_failure
 
 R = TypeVar("R")
 
@@ -77,9 +77,6 @@ class BrokerConnection:
     @property
     def is_open(self) -> bool:
         return bool(self.conn.connected())
-
-    def should_replace(self, now: float) -> bool:
-        return now >= self.renew_at
 
     def get_deadline(self, sent_at: float, seconds: float) -> float:
         """Return the loop time until which a request may take; throttling adds to it (KIP-219)."""
@@ -185,9 +182,8 @@ class BrokerNode:
 
     def raise_if_backing_off(self, role: ConnectionRole) -> None:
         """Raise the failure that began a backoff while the backoff lasts, with `retry_after`."""
-        record = max(
-            (self.connects, self.requests[role]), key=lambda record: record.retry_at or 0.0
-        )
+        records = self.connects, self.requests[role]
+        record = max(records, key=lambda record: record.retry_at or 0.0)
         delay = (record.retry_at or 0.0) - asyncio.get_running_loop().time()
         if delay <= 0:
             return
@@ -214,12 +210,7 @@ class BrokerNode:
         record.begin_backoff(cause, started_at, now)
         # If the broker moved meanwhile, its new address has not failed.
         delay = 0.0 if self.is_closed else max(0.0, (record.retry_at or 0.0) - now)
-        attempt = FailedAttempt(
-            host=self.address[0],
-            is_bootstrap=self.node < 0,
-            has_answered=self.has_answered,
-            is_connected=is_connected,
-        )
+        attempt = FailedAttempt(self.address[0], self.node < 0, self.has_answered, is_connected)
         reason = describe_failure(exc, attempt, options)
         error: KafkaError
         if cause is Cause.AUTHENTICATION:
@@ -251,9 +242,8 @@ class BrokerNode:
         return any([record.end() for record in ended])
 
     def needs_probe(self) -> bool:
-        return (self.connects.error is not None and not self.connecting) or bool(
-            self._list_unused()
-        )
+        has_failed = self.connects.error is not None and not self.connecting
+        return has_failed or bool(self._list_unused())
 
     def close(self) -> list[Awaitable[object]]:
         """Close all connections; borrowers of spares keep them, and their requests fail."""
@@ -280,17 +270,13 @@ class BrokerNode:
 
     def _list_unused(self) -> list[FailureRecord]:
         since = asyncio.get_running_loop().time() - UNUSED_AFTER_S
+        connections = (*self.connections.values(), *self.lent_spares)
+        busy = {each.role for each in connections if not each.conn.is_idle} | self.connecting.keys()
         return [
             record
             for role, record in self.requests.items()
-            if record.retry_at is not None and record.retry_at < since and not self._is_busy(role)
+            if record.retry_at is not None and record.retry_at < since and role not in busy
         ]
-
-    def _is_busy(self, role: ConnectionRole) -> bool:
-        return role in self.connecting or any(
-            connection.role is role and not connection.conn.is_idle
-            for connection in (*self.connections.values(), *self.lent_spares)
-        )
 
 
 def combine_failures(brokers: Iterable[BrokerNode]) -> KafkaError | None:

@@ -1,25 +1,47 @@
-"""Choose the broker to ask for metadata, so that a silent one delays nobody.
+"""Choose the brokers to ask: for metadata, for all topic names, and for the requests of a group.
 
-The broker whose last failure is longest ago is asked first. A frozen broker raises no error, so
-after some silence the next one is asked as well (a hedged request), and the silent one counts as
-failed.
+Of metadata, the broker whose last failure is longest ago is asked first. A frozen broker raises no
+error, so after some silence the next one is asked as well (a hedged request), and the silent one
+counts as failed.
+
+The coordinator of a group is looked up once for all members of the group in this process, and again
+when it has moved or does not answer. Concurrent callers share one lookup.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from gateway.errors import BrokerUnavailable, KafkaError
-from gateway.kafka.protocol.requests import BrokerMetadata, MetadataRequest, MetadataResponse
+from gateway.background_tasks import start_shared_task, wait_for_shared
+from gateway.core.error_code import AUTHORIZATION_ERRORS
+from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
+from gateway.kafka.protocol.group_messages import GROUP_KEY_TYPE, FindCoordinatorRequest
+from gateway.kafka.protocol.requests import (
+    BrokerMetadata,
+    KafkaRequest,
+    MetadataRequest,
+    MetadataResponse,
+)
+from gateway.telemetry.counts import GroupCounts
 from gateway.telemetry.logs import create_detached_task
 
-from .connections import ConnectionRole, Connections
+from .connections import CLOSED, BrokerConnection, ConnectionRole, Connections
 
+if TYPE_CHECKING:
+    from .metadata import Metadata
+
+R = TypeVar("R")
 T = TypeVar("T")
 
+# A topic that is created meanwhile is found by its name, but not by a pattern.
+MAX_AGE_S = 5.0
+MAX_CACHED_GROUPS = 10_000  # above this the coordinator that was found first is forgotten
+_LOOKUP_RETRY_S = 0.1  # the `retry_after` of a failed lookup
 _NO_NODES: frozenset[int] = frozenset()
 
 
@@ -155,5 +177,170 @@ class Brokers:
 
 def _get_error(task: asyncio.Task[Any]) -> BaseException | None:
     if task.cancelled():
-        return BrokerUnavailable("the connections to Kafka are closed")
+        return BrokerUnavailable(CLOSED)
     return task.exception()
+
+
+class TopicNames:
+    """The names of all topics of a cluster, at most `max_age_s` old.
+
+    Routes and consumers that choose topics by a pattern need them. Kafka lists topics only together
+    with all their partitions (some MB for 10,000 topics), so callers share one request, whose
+    answer serves them for a few seconds. Topics that may not be described are not listed.
+    """
+
+    def __init__(self, brokers: Brokers, *, max_age_s: float = MAX_AGE_S) -> None:
+        self._brokers = brokers
+        self._max_age_s = max_age_s
+        self._names: frozenset[str] = frozenset()
+        self._expires_at = float("-inf")
+        self._fetch_task: asyncio.Task[frozenset[str]] | None = None
+        self._match_lock = asyncio.Lock()
+        # By pattern, the names that it was matched with, and those that it matches.
+        self._matches = WeakKeyDictionary[re.Pattern[str], tuple[frozenset[str], frozenset[str]]]()
+
+    async def fetch_all(self) -> frozenset[str]:
+        if asyncio.get_running_loop().time() < self._expires_at:
+            return self._names
+        if self._fetch_task is None or self._fetch_task.done():
+            self._fetch_task = start_shared_task(self._fetch())
+        return await wait_for_shared(self._fetch_task, BrokerUnavailable(CLOSED))
+
+    async def match(self, pattern: re.Pattern[str]) -> frozenset[str]:
+        """Return the names that a pattern matches as a whole: the same object until they change.
+
+        There may be thousands of names and of patterns. So each name is matched once, one pattern
+        at a time, and other tasks run meanwhile.
+        """
+        names = await self.fetch_all()
+        async with self._match_lock:
+            known, matches = self._matches.get(pattern, (frozenset[str](), frozenset[str]()))
+            if names is not known:
+                found = set(matches & names)
+                for index, name in enumerate(names - known):
+                    if index % 100 == 99:
+                        await asyncio.sleep(0)
+                    if pattern.fullmatch(name):
+                        found.add(name)
+                matches = matches if found == matches else frozenset(found)
+                self._matches[pattern] = names, matches
+            return matches
+
+    async def close(self) -> None:
+        if self._fetch_task is not None:
+            self._fetch_task.cancel()
+            await asyncio.gather(self._fetch_task, return_exceptions=True)
+
+    async def _fetch(self) -> frozenset[str]:
+        _, response = await self._brokers.fetch_metadata(None)
+        if self._names != response.topics.keys():
+            self._names = frozenset(response.topics)
+        self._expires_at = asyncio.get_running_loop().time() + self._max_age_s
+        return self._names
+
+
+class Coordinators:
+    """The coordinators of all groups that are used in this process, owned by `Cluster`."""
+
+    def __init__(self, connections: Connections, metadata: Metadata) -> None:
+        self.stats = GroupCounts()
+        self._connections = connections
+        self._metadata = metadata
+        self._nodes: dict[str, int] = {}
+        self._lookups: dict[str, asyncio.Task[int]] = {}
+
+    @property
+    def cluster_id(self) -> str | None:
+        return self._metadata.cluster_id
+
+    async def connect(self, group: str) -> BrokerConnection:
+        """Return the connection to a group's coordinator that all its members share."""
+        node = await self._find_node(group)
+        try:
+            return await self._connections.connect(node, ConnectionRole.GROUP)
+        except KafkaError:
+            self.forget(group, node)
+            raise
+
+    async def send(self, group: str, request: KafkaRequest[R], *, max_hold: float = 0.0) -> R:
+        """Send a request to a group's coordinator.
+
+        One that may be held back, for `max_hold` seconds, gets a connection of its own, so that no
+        heartbeat waits behind it.
+        """
+        connections = self._connections
+        node = await self._find_node(group)
+        try:
+            if not max_hold:
+                return await connections.send(node, ConnectionRole.GROUP, request)
+            async with connections.borrow_spare(node) as spare:
+                timeout = connections.request_timeout + max_hold
+                return await connections.send_on(spare, request, timeout=timeout)
+        except BrokerUnavailable:
+            self.forget(group, node)
+            raise
+
+    def forget(self, group: str, node: int | None = None) -> None:
+        """Forget the coordinator of a group, unless by now it is another one than `node`."""
+        if node is None or self._nodes.get(group) == node:
+            self._nodes.pop(group, None)
+
+    async def close(self) -> None:
+        tasks = tuple(self._lookups.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _find_node(self, group: str) -> int:
+        if (node := self._nodes.get(group)) is not None:
+            return node
+        lookup = self._lookups.get(group)
+        if lookup is None:
+            lookup = self._lookups[group] = start_shared_task(self._look_up(group))
+            lookup.add_done_callback(lambda task: self._on_lookup_done(group, task))
+        return await wait_for_shared(lookup, BrokerUnavailable(CLOSED))
+
+    def _on_lookup_done(self, group: str, task: asyncio.Task[int]) -> None:
+        self._lookups.pop(group, None)
+        if not task.cancelled() and task.exception() is None:
+            self._nodes[group] = task.result()
+            if len(self._nodes) > MAX_CACHED_GROUPS:
+                del self._nodes[next(iter(self._nodes))]  # dicts keep the order of insertion
+
+    async def _look_up(self, group: str) -> int:
+        return await find_coordinator(
+            self._connections, self._metadata, FindCoordinatorRequest(group), f"the group {group}"
+        )
+
+
+async def find_coordinator(
+    connections: Connections, metadata: Metadata, request: FindCoordinatorRequest, name: str
+) -> int:
+    """Return the node id of a coordinator. The broker that answered last is asked first.
+
+    Raises:
+        BrokerUnavailable: No broker answers, or there is no coordinator now.
+        AccessDenied: The gateway may not use the key.
+    """
+    if not metadata.brokers:
+        await metadata.refresh("looking for a coordinator")
+    first = metadata.last_responder
+    failure: KafkaError = BrokerUnavailable("no broker is known", retry_after=_LOOKUP_RETRY_S)
+    for node in sorted(metadata.brokers, key=lambda node: (node != first, node)):
+        try:
+            response = await connections.send(node, ConnectionRole.CONTROL, request)
+        except BrokerUnavailable as exc:
+            failure = exc
+            continue
+        if response.error in AUTHORIZATION_ERRORS:
+            permission = "READ" if request.key_type == GROUP_KEY_TYPE else "WRITE"
+            raise AccessDenied(f"the gateway may not use {name}; allow it {permission}")
+        if not response.error:
+            # The coordinator may be a broker that the last metadata answer did not have yet.
+            connections.update_addresses({response.node: (response.host, response.port)})
+            return response.node
+        failure = BrokerUnavailable(
+            f"{name} has no coordinator now: {response.message or response.error}",
+            retry_after=_LOOKUP_RETRY_S,
+        )
+    raise failure

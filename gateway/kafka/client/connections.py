@@ -26,17 +26,18 @@ from ssl import SSLError
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gateway.background_tasks import start_shared_task, wait_for_shared
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import BrokerTooOld, BrokerUnavailable, KafkaError
 from gateway.kafka.protocol.requests import KafkaRequest
 from gateway.telemetry.counts import TOO_OLD_CAUSE, BrokerRequestCounts
 
+from .aiokafka_internals import KafkaConnection
 from .broker_node import BrokerConnection as BrokerConnection
 from .broker_node import BrokerNode, combine_failures, describe_node, public_node_id
 from .broker_node import ConnectionRole as ConnectionRole
-from .failures import CONNECTION_ERRORS, cause_from_exception, is_unexpected
-from .security import Credentials, KafkaConnection
-from .shared_tasks import start_shared_task, wait_for_shared
+from .outages import CONNECTION_ERRORS, cause_from_exception, is_unexpected
+from .security import Credentials
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing
@@ -45,14 +46,11 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+CLOSED = "the connections to Kafka are closed"
 SPARE_IDLE_TIMEOUT_S = 30.0  # after this an unused spare connection is closed
 IDLE_CHECK_INTERVAL_S = 0.1  # between two checks whether a replaced connection is idle
 CONNECT_HEDGE_DELAY_S = 0.5  # without an answer to a SYN, until a second attempt is made beside it
 _NO_TIMEOUT_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
-
-
-def _create_backoff() -> Backoff:
-    return Backoff(max_delay=1.0, random=random.random)
 
 
 class Connections:
@@ -70,7 +68,7 @@ class Connections:
         credentials: Credentials | None = None,
         request_timeout: float = 5.0,
         idle_timeout: float = 300.0,
-        create_backoff: Callable[[], Backoff] = _create_backoff,
+        create_backoff: Callable[[], Backoff] = lambda: Backoff(1.0, random.random),
     ) -> None:
         self.request_timeout = request_timeout
         self.request_counts: Counter[str] = Counter()
@@ -104,8 +102,7 @@ class Connections:
 
     def get_failure(self, node: int) -> KafkaError | None:
         known = self._nodes.get(node)
-        failure = known.failure if known is not None else None
-        return failure.error if failure is not None else None
+        return known.failure.error if known is not None and known.failure is not None else None
 
     def describe_broker(self, node: int) -> str:
         known = self._nodes.get(node)
@@ -161,7 +158,8 @@ class Connections:
         timeout: float | None = None,
     ) -> R:
         """Send a request on a connection from `connect` or `borrow_spare`; see `send`."""
-        self.request_counts[request.NAME] += 1
+        api = request.API.name
+        self.request_counts[api] += 1
         # Loop time decides about backoffs; the clock of metrics and traces is perf_counter.
         sent_at, began = asyncio.get_running_loop().time(), perf_counter()
         seconds = timeout or self.request_timeout
@@ -172,7 +170,8 @@ class Connections:
                 response = await connection.send(request, sent_at, seconds)
             except CONNECTION_ERRORS as exc:
                 # One that never carried an answer was not closed as idle: the broker is ill.
-                if not is_used or not _is_closed(conn, exc):
+                is_lost = cause_from_exception(exc) is Cause.CONNECTION and not conn.connected()
+                if not is_used or not is_lost:
                     raise
                 # A broker closes a connection that is idle or whose session is over. What is sent
                 # at that moment was not read, so it is sent again on another one.
@@ -180,7 +179,7 @@ class Connections:
                 connection = await self._reopen(connection, conn)
                 # Others use the new connection, and a timeout would close it.
                 if asyncio.get_running_loop().time() >= deadline:
-                    self.request_stats.failures[request.NAME, Cause.TIMEOUT] += 1
+                    self.request_stats.failures[api, Cause.TIMEOUT] += 1
                     raise BrokerUnavailable(
                         f"{connection.broker.name} closed its connection, and the time of the "
                         "request was over before there was another one",
@@ -188,19 +187,23 @@ class Connections:
                     ) from exc  # fmt: skip
                 response = await connection.send(request, deadline - seconds, seconds)
         except BrokerTooOld:
-            self.request_stats.failures[request.NAME, TOO_OLD_CAUSE] += 1
+            self.request_stats.failures[api, TOO_OLD_CAUSE] += 1
             raise
         except CONNECTION_ERRORS as exc:
             # Answers come in order, so nothing behind a missing one would be answered either.
             connection.conn.close()
-            self.request_stats.failures[request.NAME, cause_from_exception(exc)] += 1
-            self._trace(connection, request.NAME, began, exc)
+            self._observe(connection, api, perf_counter() - began, exc)
             raise connection.broker.record_failure(
                 connection.role, exc, sent_at, self._credentials.options, is_connected=True
             ) from exc
-        self.request_stats.observe_response(request.NAME, perf_counter() - began)
-        self._trace(connection, request.NAME, began)
-        self._on_success(connection, getattr(response, "throttle_ms", 0))
+        self._observe(connection, api, perf_counter() - began)
+        connection.is_used = True
+        if connection.broker.record_answer(connection.role):
+            self._notify_listeners(connection.broker)
+        throttle_s = getattr(response, "throttle_ms", 0) / 1000
+        if throttle_s > 0:
+            self.request_stats.throttled_seconds += throttle_s
+            connection.throttle(throttle_s)
         return response
 
     async def _reopen(
@@ -220,11 +223,8 @@ class Connections:
             connection.broker.lent_spares.discard(connection)
             connection.broker = broker
             broker.lent_spares.add(connection)
-            connection.conn, connection.is_used, connection.renew_at = (
-                conn,
-                False,
-                self._compute_renewal(conn),
-            )
+            connection.conn, connection.is_used = conn, False
+            connection.renew_at = self._compute_renewal(conn)
         return connection
 
     def _compute_renewal(self, conn: KafkaConnection) -> float:
@@ -244,18 +244,20 @@ class Connections:
                 IDLE_CHECK_INTERVAL_S, self._close_when_idle, connection
             )
 
-    def _trace(
+    def _observe(
         self,
         connection: BrokerConnection,
         api: str,
-        began: float,
+        seconds: float,
         failure: BaseException | None = None,
     ) -> None:
+        if failure is None:
+            self.request_stats.observe_response(api, seconds)
+        else:
+            self.request_stats.failures[api, cause_from_exception(failure)] += 1
         if self.tracing is not None:
-            seconds = perf_counter() - began
-            self.tracing.record_kafka_request(
-                api, connection.broker.node, connection.role, seconds, failure
-            )
+            node, role = connection.broker.node, connection.role
+            self.tracing.record_kafka_request(api, node, role, seconds, failure)
 
     async def connect(self, node: int, role: ConnectionRole) -> BrokerConnection:
         """Return the connection of a broker and role, opening it if there is none.
@@ -266,7 +268,7 @@ class Connections:
         broker = self._get_node(node)
         connection = broker.connections.get(role)
         if connection is not None and connection.is_open:
-            if not connection.should_replace(asyncio.get_running_loop().time()):
+            if asyncio.get_running_loop().time() < connection.renew_at:
                 return connection
             # Its requests under way are still answered; new ones go to the next connection.
             self._close_when_idle(broker.connections.pop(role))
@@ -276,11 +278,9 @@ class Connections:
             attempt = start_shared_task(self._open_connection(role, broker))
             broker.connecting[role] = attempt
             attempt.add_done_callback(lambda _: broker.connecting.pop(role, None))
-        return await wait_for_shared(
-            attempt,  # which `BrokerNode.close` cancels
-            f"{broker.name} moved or the gateway is closing",
-            node=public_node_id(node),
-        )
+        # `BrokerNode.close` cancels the attempt.
+        closed = f"{broker.name} moved or the gateway is closing"
+        return await wait_for_shared(attempt, BrokerUnavailable(closed, node=public_node_id(node)))
 
     @asynccontextmanager
     async def borrow_spare(self, node: int) -> AsyncIterator[BrokerConnection]:
@@ -306,7 +306,7 @@ class Connections:
         while broker.spares:
             # The one used last: the others become idle and are closed by aiokafka.
             spare = broker.spares.pop()
-            if spare.is_open and not spare.should_replace(asyncio.get_running_loop().time()):
+            if spare.is_open and asyncio.get_running_loop().time() < spare.renew_at:
                 break
             spare.conn.close()
         else:
@@ -329,9 +329,7 @@ class Connections:
 
     def _get_node(self, node: int) -> BrokerNode:
         if self._closed:
-            raise BrokerUnavailable(
-                "the connections to Kafka are closed", node=public_node_id(node)
-            )
+            raise BrokerUnavailable(CLOSED, node=public_node_id(node))
         broker = self._nodes.get(node)
         if broker is None:
             raise BrokerUnavailable(
@@ -354,7 +352,9 @@ class Connections:
         An unexpected error needs a backoff, too, and callers only expect a KafkaError.
         """
         started_at = asyncio.get_running_loop().time()
-        idle = self._get_idle_timeout(role)
+        idle = self._idle_timeout
+        if role is ConnectionRole.SPARE:
+            idle = min(idle, SPARE_IDLE_TIMEOUT_S)
         try:
             await self._credentials.load_token()
             async with asyncio.timeout(self.request_timeout):
@@ -375,13 +375,6 @@ class Connections:
             self._notify_listeners(broker)
         return conn
 
-    def _get_idle_timeout(self, role: ConnectionRole) -> float:
-        return (
-            min(self._idle_timeout, SPARE_IDLE_TIMEOUT_S)
-            if role is ConnectionRole.SPARE
-            else self._idle_timeout
-        )
-
     async def _connect_hedged(self, address: tuple[str, int], idle: float) -> KafkaConnection:
         """Connect by several attempts side by side, of which the first one that succeeds decides.
 
@@ -397,7 +390,13 @@ class Connections:
                 # An attempt that is connected is busy with its login or with API versions: another
                 # one would not be faster.
                 if not any(conn.connected() for conn in attempts.values()):
-                    conn = self._create_connection(*address, idle)
+                    conn = KafkaConnection(
+                        *address,
+                        client_id=self._client_id,
+                        request_timeout_ms=_NO_TIMEOUT_MS,
+                        max_idle_ms=int(idle * 1000),
+                        **self._credentials(),
+                    )
                     conn.pin_address(addresses[0])
                     addresses.rotate(-1)
                     attempts[start_shared_task(conn.connect())] = conn
@@ -433,24 +432,6 @@ class Connections:
                 host, port = address
                 log.warning("%s, an address of %s:%d, gives no answer", conn.address, host, port)
 
-    def _create_connection(self, host: str, port: int, idle: float) -> KafkaConnection:
-        return KafkaConnection(
-            host,
-            port,
-            client_id=self._client_id,
-            request_timeout_ms=_NO_TIMEOUT_MS,
-            max_idle_ms=int(idle * 1000),
-            **self._credentials(),
-        )
-
-    def _on_success(self, connection: BrokerConnection, throttle_ms: int) -> None:
-        connection.is_used = True
-        if connection.broker.record_answer(connection.role):
-            self._notify_listeners(connection.broker)
-        if throttle_ms > 0:
-            self.request_stats.throttled_seconds += throttle_ms / 1000
-            connection.throttle(throttle_ms / 1000)
-
     def _notify_listeners(self, broker: BrokerNode) -> None:
         for listener in tuple(self._listeners):
             listener(broker.node)
@@ -463,7 +444,3 @@ async def _resolve(host: str, port: int) -> list[str]:
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
     return addresses if len(addresses) > 1 else [host]
-
-
-def _is_closed(conn: KafkaConnection, failure: BaseException) -> bool:
-    return cause_from_exception(failure) is Cause.CONNECTION and not conn.connected()

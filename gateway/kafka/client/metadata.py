@@ -21,24 +21,21 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from gateway.background_tasks import BackgroundTasks
+from gateway.background_tasks import BackgroundTasks, start_shared_task, wait_for_shared
 from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode, code_from_error
 from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Cause, cause_from_code
-from gateway.errors import AccessDenied, KafkaError, UnknownTopic
+from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 from gateway.kafka.protocol.requests import BrokerMetadata, MetadataResponse, TopicMetadata
 
-from .brokers import Brokers
-from .connections import Connections
+from .brokers import Brokers, TopicNames
+from .connections import CLOSED, Connections
 from .metadata_changes import (
-    LeaderChange,
     TopicChange,
-    TopicNames,
     compare_topics,
     is_any_epoch_lower,
 )
 from .outages import CLUSTER_LABEL, Outages, format_broker_label
-from .shared_tasks import start_shared_task, wait_for_shared
 
 # The interval between refreshes doubles from the first to the second while they follow each other.
 _MIN_REFRESH_INTERVAL_S = 0.02
@@ -116,10 +113,8 @@ class Metadata:
         self.topic_names = TopicNames(self._brokers)
         self._max_age = max_age
         self._claim_period = claim_period
-        # A topic is in `_watched` while it is in `_watched_once` or `_watch_counts`.
-        self._watched: set[str] = set()
-        self._watched_once: set[str] = set()  # by `watch`
-        self._watch_counts: Counter[str] = Counter()  # by `acquire_watch`
+        self._watch_counts: Counter[str] = Counter()  # of each topic that is watched
+        self._watched_once: set[str] = set()  # by `watch`, which counts once
         self._topics: dict[str, _WatchedTopic] = {}
         self._listeners: list[ChangeListener] = []
         self._refresh_task: asyncio.Task[None] | None = None
@@ -183,23 +178,29 @@ class Metadata:
         The answer of `describe_topic` makes it known at once, also if it was missing: the next
         refresh may be 250 ms away.
         """
-        self._watched_once.add(topic)
-        self._start_watching(topic, described)
+        if topic not in self._watched_once:
+            self._watched_once.add(topic)
+            self.acquire_watch(topic)
+        if described is not None:
+            # Some broker said so; which one matters only for topics that are missing.
+            self._merge_topic(described, node=-1)
 
     def unwatch(self, topic: str) -> None:
-        self._watched_once.discard(topic)
-        self._stop_watching(topic)
+        if topic in self._watched_once:
+            self._watched_once.remove(topic)
+            self.release_watch(topic)
 
     def acquire_watch(self, topic: str) -> None:
         """Watch a topic until `release_watch` has been called as often as this."""
         self._watch_counts[topic] += 1
-        self._start_watching(topic, None)
+        if self._watch_counts[topic] == 1:
+            self._wake.set()
 
     def release_watch(self, topic: str) -> None:
         self._watch_counts[topic] -= 1
         if not self._watch_counts[topic]:
             del self._watch_counts[topic]
-            self._stop_watching(topic)
+            self._topics.pop(topic, None)
 
     @contextlib.contextmanager
     def watching(self, topics: Iterable[str]) -> Iterator[None]:
@@ -211,19 +212,6 @@ class Metadata:
         finally:
             for name in names:
                 self.release_watch(name)
-
-    def _start_watching(self, topic: str, described: TopicMetadata | None) -> None:
-        if topic not in self._watched:
-            self._watched.add(topic)
-            self._wake.set()
-        if described is not None:
-            # Some broker said so; which one matters only for topics that are missing.
-            self._merge_topic(described, node=-1)
-
-    def _stop_watching(self, topic: str) -> None:
-        if topic not in self._watched_once and topic not in self._watch_counts:
-            self._watched.discard(topic)
-            self._topics.pop(topic, None)
 
     def update_leader(
         self, tp: TopicPartition, leader: int, leader_epoch: int, topic_id: UUID | None = None
@@ -244,11 +232,7 @@ class Metadata:
             after = before._replace(leader=leader, leader_epoch=leader_epoch, error=0)
             partitions = {**watched.metadata.partitions, tp.partition: after}
             watched.metadata = watched.metadata._replace(partitions=partitions)
-            self._notify_listeners(
-                TopicChange(
-                    watched.metadata, leader_changes={tp.partition: LeaderChange(before, after)}
-                )
-            )
+            self._notify_listeners(TopicChange(watched.metadata, leader_changes=(tp.partition,)))
 
     def start(self) -> None:
         if self._periodic_task is None:
@@ -273,7 +257,7 @@ class Metadata:
         if (
             self._refresh_task is not None
             and self._refreshing_topics is not None
-            and self._refreshing_topics != self._watched
+            and self._refreshing_topics != self._watch_counts.keys()
         ):
             # The request under way was sent without a topic that is watched now: its answer would
             # not serve this caller. One that is not sent yet will include the topic.
@@ -282,7 +266,7 @@ class Metadata:
         if self._refresh_task is None or self._refresh_task.done():
             self._refreshing_topics = None
             self._refresh_task = start_shared_task(self._refresh_once())
-        await wait_for_shared(self._refresh_task)
+        await wait_for_shared(self._refresh_task, BrokerUnavailable(CLOSED))
 
     async def refresh_until_certain(self, topics: Iterable[str], reason: str) -> None:
         """Refresh until brokers agree which topics have these names now, by their ids.
@@ -309,7 +293,7 @@ class Metadata:
         Concurrent calls start at most two: the second if the first lacks a topic that is watched
         now.
         """
-        is_covered = self._refreshing_topics is None or self._refreshing_topics == self._watched
+        is_covered = self._refreshing_topics in (None, self._watch_counts.keys())
         if len(self._requested_refreshes) < (1 if is_covered else 2):
             self._requested_refreshes.start(
                 self._refresh_unless_away(reason), "a metadata refresh", context=Context()
@@ -375,19 +359,18 @@ class Metadata:
 
     def _choose_max_age(self) -> float:
         """Return the seconds until the next refresh: at most 0.25 while a leader is missing."""
-        topics = [watched.metadata for watched in self._topics.values()]
-        all_have_leaders = all(
-            partition.leader >= 0 for topic in topics for partition in topic.partitions.values()
+        is_leader_missing = any(
+            partition.leader < 0
+            for watched in self._topics.values()
+            for partition in watched.metadata.partitions.values()
         )
-        return (
-            self._max_age
-            if self.is_reachable and all_have_leaders
-            else min(_MAX_REFRESH_INTERVAL_S, self._max_age)
-        )
+        if self.is_reachable and not is_leader_missing:
+            return self._max_age
+        return min(_MAX_REFRESH_INTERVAL_S, self._max_age)
 
     async def _refresh_once(self) -> None:
         await self._wait_for_interval()
-        self._refreshing_topics = frozenset(self._watched)
+        self._refreshing_topics = frozenset(self._watch_counts)
         try:
             node, response = await self._brokers.fetch_metadata(
                 sorted(self._refreshing_topics), avoid=self._find_doubtful_brokers()
@@ -405,7 +388,7 @@ class Metadata:
         self.error = None
         self._report_reached(response)
         # Some may have been unwatched since the request was sent.
-        for name in self._refreshing_topics & self._watched:
+        for name in self._refreshing_topics & self._watch_counts.keys():
             self._merge_topic(response.topics.get(name, _build_unknown_topic(name)), node)
         self._report_leaderless()
 

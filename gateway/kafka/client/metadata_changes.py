@@ -1,23 +1,11 @@
-"""Find what changed in a topic by an answer with its metadata, and list a cluster's topics."""
+"""Find what changed in a topic by an answer with its metadata."""
 
 from __future__ import annotations
 
-import asyncio
-import re
-from dataclasses import dataclass, field
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass
 
 from gateway.core.error_code import ErrorCode
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
-
-from .brokers import Brokers
-from .shared_tasks import start_shared_task, wait_for_shared
-
-
-class LeaderChange(NamedTuple):
-    before: PartitionMetadata
-    after: PartitionMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +17,7 @@ class TopicChange:
     Attributes:
         topic: The known state from now on.
         added: Partitions that were not known before, or not since `is_deleted`.
+        leader_changes: Partitions that have another leader, or leader epoch.
         removed: Partitions that are gone, because the topic was recreated with fewer.
         is_recreated: The topic id changed, so every known offset belongs to another log.
         is_deleted: No broker knows the topic, any more or yet. It stays watched.
@@ -39,22 +28,25 @@ class TopicChange:
     topic: TopicMetadata
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
-    leader_changes: dict[int, LeaderChange] = field(default_factory=dict)
+    leader_changes: tuple[int, ...] = ()
     is_recreated: bool = False
     is_deleted: bool = False
     is_denied: bool = False
     is_restored: bool = False
 
-    def __bool__(self) -> bool:
+    @property
+    def concerns_all(self) -> bool:
+        """Return whether all partitions of the topic are affected, not only those it names."""
         return bool(
-            self.added
-            or self.removed
-            or self.leader_changes
+            self.removed
             or self.is_recreated
             or self.is_deleted
             or self.is_denied
             or self.is_restored
         )
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.leader_changes or self.concerns_all)
 
 
 def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
@@ -80,7 +72,7 @@ def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
             is_restored=restored,
         )
     partitions = dict(known.partitions)
-    leader_changes: dict[int, LeaderChange] = {}
+    leader_changes: list[int] = []
     added: list[int] = []
     for index, after in sorted(answer.partitions.items()):
         before = known.partitions.get(index)
@@ -89,12 +81,10 @@ def compare_topics(known: TopicMetadata, answer: TopicMetadata) -> TopicChange:
         elif _is_older(before, after):
             continue  # the broker that answered knows less than we do (KIP-320)
         elif after[:2] != before[:2]:  # leader and leader epoch
-            leader_changes[index] = LeaderChange(before, after)
+            leader_changes.append(index)
         partitions[index] = after
     topic = TopicMetadata(known.name, answer.topic_id or known.topic_id, 0, partitions)
-    return TopicChange(
-        topic, added=tuple(added), leader_changes=leader_changes, is_restored=restored
-    )
+    return TopicChange(topic, tuple(added), (), tuple(leader_changes), is_restored=restored)
 
 
 def is_any_epoch_lower(known: TopicMetadata, answer: TopicMetadata) -> bool:
@@ -110,65 +100,3 @@ def is_any_epoch_lower(known: TopicMetadata, answer: TopicMetadata) -> bool:
 
 def _is_older(before: PartitionMetadata, after: PartitionMetadata) -> bool:
     return 0 <= after.leader_epoch < before.leader_epoch
-
-
-# A topic that is created meanwhile is found by its name, but not by a pattern.
-MAX_AGE_S = 5.0
-
-
-class TopicNames:
-    """The names of all topics of a cluster, at most `max_age_s` old.
-
-    Routes and consumers that choose topics by a pattern need them. Kafka lists topics only together
-    with all their partitions (some MB for 10,000 topics), so callers share one request, whose
-    answer serves them for a few seconds. Topics that may not be described are not listed.
-    """
-
-    def __init__(self, brokers: Brokers, *, max_age_s: float = MAX_AGE_S) -> None:
-        self._brokers = brokers
-        self._max_age_s = max_age_s
-        self._names: frozenset[str] = frozenset()
-        self._expires_at = float("-inf")
-        self._fetch_task: asyncio.Task[frozenset[str]] | None = None
-        self._match_lock = asyncio.Lock()
-        # By pattern, the names that it was matched with, and those that it matches.
-        self._matches = WeakKeyDictionary[re.Pattern[str], tuple[frozenset[str], frozenset[str]]]()
-
-    async def fetch_all(self) -> frozenset[str]:
-        if asyncio.get_running_loop().time() < self._expires_at:
-            return self._names
-        if self._fetch_task is None or self._fetch_task.done():
-            self._fetch_task = start_shared_task(self._fetch())
-        return await wait_for_shared(self._fetch_task)
-
-    async def match(self, pattern: re.Pattern[str]) -> frozenset[str]:
-        """Return the names that a pattern matches as a whole: the same object until they change.
-
-        There may be thousands of names and of patterns. So each name is matched once, one pattern
-        at a time, and other tasks run meanwhile.
-        """
-        names = await self.fetch_all()
-        async with self._match_lock:
-            known, matches = self._matches.get(pattern, (frozenset[str](), frozenset[str]()))
-            if names is not known:
-                found = set(matches & names)
-                for index, name in enumerate(names - known):
-                    if index % 100 == 99:
-                        await asyncio.sleep(0)
-                    if pattern.fullmatch(name):
-                        found.add(name)
-                matches = matches if found == matches else frozenset(found)
-                self._matches[pattern] = names, matches
-            return matches
-
-    async def close(self) -> None:
-        if self._fetch_task is not None:
-            self._fetch_task.cancel()
-            await asyncio.gather(self._fetch_task, return_exceptions=True)
-
-    async def _fetch(self) -> frozenset[str]:
-        _, response = await self._brokers.fetch_metadata(None)
-        if self._names != response.topics.keys():
-            self._names = frozenset(response.topics)
-        self._expires_at = asyncio.get_running_loop().time() + self._max_age_s
-        return self._names

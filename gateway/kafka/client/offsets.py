@@ -9,18 +9,21 @@ REQUEST_TIMED_OUT.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, TypeVar
 
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError
-from gateway.kafka.protocol.offset_messages import (
-    EpochQuery,
+from gateway.kafka.protocol.requests import KafkaRequest
+from gateway.kafka.protocol.topic_messages import EpochEnd as EpochEnd
+from gateway.kafka.protocol.topic_messages import (
+    LeaderQuery,
     ListOffsetsRequest,
+    LookupResponse,
     OffsetForLeaderEpochRequest,
-    OffsetQuery,
 )
+from gateway.kafka.protocol.topic_messages import OffsetAndTimestamp as OffsetAndTimestamp
 
 from .connections import ConnectionRole, Connections
 
@@ -33,41 +36,14 @@ READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
 T = TypeVar("T")  # the answer for one partition
-A = TypeVar("A")  # the query of one partition
 
-
-class OffsetAndTimestamp(NamedTuple):
-    """An offset that was looked up.
-
-    Attributes:
-        offset: -1 if no record is as late as the requested time.
-        timestamp: Of the record, in ms since 1970; -1 for LATEST and EARLIEST.
-        epoch: The leader epoch of that record; -1 if it is not known.
-    """
-
-    offset: int
-    timestamp: int
-    epoch: int
-
-
-class EpochEnd(NamedTuple):
-    """The largest epoch that is not above the requested one, and its end; -1 if there is none."""
-
-    epoch: int
-    end_offset: int
-
-
-class LeaderLookup(Protocol):
-    """The part of `Cluster` that this module needs."""
-
-    @property
-    def connections(self) -> Connections: ...
-
-    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None: ...
+FindLeader: TypeAlias = Callable[[TopicPartition], tuple[int, int] | None]
+"""Return node and leader epoch of a partition, as `Metadata.leader_for_partition` does."""
 
 
 async def list_offsets(
-    cluster: LeaderLookup,
+    connections: Connections,
+    find_leader: FindLeader,
     specs: Mapping[TopicPartition, int],
     isolation_level: int = READ_COMMITTED,
     *,
@@ -80,69 +56,54 @@ async def list_offsets(
             EARLIEST, or a record timestamp in ms since 1970, for the first offset that is as late.
         timeout: Seconds to wait for each leader, in place of the cluster's request timeout.
     """
-
-    async def send_queries(
-        node: int, queries: dict[TopicPartition, OffsetQuery]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | int]:
-        request = ListOffsetsRequest(queries, isolation_level)
-        response = await cluster.connections.send(
-            node, ConnectionRole.CONTROL, request, timeout=timeout
-        )
-        return {
-            tp: error or OffsetAndTimestamp(offset, timestamp, epoch)
-            for tp, (error, timestamp, offset, epoch) in response.offsets.items()
-        }
-
-    return await _query_leaders(cluster, specs, OffsetQuery, send_queries)
+    return await _query_leaders(
+        connections,
+        find_leader,
+        specs,
+        lambda queries: ListOffsetsRequest(queries, isolation_level),
+        timeout,
+    )
 
 
 async def fetch_epoch_ends(
-    cluster: LeaderLookup,
+    connections: Connections,
+    find_leader: FindLeader,
     epochs: Mapping[TopicPartition, int],
     *,
     timeout: float | None = None,
 ) -> dict[TopicPartition, EpochEnd | int]:
     """Look up where leader epochs ended (KIP-320), as `list_offsets` does."""
-
-    async def send_queries(
-        node: int, queries: dict[TopicPartition, EpochQuery]
-    ) -> dict[TopicPartition, EpochEnd | int]:
-        request = OffsetForLeaderEpochRequest(queries)
-        response = await cluster.connections.send(
-            node, ConnectionRole.CONTROL, request, timeout=timeout
-        )
-        return {
-            tp: error or EpochEnd(epoch, end)
-            for tp, (error, epoch, end) in response.end_offsets.items()
-        }
-
-    return await _query_leaders(cluster, epochs, EpochQuery, send_queries)
+    return await _query_leaders(
+        connections, find_leader, epochs, OffsetForLeaderEpochRequest, timeout
+    )
 
 
 async def _query_leaders(
-    cluster: LeaderLookup,
+    connections: Connections,
+    find_leader: FindLeader,
     values: Mapping[TopicPartition, int],
-    create_query: Callable[[int, int], A],
-    send_queries: Callable[
-        [int, dict[TopicPartition, A]], Coroutine[Any, Any, dict[TopicPartition, T | int]]
-    ],
+    create_request: Callable[[dict[TopicPartition, LeaderQuery]], KafkaRequest[LookupResponse[T]]],
+    timeout: float | None,
 ) -> dict[TopicPartition, T | int]:
     """Ask all leaders concurrently; an error code where one failed or left a partition out."""
     results: dict[TopicPartition, T | int] = {}
-    queries_by_node: dict[int, dict[TopicPartition, A]] = {}
+    queries_by_node: dict[int, dict[TopicPartition, LeaderQuery]] = {}
     for tp, value in values.items():
-        leader = cluster.leader_for_partition(tp)
+        leader = find_leader(tp)
         if leader is None:
             results[tp] = ErrorCode.LEADER_NOT_AVAILABLE
         else:
             node, epoch = leader
-            queries_by_node.setdefault(node, {})[tp] = create_query(value, epoch)
+            queries_by_node.setdefault(node, {})[tp] = LeaderQuery(value, epoch)
 
-    async def query_leader(node: int, queries: dict[TopicPartition, A]) -> None:
+    async def query_leader(node: int, queries: dict[TopicPartition, LeaderQuery]) -> None:
         answers: dict[TopicPartition, T | int] = {}
         code: int = ErrorCode.UNKNOWN_SERVER_ERROR
         try:
-            answers = await send_queries(node, queries)
+            response = await connections.send(
+                node, ConnectionRole.CONTROL, create_request(queries), timeout=timeout
+            )
+            answers = response.answers
         except KafkaError as exc:
             code = code_from_error(exc)
         # Also partitions that the broker left out of its answer get a result.

@@ -2,9 +2,7 @@
 
 Certificates are loaded again when their files change, so a mount that replaces them before they
 expire needs no restart. Tokens for OAUTHBEARER (KIP-255) are fixed, read from a file, or fetched
-for client credentials; aiokafka calls `token` at every connect. The module also extends aiokafka's
-connection where it hides the end of a session, the mechanisms that a broker offers, and the refusal
-of a bearer token.
+for client credentials; aiokafka calls `token` at every connect.
 """
 
 from __future__ import annotations
@@ -16,22 +14,19 @@ import logging
 import ssl
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiokafka import errors as kafka_errors
 from aiokafka.abc import AbstractTokenProvider
-from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
-from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeRequest
 
+from gateway.background_tasks import start_shared_task, wait_for_shared
 from gateway.config.sections.security import create_client_context
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 
-from .failures import DEFAULT_OPTION_NAMES, MechanismNotOffered, OptionNames, SecurityOptions
-from .shared_tasks import start_shared_task, wait_for_shared
+from .outages import DEFAULT_OPTION_NAMES, OptionNames, SecurityOptions
 
 if TYPE_CHECKING:
     import httpx
@@ -116,7 +111,8 @@ class ClientCredentialsTokenProvider(_TokenProvider):
         """
         now = self.clock()
         if now >= self._expires_at:
-            await wait_for_shared(self._start_renewal(), f"{self.url} is not asked any more")
+            closed = BrokerUnavailable(f"{self.url} is not asked any more")
+            await wait_for_shared(self._start_renewal(), closed)
         elif now >= self._renew_at:
             self._start_renewal()
         return self._token
@@ -184,7 +180,7 @@ class ClientCredentialsTokenProvider(_TokenProvider):
             raise BrokerUnavailable(f"{self.url} gives no token within {self.timeout:g} s") from exc
         # Whatever is wrong with the URL or the response: a connect expects no other error.
         except Exception as exc:
-            from gateway.http_failures import describe_http_failure
+            from gateway.http_client import describe_http_failure
 
             failure = describe_http_failure(exc, self.url)
             raise BrokerUnavailable(f"no token of {self.url}: {failure}") from exc
@@ -201,7 +197,6 @@ def _create_client() -> httpx.AsyncClient:
     """Create a client; importing httpx and reading certificates take 0.1 s, so in a thread."""
     import httpx
 
-    from gateway import http_failures  # noqa: F401  so that a request that fails needs no file
     from gateway.http_client import create_closed_jar
 
     headers = {"Accept-Encoding": "identity"}
@@ -279,108 +274,6 @@ def create_credentials(
         option = names.name_security("sasl")
         log.warning("the password of %s is sent in the clear; set tls beside it", option)
     return Credentials(security, names)
-
-
-def _should_log(record: logging.LogRecord) -> bool:
-    # aiokafka warns at every connection; `create_credentials` warns once.
-    return "in the clear" not in str(record.msg)
-
-
-logging.getLogger("aiokafka.conn").addFilter(_should_log)
-
-
-class KafkaConnection(AIOKafkaConnection):  # type: ignore[misc]  # untyped there
-    """aiokafka's connection, which also reports what aiokafka hides of a login.
-
-    Attributes:
-        session_seconds: Seconds after the login from which the broker answers the next request by
-            closing the connection (KIP-368); 0 for never.
-        offered_mechanisms: The SASL mechanisms of the listener; empty before it named them.
-    """
-
-    session_seconds: float = 0.0
-    offered_mechanisms: tuple[str, ...] = ()
-
-    @property
-    def address(self) -> str:
-        return self._loop.address if isinstance(self._loop, _PinnedLoop) else str(self.host)
-
-    def pin_address(self, address: str) -> None:
-        """Connect to this address of the host. A certificate still has to have the host's name."""
-        if address != self.host:
-            self._loop: Any = _PinnedLoop(asyncio.get_running_loop(), address)
-
-    @property
-    def is_idle(self) -> bool:
-        return all(future.done() for _, _, future in self._requests)
-
-    async def connect(self) -> Any:
-        try:
-            return await super().connect()
-        except kafka_errors.UnsupportedSaslMechanismError as exc:
-            raise MechanismNotOffered(self.offered_mechanisms) from exc
-
-    def send(self, request: Any, expect_response: bool = True) -> Awaitable[Any]:
-        try:
-            response: Awaitable[Any] = super().send(request, expect_response)
-        except RuntimeError as exc:
-            # Once a transport of uvloop is closed, it refuses what is written. aiokafka is informed
-            # one step of the loop later, and expects an OSError until then.
-            self.close()
-            raise kafka_errors.KafkaConnectionError(f"the connection is closed: {exc}") from exc
-        if isinstance(request, SaslHandShakeRequest):
-            return self._record_mechanisms(response)
-        if isinstance(request, SaslAuthenticateRequest):
-            return self._record_session_lifetime(response)
-        return response
-
-    async def _record_mechanisms(self, response: Awaitable[Any]) -> Any:
-        handshake = await response
-        self.offered_mechanisms = tuple(handshake.enabled_mechanisms)
-        return handshake
-
-    async def _record_session_lifetime(self, response: Awaitable[Any]) -> Any:
-        authenticated = await response
-        # Version 0 of the answer has no lifetime.
-        self.session_seconds = getattr(authenticated, "session_lifetime_ms", 0) / 1000
-        return authenticated
-
-    def authenticator_oauth(self) -> OAuthAuthenticator:
-        return _BearerAuthenticator(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
-
-
-class _PinnedLoop:
-    """An event loop that connects to one address; aiokafka passes it a name with several."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
-        self._loop = loop
-        self.address = address
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-    def create_connection(
-        self, create_protocol: Any, host: str, port: int, *, ssl: ssl.SSLContext | None
-    ) -> Any:
-        name = host if ssl is not None else None
-        return self._loop.create_connection(
-            create_protocol, self.address, port, ssl=ssl, server_hostname=name
-        )
-
-
-class _BearerAuthenticator(OAuthAuthenticator):  # type: ignore[misc]  # untyped there
-    """aiokafka's authenticator, which also ends a refused login properly.
-
-    A broker answers a refused token by a challenge, and sends the error after the client has sent
-    one more byte (RFC 7628 3.2.3). aiokafka takes the challenge for success, and the next request
-    fails without a reason.
-    """
-
-    async def step(self, payload: bytes | None) -> tuple[bytes, bool] | None:
-        if payload and self._token_sent:
-            return b"\x01", True
-        message: tuple[bytes, bool] | None = await super().step(payload)
-        return message
 
 
 class _TlsContext:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Gap, Record, TopicPartition
 from gateway.errors import BrokerUnavailable, PartitionFailed, PartitionUnreadable
-from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
+from gateway.kafka.client.cluster import Cluster, FetchLimits, fetch
+from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.offsets import (
     EARLIEST,
     LATEST,
@@ -26,10 +26,16 @@ from gateway.kafka.client.offsets import (
     READ_UNCOMMITTED,
     OffsetAndTimestamp,
 )
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
 
-from .batches import BULK_SLICE_RECORDS, gather_slices, iter_slices
-from .decoding import DecodedSlice, RecordSetDecoder, describe_unreadable
-from .fetch import FetchedPartition, FetchTarget, fetch_on_connection
+from .decoding import (
+    BULK_SLICE_RECORDS,
+    DecodedSlice,
+    RecordSetDecoder,
+    describe_unreadable,
+    gather_slices,
+    iter_slices,
+)
 
 MAX_FETCH_BYTES = 1 << 20
 MAX_WAIT_S = 0.1  # the wait applies only at the end of the log: existing records come at once
@@ -82,9 +88,7 @@ async def read_committed(
         PartitionFailed: The partition cannot be read, or ends before `start`.
         BrokerUnavailable: The leader is unknown, away or has changed; try again.
     """
-    node, target = _build_target(cluster, tp, start, max_bytes)
-    async with cluster.connections.borrow_spare(node) as connection:
-        fetched = await _fetch(cluster, connection, tp, target, READ_COMMITTED, max_wait)
+    fetched = await _fetch(cluster, tp, start, FetchLimits(max_wait, max_bytes=max_bytes))
     if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
         return await _handle_out_of_range(cluster, tp, start)
     decoded = await _decode(cluster, tp, start, fetched)
@@ -105,9 +109,7 @@ async def iter_records_at(
     while wanted:
         start = wanted[0]
         # At least one batch is returned, however few bytes are requested.
-        node, target = _build_target(cluster, tp, start, max_bytes=1)
-        async with cluster.connections.borrow_spare(node) as connection:
-            fetched = await _fetch(cluster, connection, tp, target, READ_COMMITTED, max_wait=0.0)
+        fetched = await _fetch(cluster, tp, start, FetchLimits(max_wait=0.0, max_bytes=1))
         if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             log = (await fetch_log_bounds(cluster, [tp]))[tp]
             wanted = [offset for offset in wanted[1:] if offset in log]
@@ -150,11 +152,9 @@ async def iter_uncommitted(
     Each read is a fetch of at most `max_bytes`, as by `read_committed`. The last one may go beyond
     `end`, as batches come whole. Records that are damaged are left out.
     """
+    limits = FetchLimits(MAX_WAIT_S, max_bytes=max_bytes, isolation_level=READ_UNCOMMITTED)
     while start < end:
-        node, target = _build_target(cluster, tp, start, max_bytes)
-        # No connection of its own: the range has been written, so the broker rarely waits.
-        connection = await cluster.connections.connect(node, ConnectionRole.CATCHUP)
-        fetched = await _fetch(cluster, connection, tp, target, READ_UNCOMMITTED, MAX_WAIT_S)
+        fetched = await _fetch(cluster, tp, start, limits)
         read = _build_read(await _decode(cluster, tp, start, fetched))
         start = read.next_offset
         yield read
@@ -162,61 +162,52 @@ async def iter_uncommitted(
 
 async def fetch_offset(cluster: Cluster, tp: TopicPartition, spec: int) -> int:
     """Return an offset by LATEST, EARLIEST or time (ms); -1 if no record is as late."""
-    result = (await cluster.list_offsets({tp: spec}, READ_UNCOMMITTED))[tp]
-    return _require_offset(tp, result).offset
+    return (await fetch_offsets(cluster, [tp], spec))[tp]
 
 
 async def fetch_log_bounds(
     cluster: Cluster, tps: Sequence[TopicPartition]
 ) -> dict[TopicPartition, range]:
-    bounds = {}
     # Starts first: records that are deleted in between must not make a start exceed its end.
-    starts = await cluster.list_offsets(dict.fromkeys(tps, EARLIEST), READ_UNCOMMITTED)
-    ends = await cluster.list_offsets(dict.fromkeys(tps, LATEST), READ_UNCOMMITTED)
-    for tp in tps:
-        bounds[tp] = range(
-            _require_offset(tp, starts[tp]).offset, _require_offset(tp, ends[tp]).offset
-        )
-    return bounds
+    starts = await fetch_offsets(cluster, tps, EARLIEST)
+    ends = await fetch_offsets(cluster, tps, LATEST)
+    return {tp: range(starts[tp], ends[tp]) for tp in tps}
 
 
-async def fetch_offsets_for_time(
-    cluster: Cluster, tps: Sequence[TopicPartition], timestamp: int
+async def fetch_offsets(
+    cluster: Cluster, tps: Sequence[TopicPartition], spec: int
 ) -> dict[TopicPartition, int]:
-    """Return the first offset at or after a time (ms since 1970); -1 where there is none."""
-    results = await cluster.list_offsets(dict.fromkeys(tps, timestamp), READ_UNCOMMITTED)
-    return {tp: _require_offset(tp, result).offset for tp, result in results.items()}
+    """Return offsets by LATEST, EARLIEST or time (ms); -1 where no record is as late."""
+    offsets: dict[TopicPartition, int] = {}
+    results = await cluster.list_offsets(dict.fromkeys(tps, spec), READ_UNCOMMITTED)
+    for tp, result in results.items():
+        if isinstance(result, OffsetAndTimestamp):
+            offsets[tp] = result.offset
+        elif result in _LOOKUP_RETRIABLE_ERRORS:
+            raise BrokerUnavailable(
+                f"{tp} cannot be asked for offsets now (code {result})", retry_after=0.2
+            )
+        else:
+            raise build_partition_failed(tp, f"cannot be read (code {result})", result)
+    return offsets
 
 
-def _build_target(
-    cluster: Cluster, tp: TopicPartition, start: int, max_bytes: int
-) -> tuple[int, FetchTarget]:
+async def _fetch(
+    cluster: Cluster, tp: TopicPartition, start: int, limits: FetchLimits
+) -> FetchedPartition:
     leader, known = cluster.leader_for_partition(tp), cluster.get_topic(tp.topic)
     if leader is None or known is None:
         raise BrokerUnavailable(f"{tp} has no leader", retry_after=0.2)
     node, epoch = leader
-    return node, FetchTarget(start, epoch, known.topic_id, max_bytes=max_bytes)
-
-
-async def _fetch(
-    cluster: Cluster,
-    connection: BrokerConnection,
-    tp: TopicPartition,
-    target: FetchTarget,
-    isolation: int,
-    max_wait: float,
-) -> FetchedPartition:
-    responses = await fetch_on_connection(
-        cluster.connections,
-        connection,
-        {tp: target},
-        max_wait=max_wait,
-        min_bytes=1,
-        max_bytes=target.max_bytes,
-        isolation=isolation,
-        rack="",  # no rack: a nearer replica may be behind
-    )
-    return responses[tp]
+    targets = {tp: FetchTarget(start, epoch, known.topic_id, max_bytes=limits.max_bytes)}
+    connections = cluster.connections
+    # Without a rack: a nearer replica may be behind.
+    if limits.isolation_level == READ_COMMITTED:
+        async with connections.borrow_spare(node) as connection:
+            return (await fetch(connections, connection, targets, limits))[tp]
+    # No connection of its own: the range has been written, so the broker rarely waits.
+    connection = await connections.connect(node, ConnectionRole.CATCHUP)
+    return (await fetch(connections, connection, targets, limits))[tp]
 
 
 async def _create_decoder(
@@ -275,16 +266,6 @@ async def _build_read_error(
     if code in _LEADER_CHANGED_ERRORS:
         return BrokerUnavailable(f"{tp} is led by another broker", retry_after=0.2)
     return build_partition_failed(tp, f"cannot be read (code {code})", code)
-
-
-def _require_offset(tp: TopicPartition, result: OffsetAndTimestamp | int) -> OffsetAndTimestamp:
-    if isinstance(result, OffsetAndTimestamp):
-        return result
-    if result in _LOOKUP_RETRIABLE_ERRORS:
-        raise BrokerUnavailable(
-            f"{tp} cannot be asked for offsets now (code {result})", retry_after=0.2
-        )
-    raise build_partition_failed(tp, f"cannot be read (code {result})", result)
 
 
 def build_partition_failed(tp: TopicPartition, detail: str, code: int) -> PartitionFailed:

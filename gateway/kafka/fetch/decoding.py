@@ -1,20 +1,37 @@
-"""Decode one record set into entries, batch by batch and slice by slice.
+"""Turn the record batches of a fetch into entries, in offset order, with nothing hidden.
 
-`batches` says which entries each kind of batch leads to. The header of a batch says how many
-records it has, but not their decompressed size. A batch that fits into a small buffer is
+Only the offsets of batches say how far a log goes. Offsets without anything to deliver (control
+batches, aborted transactions, compacted records, batches emptied by compaction) are covered by the
+next entry, or by one `Skip` at the end. A batch that cannot be read becomes one `Gap` of exactly
+its offsets; if only some of its records are broken, each of those becomes a `Gap`. Decoding then
+goes on with the next batch.
+
+aiokafka's Cython `DefaultRecordBatch` decodes the records. It hides the leader epoch and the
+position of a batch, so headers are read here. Layouts: Kafka's message format, magic 2. The CRC-32C
+of a batch covers it from its attributes on, and so neither base offset, length nor leader epoch.
+
+A compressed batch expands to a multiple of the fetched bytes, and its records to a multiple of
+that. So record sets are read in slices, between which other tasks run. The header of a batch says
+how many records it has, but not their decompressed size. A batch that fits into a small buffer is
 decompressed where it is read. Any other waits for `RecordSetDecoder.decompress`, outside the event
-loop.
+loop, and is read one at a time.
 
 There are three ways through the records of a batch. Most are read whole (`_read_whole_batch`). One
 that is compressed, or too long for the slice, is opened and read in parts (`_open_batch`,
 `_read_records`). If reading fails, the intact records are salvaged (`iter_salvaged`).
+
+Measured, one core, 200-byte values, CRC checked: 2.1 M records/s in batches of 5,000, 2.0 M of 100,
+1.6 M of 10, 0.48 M of one; gzip, lz4, snappy, zstd 1.8 to 2.1 M; two headers each 1.5 M.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
+from contextlib import aclosing, suppress
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from itertools import chain, islice
 from mmap import mmap
 from typing import NamedTuple
@@ -22,14 +39,15 @@ from typing import NamedTuple
 from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch
 
 from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
-from gateway.kafka.protocol.codec import read_uvarint
+from gateway.kafka.client.cluster import DecompressionSlot
 
-from .decompression import (
+from .record_batch import (
     BATCH_HEADER,
     CODEC_MASK,
     MAX_DECOMPRESSED_BYTES,
     BatchTooLarge,
     decompress_batch,
+    iter_salvaged,
     map_large_buffer,
     return_small_buffer,
     take_small_buffer,
@@ -37,101 +55,12 @@ from .decompression import (
 
 log = logging.getLogger(__name__)
 
-_LOG_APPEND_TIME = 0x08  # attribute of a batch: the broker set the time of its records
-
-
-def iter_salvaged(
-    tp: TopicPartition, header: Sequence[int], records: memoryview, start: int
-) -> Iterator[Entry]:
-    """Yield the entries of one batch of magic 2 from offset `start` on, although some are broken.
-
-    A faulty producer wrote such a batch, whose CRC is right. Each record begins with its length, so
-    those after a broken one can still be found, and only the broken ones become gaps. The entries
-    are in offset order. Offsets that are missing for another reason (compaction) lead to no gap.
-    The code is plain Python, because it runs on such batches only.
-
-    Args:
-        header: The fields of its header, in order (`BATCH_HEADER`).
-        records: The bytes of its records, not compressed.
-    """
-    base, _, epoch, _, _, attributes, delta, first_timestamp, max_timestamp, *_, count = header
-    next_offset = base + delta + 1
-
-    def iter_gap(offset: int, end: int) -> Iterator[Entry]:
-        if end > max(offset, start):
-            yield Gap(tp, max(offset, start), end, epoch, GapReason.CORRUPT)
-
-    # A broken record does not say which offset it has, so a gap begins at `position`, after the
-    # last intact record, and ends at the next intact one.
-    pos, position, is_broken = 0, base, False
-    for _ in range(count):
-        try:
-            size, pos = _read_varint(records, pos)
-        except (IndexError, ValueError):
-            break  # without a length the records after it cannot be found
-        if size <= 0 or pos + size > len(records):
-            break
-        raw, pos = bytes(records[pos : pos + size]), pos + size
-        try:
-            timestamp_delta, offset, key, value, headers = _read_record(raw)
-        except (IndexError, ValueError):
-            is_broken = True
-            continue
-        offset += base
-        if not position <= offset < next_offset:  # out of order, or not of this batch
-            is_broken = True
-            continue
-        if is_broken:
-            yield from iter_gap(position, offset)
-        is_broken, position = False, offset + 1
-        if offset >= start:
-            timestamp = (
-                max_timestamp
-                if attributes & _LOG_APPEND_TIME
-                else first_timestamp + timestamp_delta
-            )
-            yield Record(tp, offset, epoch, timestamp, key, value, headers)
-    else:  # all records were found
-        if not is_broken:
-            return
-    yield from iter_gap(position, next_offset)
-
-
-def _read_varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
-    value, pos = read_uvarint(data, pos)
-    return (value >> 1) ^ -(value & 1), pos
-
-
-def _read_bytes(data: bytes, pos: int) -> tuple[bytes | None, int]:
-    size, pos = _read_varint(data, pos)
-    if size < 0:
-        return None, pos
-    if pos + size > len(data):
-        raise ValueError("a field longer than its record")
-    return data[pos : pos + size], pos + size
-
-
-_RecordFields = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
-
-
-def _read_record(data: bytes) -> _RecordFields:
-    """Return timestamp delta, offset delta, key, value and headers of one record."""
-    timestamp_delta, pos = _read_varint(data, 1)  # byte 0 is its attributes, which are not used
-    offset, pos = _read_varint(data, pos)
-    key, pos = _read_bytes(data, pos)
-    value, pos = _read_bytes(data, pos)
-    count, pos = _read_varint(data, pos)
-    headers: list[tuple[str, bytes | None]] = []
-    for _ in range(count):
-        name, pos = _read_bytes(data, pos)
-        content, pos = _read_bytes(data, pos)
-        # Java's client, too, replaces what is not UTF-8 in the name of a header.
-        headers.append(((name or b"").decode(errors="replace"), content))
-    if pos != len(data):
-        raise ValueError("a record longer than its fields")
-    return timestamp_delta, offset, key, value, headers
-
-
+# The largest slice where records are only kept, and not delivered within the same turn of the event
+# loop: decoding it takes 10 ms.
+BULK_SLICE_RECORDS = 20_000
+# `gather_slices` returns once it has this much, which bounds what one partition holds in memory.
+MAX_GATHERED_RECORDS = 100_000
+MAX_GATHERED_BYTES = 16 << 20  # decompressed
 # The largest slice that is delivered to clients within the same turn of the loop: 10 ms.
 MAX_SLICE_RECORDS = 5_000
 MAX_SLICE_BYTES = 1 << 20  # of one slice, decompressed
@@ -185,6 +114,15 @@ def _log_gaps(entries: Iterable[Entry]) -> None:
             log.error("%s %s", entry.tp, describe_unreadable(entry), extra=entry.tp._asdict())
 
 
+def _build_records(tp: TopicPartition, epoch: int, records: Iterable[DefaultRecord]) -> list[Entry]:
+    # Headers as a tuple: the garbage collector would visit a list again and again for as long as
+    # the record is kept.
+    return [
+        _tuple_new(Record, (tp, r.offset, epoch, r.timestamp, r.key, r.value, tuple(r.headers)))
+        for r in records
+    ]
+
+
 class _Batch(NamedTuple):
     codec: int
     base_offset: int
@@ -194,6 +132,7 @@ class _Batch(NamedTuple):
     record_count: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RecordSetDecoder:
     """The decoding of one record set, owned by the task that fetched it.
 
@@ -206,84 +145,57 @@ class RecordSetDecoder:
     the next entry, or a final `Skip`, covers these offsets.
 
     Attributes:
+        data: The record set; its last batch may be cut off.
+        fetch_offset: The requested offset. Earlier records of its batch are left out.
+        aborted: Producer id and first offset of each aborted transaction, as fetched.
+        high_watermark: Bounds the gap of a batch whose own end is damaged; None if unknown.
         is_large: The next batch does not fit into a small buffer once it is decompressed.
         large_bytes: Decompressed bytes of the large batch that is being read; 0 if there is none.
         decompressed_bytes: Decompressed bytes of everything returned so far.
     """
 
-    __slots__ = (
-        "_aborted_producers",
-        "_aborted_transactions",
-        "_batch",
-        "_bytes_left",
-        "_data",
-        "_entries",
-        "_entry_iter",
-        "_entry_offset",
-        "_epoch",
-        "_error",
-        "_high_watermark",
-        "_next_offset",
-        "_pos",
-        "_record_bytes",
-        "_record_data",
-        "_record_iter",
-        "_records_left",
-        "_small_buffer",
-        "_tp",
-        "_view",
-        "decompressed_bytes",
-        "is_done",
-        "is_large",
-        "large_bytes",
-    )  # fmt: skip
+    tp: TopicPartition
+    data: bytes
+    fetch_offset: InitVar[int]
+    _: KW_ONLY
+    aborted: Collection[tuple[int, int]] = ()
+    read_committed: bool = True
+    high_watermark: int | None = None
+    is_done: bool = field(default=False, init=False)
+    is_large: bool = field(default=False, init=False)
+    large_bytes: int = field(default=0, init=False)
+    decompressed_bytes: int = field(default=0, init=False)
+    _view: memoryview = field(init=False)
+    _pos: int = field(default=0, init=False)
+    _entry_offset: int = field(init=False)  # the offset after the last entry
+    _next_offset: int = field(init=False)  # the offset after the last batch
+    _epoch: int = field(default=-1, init=False)
+    _entries: list[Entry] = field(init=False)
+    # First offset and producer id, the latest first: those that begin are taken from the end.
+    _aborted_transactions: list[tuple[int, int]] = field(init=False)
+    # Producers whose records are left out until the marker that ends their transaction.
+    _aborted_producers: set[int] = field(default_factory=set, init=False)
+    _error: str | None = field(default=None, init=False)
+    _batch: _Batch | None = field(default=None, init=False)  # read now, or for `decompress`
+    # What is left of it: records, or else the entries of a broken batch.
+    _record_iter: Iterator[DefaultRecord] | None = field(default=None, init=False)
+    _entry_iter: Iterator[Entry] | None = field(default=None, init=False)
+    _record_data: memoryview = field(init=False)  # the bytes of its records, not compressed
+    _record_bytes: int = field(default=1, init=False)  # the average size of its records
+    _small_buffer: bytearray | None = field(default=None, init=False)  # holds `_record_data`
+    # How much more this slice may take.
+    _records_left: int = field(default=0, init=False)
+    _bytes_left: int = field(default=0, init=False)
 
-    def __init__(
-        self,
-        tp: TopicPartition,
-        data: bytes,
-        fetch_offset: int,
-        *,
-        aborted: Collection[tuple[int, int]] = (),
-        read_committed: bool = True,
-        high_watermark: int | None = None,
-    ) -> None:
-        """Create a decoder that has read nothing yet.
-
-        Args:
-            data: The record set; its last batch may be cut off.
-            fetch_offset: The requested offset. Earlier records of its batch are left out.
-            aborted: Producer id and first offset of each aborted transaction, as fetched.
-            high_watermark: Bounds the gap of a batch whose own end is damaged; None if unknown.
-        """
-        self._tp = tp
-        self._data = data
-        self._view = memoryview(data)
-        self._pos = 0
-        self._entry_offset = fetch_offset  # the offset after the last entry
-        self._next_offset = fetch_offset  # the offset after the last batch
-        self._epoch = -1
-        self._high_watermark = high_watermark
-        self._entries: list[Entry] = []
-        # First offset and producer id, the latest first: those that begin are taken from the end.
-        self._aborted_transactions: list[tuple[int, int]] = []
-        if aborted and read_committed:  # rare, and sorting nothing costs 0.6 us
-            self._aborted_transactions = sorted(
-                ((first, producer) for producer, first in aborted), reverse=True
-            )
-        # Producers whose records are left out until the marker that ends their transaction.
-        self._aborted_producers: set[int] = set()
-        self._error: str | None = None
-        self._batch: _Batch | None = None  # being read, or waiting for `decompress`
-        # What is left of it: records, or else the entries of a broken batch.
-        self._record_iter: Iterator[DefaultRecord] | None = None
-        self._entry_iter: Iterator[Entry] | None = None
-        self._record_data = self._view  # the bytes of its records, not compressed
-        self._record_bytes = 1  # the average size of its records
-        self._small_buffer: bytearray | None = None  # holds `_record_data`; to be returned
-        self._records_left = self._bytes_left = 0  # how much more this slice may take
-        self.is_done = self.is_large = False
-        self.large_bytes = self.decompressed_bytes = 0
+    def __post_init__(self, fetch_offset: int) -> None:
+        self._view = self._record_data = memoryview(self.data)
+        self._entry_offset = self._next_offset = fetch_offset
+        is_needed = self.aborted and self.read_committed
+        self._aborted_transactions = (
+            sorted(((first, producer) for producer, first in self.aborted), reverse=True)
+            if is_needed  # rare, and sorting nothing costs 0.6 us
+            else []
+        )
 
     def read_slice(self, max_records: int = MAX_SLICE_RECORDS) -> DecodedSlice:
         """Return the next slice, up to a large batch, `max_records` or about MAX_SLICE_BYTES."""
@@ -299,7 +211,7 @@ class RecordSetDecoder:
             # Only now is it known that no entry follows that would cover the last empty batches.
             next_offset = self._next_offset
             if next_offset > self._entry_offset:
-                self._entries.append(Skip(self._tp, self._entry_offset, next_offset, self._epoch))
+                self._entries.append(Skip(self.tp, self._entry_offset, next_offset, self._epoch))
         return _tuple_new(
             DecodedSlice, (self._entries, next_offset, self._epoch, self._pos, self._error)
         )
@@ -324,10 +236,10 @@ class RecordSetDecoder:
 
         Here and in the methods below, False means that nothing further may be read.
         """
-        size = len(self._data)
+        size = len(self.data)
         if self._pos + _BATCH_PREFIX.size > size:
             return self._check_data_end()
-        base, length, epoch, magic = _BATCH_PREFIX.unpack_from(self._data, self._pos)
+        base, length, epoch, magic = _BATCH_PREFIX.unpack_from(self.data, self._pos)
         end_pos = self._pos + _LOG_OVERHEAD + length
         if length < _MIN_LENGTHS.get(magic, _MIN_LENGTHS[2]):
             self._error = f"a batch of {length} bytes at offset {self._next_offset}"
@@ -350,7 +262,7 @@ class RecordSetDecoder:
 
         A broker cuts the last batch at the byte limit, but always sends the first one whole.
         """
-        size = len(self._data)
+        size = len(self.data)
         if self._pos == 0 and size > 0:
             self._error = (
                 f"the first batch at offset {self._next_offset} does not end within {size} bytes"
@@ -358,7 +270,7 @@ class RecordSetDecoder:
         return False
 
     def _begin_v2_batch(self, base: int, epoch: int, end_pos: int) -> bool:
-        header = BATCH_HEADER.unpack_from(self._data, self._pos)
+        header = BATCH_HEADER.unpack_from(self.data, self._pos)
         attributes, last, producer = header[5], base + header[6], header[9]
         record_batch = DefaultRecordBatch(self._view[self._pos : end_pos])
         # A negative delta of the last offset has a valid CRC if the producer itself wrote it.
@@ -402,11 +314,11 @@ class RecordSetDecoder:
         """
         start = (
             max(base, self._next_offset)
-            if self._high_watermark is None or base < self._high_watermark
+            if self.high_watermark is None or base < self.high_watermark
             else self._next_offset
         )
         following = self._peek_base_offset(start, end_pos)
-        bound = following if following is not None else self._high_watermark
+        bound = following if following is not None else self.high_watermark
         if bound is not None and bound > start and not start < claimed_end <= bound:
             claimed_end = bound
         next_offset = max(claimed_end, start + 1)
@@ -414,7 +326,7 @@ class RecordSetDecoder:
         if type(last) is Gap and last.next_offset == start and last.reason is GapReason.CORRUPT:
             self._entries[-1] = last._replace(next_offset=next_offset)
         else:
-            gap = Gap(self._tp, start, next_offset, epoch, GapReason.CORRUPT)
+            gap = Gap(self.tp, start, next_offset, epoch, GapReason.CORRUPT)
             _log_gaps([gap])
             self._entries.append(gap)
         self._entry_offset = next_offset
@@ -425,9 +337,9 @@ class RecordSetDecoder:
         return following is not None and not self._aborted_producers
 
     def _peek_base_offset(self, start: int, end_pos: int) -> int | None:
-        if end_pos + _BATCH_PREFIX.size > len(self._data):
+        if end_pos + _BATCH_PREFIX.size > len(self.data):
             return None
-        base, length, _, magic = _BATCH_PREFIX.unpack_from(self._data, end_pos)
+        base, length, _, magic = _BATCH_PREFIX.unpack_from(self.data, end_pos)
         plausible = base > start and 0 <= magic <= 2 and length >= _MIN_LENGTHS[magic]
         return int(base) if plausible else None
 
@@ -447,20 +359,12 @@ class RecordSetDecoder:
         size = end_pos - self._pos
         if count > self._records_left or size > self._bytes_left:
             return False
-        tp, position = self._tp, self._entry_offset
         try:
-            records = [
-                # Headers as a tuple: the garbage collector would visit a list again and again for
-                # as long as the record is kept.
-                _tuple_new(
-                    Record, (tp, r.offset, epoch, r.timestamp, r.key, r.value, tuple(r.headers))
-                )
-                for r in batch
-            ]
+            records = _build_records(self.tp, epoch, batch)
         except Exception:  # aiokafka raises many kinds for broken records
             return False
-        if base < position:  # only in the first batch: it holds the fetch offset
-            records = [entry for entry in records if entry.next_offset > position]
+        if base < self._entry_offset:  # only in the first batch: it holds the fetch offset
+            records = [entry for entry in records if entry.next_offset > self._entry_offset]
         if records:
             self._entries.extend(records)
             self._entry_offset = records[-1].next_offset
@@ -502,24 +406,12 @@ class RecordSetDecoder:
 
     def _read_records(self, batch: _Batch) -> None:
         """Read the next records of the open batch, as many as the slice may take."""
-        count, record_iter, tp, epoch = (
-            self._records_left,
-            self._record_iter,
-            self._tp,
-            batch.epoch,
-        )
         # The size of a record is known only on average. At least one is read, so that a record
         # larger than a slice is read, too.
-        count = min(count, self._bytes_left // self._record_bytes + 1)
+        count = min(self._records_left, self._bytes_left // self._record_bytes + 1)
         try:
-            if record_iter is not None:
-                records: list[Entry] = [
-                    _tuple_new(
-                        Record,
-                        (tp, r.offset, epoch, r.timestamp, r.key, r.value, tuple(r.headers)),
-                    )
-                    for r in islice(record_iter, count)
-                ]
+            if self._record_iter is not None:
+                records = _build_records(self.tp, batch.epoch, islice(self._record_iter, count))
             else:
                 assert self._entry_iter is not None
                 records = list(islice(self._entry_iter, count))
@@ -553,9 +445,9 @@ class RecordSetDecoder:
         """Return intact records and gaps; if salvaging itself failed, one gap for the rest."""
         if self._record_iter is None:
             return self._iter_lost_entries(batch)
-        header = BATCH_HEADER.unpack_from(self._data, self._pos)
+        header = BATCH_HEADER.unpack_from(self.data, self._pos)
         return iter_salvaged(
-            self._tp, header, self._record_data, max(batch.base_offset, self._entry_offset)
+            self.tp, header, self._record_data, max(batch.base_offset, self._entry_offset)
         )
 
     def _iter_lost_entries(
@@ -563,4 +455,62 @@ class RecordSetDecoder:
     ) -> Iterator[Entry]:
         start = max(batch.base_offset, self._entry_offset)
         if batch.next_offset > start:
-            yield Gap(self._tp, start, batch.next_offset, batch.epoch, reason)
+            yield Gap(self.tp, start, batch.next_offset, batch.epoch, reason)
+
+
+async def iter_slices(
+    decoding: RecordSetDecoder, slot: DecompressionSlot, max_records: int = MAX_SLICE_RECORDS
+) -> AsyncGenerator[DecodedSlice, None]:
+    """Yield the rest of a record set, slice by slice.
+
+    A large batch is decompressed in a thread. The slot is held until the batch has been read to its
+    end, so the caller must close the iterator (`contextlib.aclosing`).
+    """
+    while not decoding.is_done:
+        if not decoding.is_large:
+            yield decoding.read_slice(max_records)
+            continue
+        # The lock is held across the yields: the decompressed batch lives until its last record was
+        # read, and only one such batch per cluster may be in memory.
+        async with slot.lock:
+            try:
+                await _await_thread(asyncio.create_task(asyncio.to_thread(decoding.decompress)))
+                slot.held_bytes = decoding.large_bytes
+                while decoding.large_bytes:
+                    yield decoding.read_slice(max_records)
+            finally:
+                slot.held_bytes = 0
+
+
+async def _await_thread(work: asyncio.Task[None]) -> None:
+    """Wait until a thread has ended, also when cancelled: it holds the slot until then."""
+    try:
+        await asyncio.shield(work)
+    finally:
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({work})
+
+
+async def gather_slices(
+    decoding: RecordSetDecoder, slot: DecompressionSlot, first: DecodedSlice | None = None
+) -> DecodedSlice:
+    """Return the rest of a record set, behind `first`, in one slice up to the memory bounds."""
+    async with aclosing(iter_slices(decoding, slot, BULK_SLICE_RECORDS)) as slices:
+        async for decoded in slices:
+            first = _join_slices(first, decoded)
+            if (
+                len(first.entries) >= MAX_GATHERED_RECORDS
+                or decoding.decompressed_bytes >= MAX_GATHERED_BYTES
+            ):
+                break
+            await asyncio.sleep(0)
+    # There was nothing to decode: the last slice is empty and says where to go on.
+    return first or decoding.read_slice(BULK_SLICE_RECORDS)
+
+
+def _join_slices(earlier: DecodedSlice | None, later: DecodedSlice) -> DecodedSlice:
+    if earlier is None:
+        return later
+    earlier.entries.extend(later.entries)
+    return later._replace(entries=earlier.entries)

@@ -22,12 +22,12 @@ from gateway.core.group.member import MemberState
 from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, NotOwned, PartitionFailed
-from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.cluster import Cluster, FetchLimits
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 
 from .assignment import Assignment, RebalanceListener
 from .consumer_options import ConsumerOptions
-from .prefetch_fetcher import FetchLimits, PrefetchFetcher
+from .prefetch_fetcher import PrefetchFetcher
 
 __all__ = ["ConsumerOptions", "GroupConsumer", "OffsetAndMetadata", "RebalanceListener"]
 
@@ -155,7 +155,12 @@ class GroupConsumer:
                 if not is_over:
                     wait, is_requested = max(0.0, deadline - now()), True
                     next_due = self.prefetcher.start_fetches(
-                        FetchLimits(wait, min_bytes, min(max_bytes, self._options.max_fetch_bytes))
+                        FetchLimits(
+                            wait,
+                            min_bytes,
+                            min(max_bytes, self._options.max_fetch_bytes),
+                            self._options.isolation_level,
+                        )
                     )
                     # Computed again, as a request may be under way only now.
                     give_up_at = deadline + POLL_GRACE_S if self.prefetcher.is_busy else deadline
@@ -202,7 +207,12 @@ class GroupConsumer:
                     taken += state.take(max_records - len(taken), max_bytes)
                 max_bytes -= bytes_before - state.buffered_bytes
         if self._options.prefetch:
-            self.prefetcher.start_fetches(FetchLimits(max_bytes=self._options.max_fetch_bytes))
+            self.prefetcher.start_fetches(
+                FetchLimits(
+                    max_bytes=self._options.max_fetch_bytes,
+                    isolation_level=self._options.isolation_level,
+                )
+            )
         self.prefetcher.report_buffered()
         return taken
 

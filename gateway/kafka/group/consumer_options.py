@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
@@ -21,8 +21,7 @@ from gateway.core.group.member import GroupMembership, GroupRequest
 from gateway.core.group.partition_state import EARLIEST, LATEST
 from gateway.errors import GroupFailed
 from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED
-from gateway.kafka.protocol import classic_messages, group_messages
-from gateway.kafka.protocol.group_messages import ConsumerGroupHeartbeatRequest
+from gateway.kafka.protocol.member_messages import REQUEST_CLASSES, ConsumerGroupHeartbeatRequest
 from gateway.kafka.protocol.requests import KafkaRequest
 
 ProtocolName = Literal["auto", "consumer", "classic"]
@@ -35,10 +34,6 @@ _OFFSET_SPECS: Mapping[OffsetReset, int | None] = {
     "latest": LATEST,
     "earliest": EARLIEST,
     "none": None,
-}
-_REQUEST_TYPES: Mapping[type[GroupRequest], Callable[[Any], KafkaRequest[Any]]] = {
-    **group_messages.REQUEST_CLASSES,
-    **classic_messages.REQUEST_CLASSES,
 }
 
 
@@ -95,7 +90,7 @@ class ConsumerOptions:
 
     def create_member(self, group: str, versions: Mapping[int, tuple[int, int]]) -> GroupMembership:
         """Create the state machine of a member; GroupFailed if KIP-848 is required and missing."""
-        _, newest = versions.get(ConsumerGroupHeartbeatRequest.API_KEY, (0, -1))
+        _, newest = versions.get(ConsumerGroupHeartbeatRequest.API.key, (0, -1))
         has_kip_848 = newest >= (1 if self.protocol == "auto" else 0)
         if self.protocol == "classic" or (self.protocol == "auto" and not has_kip_848):
             return ClassicMember(
@@ -124,7 +119,7 @@ class ConsumerOptions:
 
 
 def build_request(message: GroupRequest) -> KafkaRequest[Any]:
-    return _REQUEST_TYPES[type(message)](message)
+    return REQUEST_CLASSES[type(message)](message)
 
 
 def _generate_member_id() -> str:

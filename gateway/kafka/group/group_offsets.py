@@ -25,7 +25,7 @@ from gateway.errors import (
     NotOwned,
     UnknownTopic,
 )
-from gateway.kafka.client.coordinators import Coordinators
+from gateway.kafka.client.brokers import Coordinators
 from gateway.kafka.protocol.group_messages import (
     NO_MEMBER,
     OffsetAndMetadata,

@@ -42,15 +42,21 @@ from gateway.core.log.recovery import (
     locate_offset,
 )
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
-from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.offsets import READ_COMMITTED, OffsetAndTimestamp
-from gateway.kafka.fetch.batches import BULK_SLICE_RECORDS, iter_slices
-from gateway.kafka.fetch.bounded_read import build_partition_failed, fetch_log_bounds
-from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder, describe_unreadable
-from gateway.kafka.fetch.fetch import (
+from gateway.kafka.client.cluster import (
     MAX_CORRUPT_ATTEMPTS,
     REPLICA_LEASE_S,
-    fetch_on_connection,
+    Cluster,
+    FetchLimits,
+    fetch,
+)
+from gateway.kafka.client.offsets import READ_COMMITTED, OffsetAndTimestamp
+from gateway.kafka.fetch.bounded_read import build_partition_failed, fetch_log_bounds
+from gateway.kafka.fetch.decoding import (
+    BULK_SLICE_RECORDS,
+    DecodedSlice,
+    RecordSetDecoder,
+    describe_unreadable,
+    iter_slices,
 )
 from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
 
@@ -64,13 +70,6 @@ MAX_EXPANSION = 16
 MAX_FORMER_LEADER_ATTEMPTS = 10  # with the delays of NOT_LEADER, a second or two
 RECORD_OBJECT_BYTES = 200  # of one in memory, beside what counts for `max_partition_bytes`
 LEADERLESS_RETRY_S = 0.25  # seconds between looks at metadata for a partition without a leader
-
-
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    max_wait: float = 0.5
-    min_bytes: int = 1
-    max_bytes: int = 16 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -293,15 +292,12 @@ class PrefetchFetcher:
         connections = self.cluster.connections
         try:
             async with connections.borrow_spare(node) as connection:
-                responses = await fetch_on_connection(
+                responses = await fetch(
                     connections,
                     connection,
                     {state.tp: want for state, (want, _) in wants.items()},
-                    max_wait=limits.max_wait,
-                    min_bytes=limits.min_bytes,
-                    max_bytes=limits.max_bytes,
-                    isolation=self.options.isolation_level,
-                    rack=self.cluster.settings.rack,
+                    limits,
+                    self.cluster.settings.rack,
                 )
         except KafkaError as exc:
             self._on_fetch_failed(

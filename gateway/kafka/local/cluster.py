@@ -1,4 +1,4 @@
-"""Run a Kafka cluster of one or three nodes on this machine.
+"""Run a Kafka cluster of one or three nodes on this machine, also until ^C (`gateway broker`).
 
 Measured on 2 idle cores with Java 17 and the class archive: one node starts in 0.8 to 1.0 s and
 takes 157 MB and 1.0 s of CPU. Three start in 2.4 to 3.0 s and take 3 x 148 MB. One with SCRAM users
@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +22,11 @@ from typing import Self
 
 from gateway.errors import LocalBrokerError
 
-from . import jars, java
+from . import java
 from .java import ClassArchive
 from .node import (
-    FAST_FAILOVER_PROPERTIES,
-    FAST_RETENTION_PROPERTIES,
     LEAN_PROPERTIES,
     SINGLE_NODE_PROPERTIES,
-    BrokerSecurity,
     KafkaNode,
     ReservedPort,
     build_classpath,
@@ -37,6 +36,7 @@ from .node import (
     load_cluster_id,
 )
 
+RESTART_DELAY_S = 10.0  # of `run_broker`: long enough to see what clients do meanwhile
 START_TIMEOUT_S = 90.0  # one node starts in about 1 s; on busy cores it took 17 s
 
 
@@ -55,9 +55,8 @@ class LocalKafka:
         properties: Mapping[str, str] | None = None,
         data: Path | None = None,
         port: int | None = None,
-        fast_failover: bool = False,
-        fast_retention: bool = False,
-        security: BrokerSecurity | None = None,
+        listeners: Mapping[str, str] | None = None,
+        scram_users: Sequence[str] = (),
         advertised: Callable[[int], tuple[str, int]] | None = None,
     ) -> None:
         """Configure the cluster without starting it.
@@ -67,8 +66,9 @@ class LocalKafka:
             properties: Broker properties, which override the defaults of this package.
             data: A directory that is kept; by default a temporary one, which `close` removes.
             port: The port of node 1's plain listener; the other nodes have the next ones.
-            fast_failover: Whether a dead leader is replaced in 2 to 5 s instead of 11 s.
-            fast_retention: Whether retention and compaction act within 2 s instead of minutes.
+            listeners: The security protocols, by name, of listeners beside the plain one, which
+                always stays. The properties configure them.
+            scram_users: Users as Kafka's storage tool takes them.
             advertised: Returns host and port for a node id. It opens a listener VIA that
                 *advertises* this address. Put a TCP proxy there that forwards to
                 `nodes[i].ports["VIA"]`: clients that bootstrap through it stay behind it, while
@@ -79,15 +79,14 @@ class LocalKafka:
         self.nodes: list[KafkaNode] = []
         self._node_count = nodes
         self._port = port
-        self._security = security or BrokerSecurity()
+        self._listeners = dict(listeners or {})
+        self._scram_users = scram_users
         self._advertised = advertised
         self._keeps_data = data is not None
         self._directory = data.resolve() if data else None
         self._class_list: Path | None = None
         self._properties = LEAN_PROPERTIES | (SINGLE_NODE_PROPERTIES if nodes == 1 else {})
-        self._properties |= FAST_FAILOVER_PROPERTIES if fast_failover else {}
-        self._properties |= FAST_RETENTION_PROPERTIES if fast_retention else {}
-        self._properties |= self._security.build_properties() | dict(properties or {})
+        self._properties |= dict(properties or {})
 
     @property
     def bootstrap(self) -> list[str]:
@@ -180,16 +179,15 @@ class LocalKafka:
             raise
 
     def _prepare_command(self) -> tuple[list[str], bytes]:
-        cache = jars.cache_directory()
-        libs = jars.fetch_jars(cache)
-        runtime = java.find_java()
+        cache = java.kafka_cache_path()
+        classpath = build_classpath(java.load_kafka_jars().ensure_fetched(cache))
         command = [
-            *(str(runtime.path), *java.JVM_FLAGS, *self._build_archive_options(cache)),
+            *(str(java.find_java().path), *java.JVM_FLAGS, *self._build_archive_options(cache)),
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
-            *("-cp", build_classpath(libs), "kafka.Kafka"),
+            *("-cp", classpath, "kafka.Kafka"),
         ]
-        return command, load_checkpoint(cache, self._security.scram_users)
+        return command, load_checkpoint(cache, self._scram_users)
 
     def _build_archive_options(self, cache: Path) -> list[str]:
         # `_build_class_archive` sets the class list, to record the classes that a broker loads.
@@ -198,7 +196,7 @@ class LocalKafka:
         return [f"-XX:SharedArchiveFile={ensure_class_archive(cache)}"]
 
     def _reserve_ports(self, directory: Path) -> None:
-        names = ["PLAINTEXT", "CONTROLLER", *self._security.listeners]
+        names = ["PLAINTEXT", "CONTROLLER", *self._listeners]
         if self._advertised:
             names.append("VIA")
         for id in range(1, self._node_count + 1):
@@ -216,7 +214,7 @@ class LocalKafka:
         return {
             "node.id": str(node.id),
             "log.dirs": str(node.directory),
-            **build_listener_properties(node.ports, via, ",".join(voters)),
+            **build_listener_properties(node.ports, via, ",".join(voters), self._listeners),
             **self._properties,
         }
 
@@ -252,4 +250,73 @@ def _build_class_archive(cache: Path, path: Path) -> None:
     with recorder:
         # An orderly stop, so that the whole list is written.
         recorder.nodes[0].stop(timeout=60)
-    java.dump_class_archive(recorder._class_list, path, build_classpath(jars.fetch_jars(cache)))
+    classpath = build_classpath(java.load_kafka_jars().ensure_fetched(cache))
+    java.dump_class_archive(recorder._class_list, path, classpath)
+
+
+def prefetch() -> None:
+    cache, runtime = java.kafka_cache_path(), java.find_java()
+    jars = java.load_kafka_jars()
+    jars.verify(jars.ensure_fetched(cache))
+    ensure_class_archive(cache)
+    print(f"{jars.name} is ready in {cache}, on Java {runtime.major} ({runtime.path})")
+
+
+def run_broker(
+    nodes: int = 1,
+    port: int | None = None,
+    data: Path | None = None,
+    *,
+    restart_delay_s: float = RESTART_DELAY_S,
+) -> None:
+    """Run a cluster until SIGINT or SIGTERM, which shut it down.
+
+    To try a failover, one kills a node: a node of several that ends is started again after
+    `restart_delay_s`. Raises LocalBrokerError if the cluster cannot be started, or if its only node
+    ends by itself, or one of several soon after it was started.
+    """
+    # SIGTERM raises KeyboardInterrupt as well, so that both signals end the `with` block.
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with LocalKafka(nodes, port=port, data=data) as kafka:
+            _print_servers(kafka, data)
+            _keep_nodes_running(kafka, restart_delay_s)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
+
+
+def _keep_nodes_running(kafka: LocalKafka, restart_delay_s: float) -> None:
+    """Restart each node that ends. This returns only by an exception."""
+    started_at = dict.fromkeys(kafka.nodes, -restart_delay_s)
+    ended_at: dict[KafkaNode, float] = {}
+    while True:
+        time.sleep(0.2)
+        now = time.monotonic()
+        for node in kafka.nodes:
+            if node.is_running:
+                continue
+            if len(kafka.nodes) == 1 or now - started_at[node] < restart_delay_s:
+                raise LocalBrokerError(
+                    f"node {node.id} of Kafka ended by itself:\n{node.read_log_tail()}"
+                )
+            if node not in ended_at:
+                ended_at[node] = now
+                delay = f"{restart_delay_s:g} s"
+                print(f"node {node.id} ended; it is started again in {delay}", flush=True)
+            elif now - ended_at[node] >= restart_delay_s:
+                del ended_at[node]
+                node.start()
+                started_at[node] = now
+                print(f"node {node.id} was started again: pid {node.pid}", flush=True)
+
+
+def _print_servers(kafka: LocalKafka, data: Path | None) -> None:
+    servers = ",".join(kafka.bootstrap)
+    retention = f"data is kept in {data}" if data else "data is removed when it ends"
+    print(f"bootstrap: {servers}", flush=True)
+    print(f"use it as kafka: {{servers: [{servers}]}}; {retention}; ^C ends it", flush=True)
+    if len(kafka.nodes) > 1:
+        pids = ", ".join(f"{node.id}: {node.pid}" for node in kafka.nodes)
+        print(f"to try a failover, kill one of the nodes (pids by node: {pids})", flush=True)

@@ -8,8 +8,7 @@ The log directory is formatted without a JVM. `meta.properties` is written here.
 every node of every cluster, and Kafka's own storage tool creates it once (1.4 s).
 
 Some properties keep a local cluster small: the lean ones reduce the memory of a default broker from
-310 MB to 190 MB. The two fast sets turn minutes of Kafka's defaults into seconds, so that tests can
-observe retention and failover.
+310 MB to 190 MB.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.errors import LocalBrokerError
+from gateway.kafka.protocol.requests import MetadataRequest
 
-from . import jars, java
+from . import java
 
 LEAN_PROPERTIES = {
     "num.network.threads": "1",
@@ -52,123 +51,19 @@ SINGLE_NODE_PROPERTIES = {
     "share.coordinator.state.topic.min.isr": "1",
 }
 
-# A killed leader is replaced after 2-5 s; Kafka's defaults take 11 s.
-FAST_FAILOVER_PROPERTIES = {
-    "broker.session.timeout.ms": "2000",
-    "broker.heartbeat.interval.ms": "300",
-    "controller.quorum.election.timeout.ms": "500",
-    "controller.quorum.fetch.timeout.ms": "1000",
-    "replica.lag.time.max.ms": "2000",
-}
-
-# With retention.ms=1000 and segment.ms=500 on a topic, its log start offset moves after 1.6 s. By
-# default Kafka checks every 5 min, for the first time after 30 s.
-FAST_RETENTION_PROPERTIES = {
-    "log.initial.task.delay.ms": "100",
-    "log.retention.check.interval.ms": "300",
-    "log.cleaner.backoff.ms": "200",
-    "log.segment.delete.delay.ms": "0",
-}
-
-_LOGIN_MODULE_PACKAGE = "org.apache.kafka.common.security"
-# The security protocol of each listener.
-_SECURITY_PROTOCOLS = {
-    "PLAINTEXT": "PLAINTEXT",
-    "CONTROLLER": "PLAINTEXT",
-    "VIA": "PLAINTEXT",
-    "SASL": "SASL_PLAINTEXT",
-    "TLS": "SSL",
-    "SASL_TLS": "SASL_SSL",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerSecurity:
-    """Secure listeners beside the plain one, which always stays and whose clients may do anything.
-
-    Attributes:
-        users: The password of each user, for every mechanism but OAUTHBEARER.
-        mechanisms: Any of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER, for the listener
-            SASL. OAUTHBEARER accepts unsecured JWTs (RFC 7519 6, alg none) and is for tests only.
-        certificate: A PEM file with a PKCS8 key and its certificate for localhost or 127.0.0.1. It
-            opens the listener TLS, and with mechanisms SASL_TLS too.
-        authority: A PEM file of the certificate authority that verifies client certificates.
-        client_auth: Whether clients have to show a certificate: none, requested or required.
-        acl: Whether the standard authorizer denies everything that no ACL allows.
-    """
-
-    users: Mapping[str, str] = field(default_factory=dict)
-    mechanisms: tuple[str, ...] = ()
-    certificate: Path | None = None
-    authority: Path | None = None
-    client_auth: str = "none"
-    acl: bool = False
-
-    @property
-    def listeners(self) -> tuple[str, ...]:
-        sasl = ("SASL",) if self.mechanisms else ()
-        tls = ("TLS",) if self.certificate else ()
-        both = ("SASL_TLS",) if sasl and tls else ()
-        return sasl + tls + both
-
-    @property
-    def scram_users(self) -> tuple[str, ...]:
-        return tuple(
-            f"{mechanism}=[name={user},password={password}]"
-            for mechanism in self.mechanisms
-            if mechanism.startswith("SCRAM")
-            for user, password in self.users.items()
-        )
-
-    def build_properties(self) -> dict[str, str]:
-        properties: dict[str, str] = {}
-        for listener in self.listeners:
-            if "SASL" in listener:
-                properties |= self._build_sasl_properties(f"listener.name.{listener.lower()}.")
-            if "TLS" in listener:
-                properties |= self._build_tls_properties(f"listener.name.{listener.lower()}.")
-        if self.mechanisms:
-            properties["sasl.enabled.mechanisms"] = ",".join(self.mechanisms)
-        if self.acl:
-            authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-            properties["authorizer.class.name"] = authorizer
-            # Clients of the plain listener, and the brokers among themselves.
-            properties["super.users"] = "User:ANONYMOUS"
-        return properties
-
-    def _build_sasl_properties(self, prefix: str) -> dict[str, str]:
-        users = " ".join(f'user_{user}="{password}"' for user, password in self.users.items())
-        modules = {
-            "PLAIN": f"{_LOGIN_MODULE_PACKAGE}.plain.PlainLoginModule required {users};",
-            "OAUTHBEARER": f"{_LOGIN_MODULE_PACKAGE}.oauthbearer.OAuthBearerLoginModule required "
-            'unsecuredLoginStringClaim_sub="broker";',
-        }
-        scram = f"{_LOGIN_MODULE_PACKAGE}.scram.ScramLoginModule required;"
-        return {
-            f"{prefix}{name.lower()}.sasl.jaas.config": modules.get(name, scram)
-            for name in self.mechanisms
-        }
-
-    def _build_tls_properties(self, prefix: str) -> dict[str, str]:
-        properties = {
-            f"{prefix}ssl.keystore.type": "PEM",
-            f"{prefix}ssl.keystore.location": str(self.certificate),
-            f"{prefix}ssl.client.auth": self.client_auth,
-        }
-        if self.authority:
-            properties[f"{prefix}ssl.truststore.type"] = "PEM"
-            properties[f"{prefix}ssl.truststore.location"] = str(self.authority)
-        return properties
-
 
 def build_listener_properties(
-    ports: Mapping[str, int], via: tuple[str, int] | None, voters: str
+    ports: Mapping[str, int],
+    via: tuple[str, int] | None,
+    voters: str,
+    protocols: Mapping[str, str],
 ) -> dict[str, str]:
     """Build the broker properties of a node's listeners, which are all on 127.0.0.1.
 
     Args:
         via: Host and port that the listener VIA advertises in place of its own; None without VIA.
         voters: The controllers, as `controller.quorum.voters` lists them.
+        protocols: The security protocols of the listeners that have TLS or SASL.
     """
     bound = {name: f"{name}://127.0.0.1:{port}" for name, port in ports.items()}
     # Clients have no use for the controllers' listener.
@@ -183,7 +78,7 @@ def build_listener_properties(
         "listeners": ",".join(bound.values()),
         "advertised.listeners": ",".join(advertised.values()),
         "listener.security.protocol.map": ",".join(
-            f"{name}:{_SECURITY_PROTOCOLS[name]}" for name in ports
+            f"{name}:{protocols.get(name, 'PLAINTEXT')}" for name in ports
         ),
     }
 
@@ -200,7 +95,7 @@ _CHECKPOINT = "bootstrap.checkpoint"
 def build_classpath(libs: Path) -> str:
     """Return the class path in a fixed order: a class archive fits no other one."""
     return ":".join(
-        str(libs / name) for name in sorted(jar.file_name for jar in jars.read_pinned_jars())
+        str(libs / name) for name in sorted(jar.file_name for jar in java.load_kafka_jars().pins)
     )
 
 
@@ -210,7 +105,7 @@ def load_checkpoint(cache: Path, scram: Sequence[str] = ()) -> bytes:
         return _build_checkpoint(cache, scram)
     path = cache / _CHECKPOINT
     if not path.exists():
-        with jars.lock_cache(cache):
+        with java.lock_cache(cache):
             part = path.with_suffix(".part")
             part.write_bytes(_build_checkpoint(cache, ()))
             part.rename(path)  # atomic: the others see all of it or nothing
@@ -242,15 +137,14 @@ def load_cluster_id(root: Path) -> str:
 
 def generate_id() -> str:
     """Return a base64url UUID; a leading dash would be an option of the storage tool."""
-    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith(
-        "-"
-    ):
-        pass
-    return text
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text
 
 
 def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
-    libs = jars.fetch_jars(cache)
+    classpath = build_classpath(java.load_kafka_jars().ensure_fetched(cache))
     with tempfile.TemporaryDirectory(prefix="gateway-kafka-") as name:
         config = Path(name) / "server.properties"
         logs = Path(name) / "logs"
@@ -258,22 +152,20 @@ def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
         config.write_text(
             format_properties(
                 {"node.id": "1", "log.dirs": str(logs)}
-                | build_listener_properties(ports, None, "1@127.0.0.1:2")
+                | build_listener_properties(ports, None, "1@127.0.0.1:2", {})
             )
         )
         options = [word for user in scram for word in ("--add-scram", user)]
         completed = subprocess.run(
             [
-                *(str(java.find_java().path), *java.JVM_FLAGS, "-cp", build_classpath(libs)),
                 *(
+                    java.find_java().path,
+                    *java.JVM_FLAGS,
+                    "-cp",
+                    classpath,
                     "kafka.tools.StorageTool",
-                    "format",
-                    "-t",
-                    generate_id(),
-                    "-c",
-                    str(config),
-                    *options,
                 ),
+                *("format", "-t", generate_id(), "-c", str(config), *options),
             ],
             capture_output=True,
             text=True,
@@ -428,7 +320,7 @@ class KafkaNode:
         """Return the ids of the brokers that its metadata lists; none while it cannot answer."""
         try:
             return _fetch_broker_ids(self.ports["PLAINTEXT"], timeout)
-        except (OSError, struct.error, EOFError):
+        except (OSError, struct.error, ValueError, IndexError):  # or it ends meanwhile
             return set()
 
     def _send_signal(self, number: signal.Signals) -> None:
@@ -437,28 +329,15 @@ class KafkaNode:
 
 
 def _fetch_broker_ids(port: int, timeout: float) -> set[int]:
-    """Send Metadata version 1 over a plain socket, which also works without an event loop."""
-    client_id = b"gateway"
-    # API key 3, version 1, correlation id 0, client id, and no topics (null would mean all).
-    body = struct.pack(">hhih", 3, 1, 0, len(client_id)) + client_id + struct.pack(">i", 0)
+    """Ask for metadata over a plain socket, which also works without an event loop."""
+    request, version, client_id = MetadataRequest(()), MetadataRequest.API.lowest, b"gateway"
+    # API key, version, correlation id 0, and client id.
+    head = struct.pack(">hhih", request.API.key, version, 0, len(client_id)) + client_id
+    body = head + request.encode(version)
     with socket.create_connection(("127.0.0.1", port), timeout) as connection:
         connection.sendall(struct.pack(">i", len(body)) + body)
         with connection.makefile("rb") as stream:
-            (size,) = struct.unpack(">i", _require_size(stream.read(4), 4))
-            response = _require_size(stream.read(size), size)
-    # After the correlation id (4 bytes), an array of brokers: node, host, port, rack.
-    (count,) = struct.unpack_from(">i", response, 4)
-    pos, brokers = 8, set()
-    for _ in range(count):
-        node, host_size = struct.unpack_from(">ih", response, pos)
-        pos += 6 + host_size + 4
-        (rack_size,) = struct.unpack_from(">h", response, pos)
-        pos += 2 + max(rack_size, 0)  # -1: no rack
-        brokers.add(node)
-    return brokers
-
-
-def _require_size(data: bytes, size: int) -> bytes:
-    if len(data) != size:
-        raise EOFError("the broker closed the connection")
-    return data
+            (size,) = struct.unpack(">i", stream.read(4))
+            response = stream.read(size)
+    # It begins with the correlation id, of 4 bytes.
+    return {broker.node for broker in request.decode(version, response, 4).brokers}

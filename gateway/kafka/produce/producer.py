@@ -41,7 +41,7 @@ from gateway.core.produce.outbox import Outbox, WriteOutcome, WriteStatus
 from gateway.errors import BrokerUnavailable, KafkaError, WritesFull
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import BrokerConnection, ConnectionRole
-from gateway.kafka.protocol.produce_messages import (
+from gateway.kafka.protocol.topic_messages import (
     MAX_REQUEST_BYTES,
     AppendResult,
     InitProducerIdRequest,

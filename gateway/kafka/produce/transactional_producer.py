@@ -31,11 +31,12 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.produce import outbox
 from gateway.core.produce.outbox import ProducerIdAndEpoch
 from gateway.errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, PartitionFailed
+from gateway.kafka.client.brokers import find_coordinator
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.coordinators import find_coordinator
 from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
-from gateway.kafka.protocol.produce_messages import (
+from gateway.kafka.protocol.requests import ErrorResponse, KafkaRequest
+from gateway.kafka.protocol.topic_messages import (
     MAX_REQUEST_BYTES,
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -44,10 +45,8 @@ from gateway.kafka.protocol.produce_messages import (
     InitProducerIdRequest,
     ProduceRequest,
     TransactionalIdentity,
-    TransactionResponse,
     TxnOffsetCommitRequest,
 )
-from gateway.kafka.protocol.requests import KafkaRequest
 
 from .pending_records import CODEC_IDS, ProducerRecord, encode_batch, estimate_size
 
@@ -209,7 +208,7 @@ class TransactionalProducer:
     async def _abort(self, producer: ProducerIdAndEpoch) -> bool:
         """Abort the transaction for its readers; False if that failed."""
 
-        def get_error(response: TransactionResponse) -> int:
+        def get_error(response: ErrorResponse) -> int:
             # Kafka checks id and epoch before the state, so the id is ours and nothing was open.
             return 0 if response.error == ErrorCode.INVALID_TXN_STATE else response.error
 
@@ -264,7 +263,7 @@ class TransactionalProducer:
                 coordinators.forget(request.group)
             return error
 
-        await self._retry_until_done(attempt, request.NAME)
+        await self._retry_until_done(attempt, request.API.name)
 
     async def _write_partition(
         self,
@@ -378,7 +377,7 @@ class TransactionalProducer:
             responses.append(response)
             return error
 
-        await self._retry_until_done(attempt, request.NAME)
+        await self._retry_until_done(attempt, request.API.name)
         return responses[-1]
 
     async def _retry_until_done(

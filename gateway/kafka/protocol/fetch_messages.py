@@ -1,4 +1,4 @@
-"""Define the Fetch request, which is on the hot path and therefore written by `struct`.
+"""Define the Fetch request and its sessions; it is on the hot path, and so written by `struct`.
 
 Versions 11 to 17 are spoken. From 13 on topics are named by id (KIP-516), so that a recreated topic
 is an error instead of other records. From 12 on the leader compares `last_fetched_epoch` with its
@@ -16,14 +16,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 from uuid import UUID
 
 from gateway.core.log.record import TopicPartition
 
-from .codec import FieldReader, FieldWriter, read_tags, read_uvarint
-from .requests import CONSUMER_REPLICA_ID, KafkaRequest, VersionRange
+from .requests import (
+    CONSUMER_REPLICA_ID,
+    Api,
+    FieldReader,
+    FieldWriter,
+    KafkaRequest,
+    read_tags,
+    read_uvarint,
+)
 
 FIRST_TOPIC_ID_VERSION = 13  # from this version on topics are named by id
 _NO_OFFSET = -1  # the log start offset, which only followers send
@@ -124,9 +131,7 @@ class FetchRequest(KafkaRequest[FetchResponse]):
             of the response.
     """
 
-    API_KEY = 1
-    NAME = "Fetch"
-    VERSIONS = VersionRange(11, 17, 12)
+    API = Api(key=1, name="Fetch", lowest=11, highest=17, first_flexible=12)
 
     targets: Mapping[TopicPartition, FetchTarget]
     max_wait_ms: int = 500
@@ -140,14 +145,11 @@ class FetchRequest(KafkaRequest[FetchResponse]):
     forgotten: Collection[ForgottenPartition] = ()
     topic_names: Mapping[UUID, str] | None = None
 
-    def choose_version(self, versions: Mapping[int, tuple[int, int]]) -> int:
-        """Return the highest version that both sides speak; below 13 without topic ids."""
-        # A dataclass with slots is another class than `super()` in its methods refers to.
-        version = KafkaRequest.choose_version(self, versions)
-        return version if self.uses_topic_ids else min(version, FIRST_TOPIC_ID_VERSION - 1)
+    @property
+    def highest_version(self) -> int:
+        return self.API.highest if self.uses_topic_ids else FIRST_TOPIC_ID_VERSION - 1
 
-    def encode(self, version: int) -> bytes:
-        out = FieldWriter(version >= self.VERSIONS.first_flexible)
+    def write_body(self, out: FieldWriter, version: int) -> None:
         if version < 15:
             out.i32(CONSUMER_REPLICA_ID)
         out.i32(self.max_wait_ms)
@@ -159,8 +161,6 @@ class FetchRequest(KafkaRequest[FetchResponse]):
         self._write_targets(out, version)
         self._write_forgotten(out, version)
         out.string(self.rack)
-        out.tags()
-        return bytes(out.data)
 
     def _write_targets(self, out: FieldWriter, version: int) -> None:
         pack = _TARGET_12.pack if version >= 12 else None
@@ -205,8 +205,7 @@ class FetchRequest(KafkaRequest[FetchResponse]):
         else:
             out.string(topic)
 
-    def decode(self, version: int, data: bytes, pos: int) -> FetchResponse:
-        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
+    def read_body(self, read: FieldReader, version: int) -> FetchResponse:
         throttle, error, session_id = read.i32(), read.i16(), read.i32()
         partitions: dict[TopicPartition, FetchedPartition] = {}
         read_partition = _read_partition_12 if version >= 12 else _read_partition_11
@@ -214,7 +213,7 @@ class FetchRequest(KafkaRequest[FetchResponse]):
             topic, topic_id = self._read_topic(read, version)
             count, pos = read.array(), read.pos
             for _ in range(count):
-                partition, fetched, pos = read_partition(data, pos)
+                partition, fetched, pos = read_partition(read.data, pos)
                 if fetched.current_leader is not None:
                     fetched = fetched._replace(topic_id=topic_id)
                 if topic is not None:
@@ -286,3 +285,116 @@ def _read_aborted_12(data: bytes, pos: int) -> tuple[tuple[tuple[int, int], ...]
         pos = tags_pos + 1 if data[tags_pos] == 0 else read_tags(data, tags_pos)[1]
         aborted.append((producer, first))
     return tuple(aborted), pos
+
+
+_NO_SESSION_EPOCH = -1  # a full fetch, of which the broker remembers nothing
+_INITIAL_EPOCH = 0  # a full fetch that opens a session and closes the one whose id is sent
+_MAX_EPOCH = 2**31 - 1  # followed by 1, since 0 would open another session
+
+
+@dataclass(slots=True)
+class FetchSession:
+    """The partitions to fetch from one broker, and those that the broker remembers.
+
+    It is an incremental fetch session (KIP-227). Its first fetch names every partition. The broker
+    remembers them, so later fetches name only those whose offset or epoch changed, and responses
+    leave out partitions without news. If the broker has forgotten the session, or a response was
+    lost, the session starts over with a full fetch.
+
+    A `FetchRound` owns one for all of its fetches; other callers create a sessionless one for each
+    fetch. Only one fetch may be under way at a time, because each has its epoch in the session.
+    Between fetches `_sent` is the broker's knowledge, unless the epoch says that it has none, and
+    `_changed` names every partition in which `targets` and `_sent` may differ.
+
+    Attributes:
+        id: The session id that the broker chose; 0 if there is none.
+        epoch: The epoch of the next fetch.
+        targets: Changed by `set_target` and `forget` only, so that a fetch need not compare all.
+        topic_names: The topic of each id that a response may contain.
+    """
+
+    id: int = 0
+    epoch: int = _INITIAL_EPOCH
+    targets: dict[TopicPartition, FetchTarget] = field(default_factory=dict)
+    topic_names: dict[UUID, str] = field(default_factory=dict)
+    _sent: dict[TopicPartition, FetchTarget] = field(default_factory=dict)
+    _changed: dict[TopicPartition, None] = field(default_factory=dict)
+    # Partitions of topics that have no id (brokers before KIP-516).
+    _without_topic_id: set[TopicPartition] = field(default_factory=set)
+    _sent_by_id: bool = True  # whether the session was opened with topic ids
+
+    @classmethod
+    def create_sessionless(
+        cls, targets: Mapping[TopicPartition, FetchTarget] | None = None
+    ) -> Self:
+        """Create one of which the broker remembers nothing, so that all fetches are full."""
+        session = cls(epoch=_NO_SESSION_EPOCH)
+        for tp, target in (targets or {}).items():
+            session.set_target(tp, target)
+        return session
+
+    @property
+    def can_use_topic_ids(self) -> bool:
+        """Return whether every topic has an id. A request names all topics by id or none."""
+        return not self._without_topic_id
+
+    def set_target(self, tp: TopicPartition, target: FetchTarget) -> None:
+        previous = self.targets.get(tp)
+        self.targets[tp] = target
+        self._changed[tp] = None
+        # The usual case: only the offset moved on, and the topic id is the same object.
+        if previous is not None and previous.topic_id is target.topic_id:
+            return
+        if target.topic_id is None:
+            self._without_topic_id.add(tp)
+        else:
+            self._without_topic_id.discard(tp)
+            self.topic_names[target.topic_id] = tp.topic
+
+    def forget(self, tp: TopicPartition) -> None:
+        del self.targets[tp]
+        self._without_topic_id.discard(tp)
+        self._changed[tp] = None
+
+    def take_changes(self) -> tuple[Mapping[TopicPartition, FetchTarget], list[ForgottenPartition]]:
+        """Return the new or changed targets (in a full fetch all), and the partitions to drop.
+
+        The caller sends them, or calls `reset`.
+        """
+        touched, self._changed = self._changed, {}
+        if self.epoch == _NO_SESSION_EPOCH:
+            return self.targets, []
+        if self.can_use_topic_ids != self._sent_by_id:  # fixed for the life of a session
+            self._sent_by_id, self.epoch = self.can_use_topic_ids, _INITIAL_EPOCH
+        if self.epoch == _INITIAL_EPOCH:
+            self._sent = dict(self.targets)
+            return self._sent, []
+        changed: dict[TopicPartition, FetchTarget] = {}
+        forgotten: list[ForgottenPartition] = []
+        for tp in touched:
+            sent, target = self._sent.get(tp), self.targets.get(tp)
+            if sent == target:
+                continue
+            # A recreated topic is another one to the broker (KIP-516), so the old id is dropped.
+            if sent is not None and (target is None or target.has_other_topic_id(sent)):
+                forgotten.append(ForgottenPartition(tp, sent.topic_id))
+            if target is None:
+                del self._sent[tp]
+            else:
+                changed[tp] = self._sent[tp] = target
+        return changed, forgotten
+
+    def on_response(self, session_id: int) -> None:
+        """Record an answer. The session id is 0 if the broker keeps no (more) sessions."""
+        if self.epoch == _NO_SESSION_EPOCH:
+            return
+        if session_id == 0:
+            self.id, self.epoch = 0, _INITIAL_EPOCH
+        else:
+            self.id = session_id
+            self.epoch = 1 if self.epoch == _MAX_EPOCH else self.epoch + 1
+
+    def reset(self) -> None:
+        """Start over with a full fetch. The id stays, so that the broker closes the old session."""
+        if self.epoch != _NO_SESSION_EPOCH:
+            self.epoch = _INITIAL_EPOCH

@@ -1,15 +1,45 @@
-"""Define CreateTopics and DescribeConfigs, the requests about topics."""
+"""Define the requests about topics and their logs.
+
+Topics are created and their configs described, the ends of logs and of leader epochs looked up,
+records deleted, and batches appended, also within transactions (KIP-98).
+
+Produce is sent in version 7 only. Every broker since 2.1 speaks it, and the additions of later
+versions (errors of single records, the new leader) are not needed here.
+
+The requests of transactions are sent in versions before the flexible ones, which every broker since
+2.3 speaks. Later versions add the members of groups and epochs that grow with every transaction; a
+producer that is the only user of its transactional id needs neither.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from .codec import FieldReader, FieldWriter
-from .requests import KafkaRequest, VersionRange
+from gateway.core.log.record import TopicPartition
+from gateway.core.produce.outbox import ProducerIdAndEpoch
+
+from .requests import (
+    CONSUMER_REPLICA_ID,
+    Api,
+    ErrorResponse,
+    FieldReader,
+    FieldWriter,
+    KafkaRequest,
+    PartitionErrors,
+)
+
+T = TypeVar("T")  # the answer for one partition
 
 BROKER_DEFAULT = -1  # for the number of partitions or replicas: the broker's default (KIP-464)
+DELETE_TIMEOUT_MS = 10_000  # until the replicas have deleted the records
+MAX_REQUEST_BYTES = 90 << 20
+"""Of all batches of a request. A broker closes the connection where one is larger than its
+`socket.request.max.bytes`, by default 100 MiB, and no answer says why."""
+
+_TOPIC_RESOURCE_TYPE = 2
+_ACKS_ALL = -1  # the broker answers when all replicas in sync have the batches
 
 
 class CreateTopicsResponse(NamedTuple):
@@ -19,9 +49,7 @@ class CreateTopicsResponse(NamedTuple):
 
 @dataclass(slots=True)
 class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
-    API_KEY = 19
-    NAME = "CreateTopics"
-    VERSIONS = VersionRange(2, 7, 5)
+    API = Api(key=19, name="CreateTopics", lowest=2, highest=7, first_flexible=5)
 
     topic: str
     partitions: int = BROKER_DEFAULT
@@ -29,8 +57,7 @@ class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
     configs: Mapping[str, str] = field(default_factory=dict)
     timeout_ms: int = 5000
 
-    def encode(self, version: int) -> bytes:
-        out = FieldWriter(version >= self.VERSIONS.first_flexible)
+    def write_body(self, out: FieldWriter, version: int) -> None:
         # Before version 4 the broker refuses -1 (KIP-464).
         without_defaults = version < 4
         out.array(1)
@@ -46,11 +73,8 @@ class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
         out.tags()
         out.i32(self.timeout_ms)
         out.i8(0)  # validate only
-        out.tags()
-        return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> CreateTopicsResponse:
-        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
+    def read_body(self, read: FieldReader, version: int) -> CreateTopicsResponse:
         read.i32()  # throttle time
         response = CreateTopicsResponse(-1, "the broker's answer does not mention it")
         for _ in range(read.array()):
@@ -73,9 +97,6 @@ class CreateTopicsRequest(KafkaRequest[CreateTopicsResponse]):
         return response
 
 
-_TOPIC_RESOURCE_TYPE = 2
-
-
 class DescribeConfigsResponse(NamedTuple):
     """The configs of one topic; none without the permission DESCRIBE_CONFIGS."""
 
@@ -88,15 +109,12 @@ class DescribeConfigsResponse(NamedTuple):
 class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
     """Ask for configs of one topic, such as its cleanup policy; unset ones have their defaults."""
 
-    API_KEY = 32
-    NAME = "DescribeConfigs"
-    VERSIONS = VersionRange(1, 2, 4)
+    API = Api(key=32, name="DescribeConfigs", lowest=1, highest=2, first_flexible=4)
 
     topic: str
     names: Sequence[str] | None
 
-    def encode(self, version: int) -> bytes:
-        out = FieldWriter(version >= self.VERSIONS.first_flexible)
+    def write_body(self, out: FieldWriter, version: int) -> None:
         out.array(1)
         out.i8(_TOPIC_RESOURCE_TYPE)
         out.string(self.topic)
@@ -104,10 +122,8 @@ class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
         for name in self.names or ():
             out.string(name)
         out.i8(0)  # no synonyms
-        return bytes(out.data)
 
-    def decode(self, version: int, data: bytes, pos: int) -> DescribeConfigsResponse:
-        read = FieldReader(data, pos, version >= self.VERSIONS.first_flexible)
+    def read_body(self, read: FieldReader, version: int) -> DescribeConfigsResponse:
         throttle, error = read.i32(), 0
         values: dict[str, str | None] = {}
         for _ in range(read.array()):
@@ -126,3 +142,269 @@ class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
                     read.string()
                     read.i8()
         return DescribeConfigsResponse(throttle, error, values)
+
+
+@dataclass(slots=True)
+class DeleteRecordsRequest(KafkaRequest[PartitionErrors]):
+    """Ask a leader to delete the records of its partitions before the given offsets."""
+
+    API = Api(key=21, name="DeleteRecords", lowest=0, highest=1, first_flexible=2)
+
+    before_offsets: Mapping[TopicPartition, int]
+
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        for offset in out.partitions(self.before_offsets):
+            out.i64(offset)
+        out.i32(DELETE_TIMEOUT_MS)
+
+    def read_body(self, read: FieldReader, version: int) -> PartitionErrors:
+        throttle, errors = read.i32(), dict[TopicPartition, int]()
+        for tp in read.partitions():
+            read.i64()  # the new log start offset
+            errors[tp] = read.i16()
+        return PartitionErrors(throttle, errors)
+
+
+class LeaderQuery(NamedTuple):
+    """A value to look up in the log of a partition; the leader refuses an epoch of another one."""
+
+    value: int
+    leader_epoch: int
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """An offset that was looked up.
+
+    Attributes:
+        offset: -1 if no record is as late as the requested time.
+        timestamp: Of the record, in ms since 1970; -1 for an end of the log.
+        epoch: The leader epoch of that record; -1 if it is not known.
+    """
+
+    offset: int
+    timestamp: int
+    epoch: int
+
+
+class EpochEnd(NamedTuple):
+    """The largest epoch that is not above the requested one, and its end; -1 if there is none."""
+
+    epoch: int
+    end_offset: int
+
+
+class LookupResponse(NamedTuple, Generic[T]):
+    """The answer for each partition, or an error code."""
+
+    throttle_ms: int
+    answers: dict[TopicPartition, T | int]
+
+
+@dataclass(slots=True)
+class ListOffsetsRequest(KafkaRequest[LookupResponse[OffsetAndTimestamp]]):
+    """Ask a leader for an end of its logs, or for the first offset at or after a time.
+
+    The value of a query is -1 for the latest offset, -2 for the earliest, or a time in ms. With
+    isolation level 1 (READ_COMMITTED), the latest offset is the last stable offset.
+    """
+
+    API = Api(key=2, name="ListOffsets", lowest=4, highest=7, first_flexible=6)
+
+    queries: Mapping[TopicPartition, LeaderQuery]
+    isolation_level: int = 1
+
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        out.i32(CONSUMER_REPLICA_ID)
+        out.i8(self.isolation_level)
+        for query in out.partitions(self.queries):
+            out.i32(query.leader_epoch)
+            out.i64(query.value)
+
+    def read_body(self, read: FieldReader, version: int) -> LookupResponse[OffsetAndTimestamp]:
+        throttle, answers = read.i32(), dict[TopicPartition, OffsetAndTimestamp | int]()
+        for tp in read.partitions():
+            error, timestamp, offset, epoch = read.i16(), read.i64(), read.i64(), read.i32()
+            answers[tp] = error or OffsetAndTimestamp(offset, timestamp, epoch)
+        return LookupResponse(throttle, answers)
+
+
+@dataclass(slots=True)
+class OffsetForLeaderEpochRequest(KafkaRequest[LookupResponse[EpochEnd]]):
+    """Ask a leader where leader epochs ended in its logs (KIP-320)."""
+
+    API = Api(key=23, name="OffsetForLeaderEpoch", lowest=2, highest=4, first_flexible=4)
+
+    queries: Mapping[TopicPartition, LeaderQuery]
+
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        if version >= 3:
+            out.i32(CONSUMER_REPLICA_ID)
+        for query in out.partitions(self.queries):
+            out.i32(query.leader_epoch)
+            out.i32(query.value)
+
+    def read_body(self, read: FieldReader, version: int) -> LookupResponse[EpochEnd]:
+        throttle, answers = read.i32(), dict[TopicPartition, EpochEnd | int]()
+        for topic in read.topics():
+            for _ in range(read.array()):
+                # Unlike in ListOffsets, the error is before the partition.
+                error, tp = read.i16(), TopicPartition(topic, read.i32())
+                end = EpochEnd(read.i32(), read.i64())
+                answers[tp] = error or end
+                read.tags()
+        return LookupResponse(throttle, answers)
+
+
+class InitProducerIdResponse(NamedTuple):
+    throttle_ms: int
+    error: int
+    producer: ProducerIdAndEpoch
+
+
+class AppendResult(NamedTuple):
+    """The fate of one batch; `offset` is that of its first record, or -1 if it was not appended."""
+
+    error: int
+    offset: int
+
+
+class ProduceResponse(NamedTuple):
+    throttle_ms: int
+    partitions: dict[TopicPartition, AppendResult]
+
+
+@dataclass(slots=True)
+class InitProducerIdRequest(KafkaRequest[InitProducerIdResponse]):
+    """Ask for a new producer id, or for that of a transactional id with a new epoch.
+
+    With a transactional id, the producer that had it before is fenced, and the transaction that it
+    left open is ended first. Kafka aborts an open transaction after `timeout_ms`.
+    """
+
+    API = Api(key=22, name="InitProducerId", lowest=0, highest=1, first_flexible=2)
+
+    transactional_id: str | None = None
+    timeout_ms: int = (1 << 31) - 1
+
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        out.string(self.transactional_id)
+        out.i32(self.timeout_ms)
+
+    def read_body(self, read: FieldReader, version: int) -> InitProducerIdResponse:
+        throttle, error = read.i32(), read.i16()
+        return InitProducerIdResponse(throttle, error, ProducerIdAndEpoch(read.i64(), read.i16()))
+
+
+@dataclass(slots=True)
+class ProduceRequest(KafkaRequest[ProduceResponse]):
+    """Append one record batch each to partitions; the broker waits `timeout_ms` for replicas."""
+
+    API = Api(key=0, name="Produce", lowest=7, highest=7, first_flexible=9)
+
+    batches: Mapping[TopicPartition, bytes]
+    timeout_ms: int
+    transactional_id: str | None = None
+
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        out.string(self.transactional_id)
+        out.i16(_ACKS_ALL)
+        out.i32(self.timeout_ms)
+        for batch in out.partitions(self.batches):
+            out.i32(len(batch))
+            out.data += batch
+
+    def read_body(self, read: FieldReader, version: int) -> ProduceResponse:
+        partitions: dict[TopicPartition, AppendResult] = {}
+        for tp in read.partitions():
+            partitions[tp] = AppendResult(read.i16(), read.i64())
+            read.i64()  # log append time
+            read.i64()  # log start offset
+        return ProduceResponse(read.i32(), partitions)
+
+
+class TransactionalIdentity(NamedTuple):
+    """A transactional id, with the producer id and epoch that Kafka gave it."""
+
+    transactional_id: str
+    id_and_epoch: ProducerIdAndEpoch
+
+    def write_to(self, out: FieldWriter) -> None:
+        out.string(self.transactional_id)
+        out.i64(self.id_and_epoch.id)
+        out.i16(self.id_and_epoch.epoch)
+
+
+@dataclass(slots=True)
+class AddPartitionsToTxnRequest(KafkaRequest[PartitionErrors]):
+    API = Api(key=24, name="AddPartitionsToTxn", lowest=0, highest=2, first_flexible=3)
+
+    producer: TransactionalIdentity
+    tps: Collection[TopicPartition]
+
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        self.producer.write_to(out)
+        for _ in out.partitions(dict.fromkeys(self.tps)):
+            pass  # a partition has no other fields
+
+    def read_body(self, read: FieldReader, version: int) -> PartitionErrors:
+        return PartitionErrors(read.i32(), read.partition_errors())
+
+
+@dataclass(slots=True)
+class AddOffsetsToTxnRequest(KafkaRequest[ErrorResponse]):
+    """Add the group to a transaction whose offsets it will commit."""
+
+    API = Api(key=25, name="AddOffsetsToTxn", lowest=0, highest=2, first_flexible=3)
+
+    producer: TransactionalIdentity
+    group: str
+
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        self.producer.write_to(out)
+        out.string(self.group)
+
+    def read_body(self, read: FieldReader, version: int) -> ErrorResponse:
+        return ErrorResponse(read.i32(), read.i16())
+
+
+@dataclass(slots=True)
+class TxnOffsetCommitRequest(KafkaRequest[PartitionErrors]):
+    """Commit offsets of a group within a transaction; sent to the coordinator of the group.
+
+    They become the group's offsets when the transaction is committed.
+    """
+
+    API = Api(key=28, name="TxnOffsetCommit", lowest=0, highest=2, first_flexible=3)
+
+    producer: TransactionalIdentity
+    group: str
+    offsets: Mapping[TopicPartition, int]
+
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        out.string(self.producer.transactional_id)
+        out.string(self.group)
+        out.i64(self.producer.id_and_epoch.id)
+        out.i16(self.producer.id_and_epoch.epoch)
+        for offset in out.partitions(self.offsets):
+            out.i64(offset)
+            if version >= 2:
+                out.i32(-1)  # the leader epoch is not known
+            out.string("")  # metadata
+
+    def read_body(self, read: FieldReader, version: int) -> PartitionErrors:
+        return PartitionErrors(read.i32(), read.partition_errors())
+
+
+@dataclass(slots=True)
+class EndTxnRequest(KafkaRequest[ErrorResponse]):
+    API = Api(key=26, name="EndTxn", lowest=0, highest=2, first_flexible=3)
+
+    producer: TransactionalIdentity
+    commit: bool
+
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        self.producer.write_to(out)
+        out.i8(self.commit)
+
+    def read_body(self, read: FieldReader, version: int) -> ErrorResponse:
+        return ErrorResponse(read.i32(), read.i16())

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gateway.config.sections.job import Spark
 from gateway.errors import PipelineError
-from gateway.kafka.local.maven import JarBundle, MavenCoordinate, cache_path, read_pins
+from gateway.kafka.local.java import JarBundle, MavenCoordinate, cache_path, read_pins
 
 SPARK_VERSION = "4.2.0"
 SCALA_VERSION = "2.13"

@@ -1,11 +1,10 @@
-"""Read and count dead letters, and keep the position of a group in those of one topic."""
+"""Read dead letters, and keep the position of a group in those of one topic."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from gateway.core.group.partition_state import TopicMark
@@ -76,7 +75,7 @@ class DeadLetterQueue:
         return {tp: offsets for tp, offsets in sorted(ranges.items()) if offsets}
 
     async def iter_dead_letters(
-        self, ranges: Mapping[TopicPartition, range], *, all_groups: bool = False
+        self, ranges: Mapping[TopicPartition, range]
     ) -> AsyncIterator[tuple[Sequence[QueuedDeadLetter], NextOffsets]]:
         """Yield dead letters in portions, with the next offsets of the group after each portion.
 
@@ -94,45 +93,32 @@ class DeadLetterQueue:
                     for record in batch.records
                     if record.offset < offsets.stop
                 ]
-                own = [
-                    dead_letter for dead_letter in parsed if all_groups or self._is_own(dead_letter)
-                ]
+                own = [each for each in parsed if each.message.group in ("", self.group)]
                 yield own, {tp: position}
 
     async def fetch_dead_letters(
-        self,
-        max_records: int,
-        max_bytes: int,
-        timeout_s: float = 0.0,
-        *,
-        end_offsets: NextOffsets | None = None,
+        self, max_records: int, max_bytes: int, timeout_s: float = 0.0
     ) -> tuple[Sequence[QueuedDeadLetter], NextOffsets]:
         """Return the next dead letters, and the next offsets of the group after them.
 
         Args:
             max_bytes: At most so many bytes of keys and values, but at least one dead letter.
             timeout_s: How long to wait for the first one, in seconds.
-            end_offsets: Read no further than there.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:
-            dead_letters, next_offsets = await self._fetch_once(max_records, max_bytes, end_offsets)
+            dead_letters, next_offsets = await self._fetch_once(max_records, max_bytes)
             if dead_letters or loop.time() >= deadline:
                 return dead_letters, next_offsets
             await asyncio.sleep(min(POLL_INTERVAL_S, max(0.0, deadline - loop.time())))
 
     async def _fetch_once(
-        self, max_records: int, remaining_bytes: int, end_offsets: NextOffsets | None
+        self, max_records: int, remaining_bytes: int
     ) -> tuple[Sequence[QueuedDeadLetter], NextOffsets]:
         taken: list[QueuedDeadLetter] = []
         next_offsets: dict[TopicPartition, int] = {}
         ranges = await self.fetch_ranges()
-        if end_offsets is not None:
-            ranges = {
-                tp: range(offsets.start, min(offsets.stop, end_offsets.get(tp, 0)))
-                for tp, offsets in ranges.items()
-            }
         async for dead_letters, offsets_after in self.iter_dead_letters(ranges):
             for dead_letter in dead_letters:
                 record = dead_letter.record
@@ -155,9 +141,6 @@ class DeadLetterQueue:
         if positions:
             await self._commits.commit(positions, lambda _: mark)
 
-    def _is_own(self, dead_letter: QueuedDeadLetter) -> bool:
-        return dead_letter.message.group in ("", self.group)
-
     def _parse_record(self, record: Record) -> QueuedDeadLetter:
         """Return the dead letter in a record; another program's counts as one of this topic."""
         message = parse_message(record)
@@ -171,91 +154,3 @@ class DeadLetterQueue:
             correlation, traceability = get_ids(record)
             message = replace(message, correlation_id=correlation, traceability_id=traceability)
         return QueuedDeadLetter(record, message)
-
-
-MAX_REASON_CHARS = 100
-
-
-class DeadLetterCounts(NamedTuple):
-    """Summarize the dead letters of one group in a topic.
-
-    Attributes:
-        group: The group; empty for dead letters that no group of ours has written.
-        waiting: How many are not retried or committed yet.
-        oldest: The timestamp of the oldest waiting one in milliseconds since 1970, or None.
-        reason: The most frequent reason of those that wait; empty if none waits.
-    """
-
-    topic: str
-    group: str
-    waiting: int
-    total: int
-    oldest: int | None
-    reason: str
-
-
-@dataclass(slots=True)
-class _GroupCounts:
-    committed: Mapping[TopicPartition, int]
-    total: int = 0
-    waiting: int = 0
-    oldest: int | None = None
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, dead_letter: QueuedDeadLetter) -> None:
-        record = dead_letter.record
-        self.total += 1
-        if record.offset < self.committed.get(record.tp, 0):
-            return
-        self.waiting += 1
-        self.oldest = min(record.timestamp, self.oldest or record.timestamp)
-        self.reasons[first_line(dead_letter.message.stacktrace)] += 1
-
-
-async def count_dead_letters(
-    cluster: Cluster, topic: str, ext: str, groups: Collection[str]
-) -> list[DeadLetterCounts]:
-    """Count the dead letters in a topic, which must be watched, by group.
-
-    The whole topic is read for that, because offsets do not tell how many records lie between them:
-    compacted records and control records have offsets, too.
-
-    `ext` is the suffix of the topic's name; no `groups` means all. Raises KafkaError.
-    """
-    metadata = cluster.get_topic(topic)
-    tps = [TopicPartition(topic, number) for number in (metadata.partitions if metadata else ())]
-    counts_by_group: dict[str, _GroupCounts] = {}
-    reader = DeadLetterQueue(cluster, topic, "", ext)
-    bounds = await fetch_log_bounds(cluster, tps)
-    async for dead_letters, _ in reader.iter_dead_letters(bounds, all_groups=True):
-        for dead_letter in dead_letters:
-            group = dead_letter.message.group
-            if group not in counts_by_group:
-                counts_by_group[group] = _GroupCounts(
-                    await _fetch_committed(cluster, f"{group}{ext}", tps)
-                )
-            counts_by_group[group].add(dead_letter)
-    return [
-        DeadLetterCounts(
-            topic, group, tally.waiting, tally.total, tally.oldest, _get_most_common(tally.reasons)
-        )
-        for group, tally in sorted(counts_by_group.items())
-        if not groups or group in groups
-    ]
-
-
-def first_line(trace: str) -> str:
-    """Return the first line of a stack trace, shortened."""
-    line = trace.strip().partition("\n")[0]
-    return line if len(line) <= MAX_REASON_CHARS else f"{line[: MAX_REASON_CHARS - 3]}..."
-
-
-def _get_most_common(reasons: Counter[str]) -> str:
-    return reasons.most_common(1)[0][0] if reasons else ""
-
-
-async def _fetch_committed(
-    cluster: Cluster, group: str, tps: Collection[TopicPartition]
-) -> Mapping[TopicPartition, int]:
-    committed = await GroupOffsets(cluster.coordinators, group).committed(tps)
-    return {tp: position.offset for tp, position in committed.items()}

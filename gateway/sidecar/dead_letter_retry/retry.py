@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, assert_never
 
@@ -33,12 +33,11 @@ from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.reactive.backend import BackendClient
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.message import GROUP_HEADER, RETRIES_HEADER, shorten_headers
-from gateway.sidecar.topics import choose_partition
 
 from .queue import DeadLetterQueue, NextOffsets, QueuedDeadLetter
 
-# The outcomes of a dead letter; COPIED is that of `DeadLetterCopier`.
-PROCESSED, RETURNED, PARKED, COPIED = "processed", "returned", "parked", "copied"
+# The outcomes of a dead letter.
+PROCESSED, RETURNED, PARKED = "processed", "returned", "parked"
 # Of what is parked, because nothing could be written in its place.
 TOO_LARGE_REASON = "too large for the topic; raise its max.message.bytes"
 
@@ -191,54 +190,6 @@ class DeadLetterRetry:
                 message.correlation_id, message.traceability_id, retried.reason or None,
             )
         )  # fmt: skip
-
-
-class DeadLetterCopier:
-    """Copy dead letters back to the topics of their records, for all groups that read these."""
-
-    def __init__(self, queue: DeadLetterQueue, context: Context) -> None:
-        self._queue = queue
-        self._context = context
-
-    async def copy_batch(
-        self,
-        transactions: TransactionalProducer,
-        letters: Sequence[QueuedDeadLetter],
-        offsets: NextOffsets,
-    ) -> RetryResult:
-        """Copy a batch, and commit that it is done; arguments and errors as of `retry_batch`.
-
-        A copy that is too large for its topic is left out, and the dead letter is parked.
-        """
-        writes = [await self._build_write(dead_letter) for dead_letter in letters]
-        left_out: Set[int] = frozenset()
-        if offsets:
-            written = await transactions.commit(
-                writes, group=self._queue.offsets_group, offsets=offsets, shorten=_shorten_copy
-            )
-            left_out = find_left_out(writes, written)
-        return RetryResult(
-            [
-                RetriedLetter(dead_letter, PARKED, TOO_LARGE_REASON)
-                if index in left_out
-                else RetriedLetter(dead_letter, COPIED)
-                for index, dead_letter in enumerate(letters)
-            ]
-        )
-
-    async def _build_write(self, queued: QueuedDeadLetter) -> ProducerRecord:
-        message, origin = queued.message, queued.message.origin
-        topic = await self._context.get_topic(origin.topic)
-        tp = choose_partition(topic, origin.partition, message.key)
-        kept = [header for header in message.headers if header[0] != RETRIES_HEADER]
-        headers = [*kept, (RETRIES_HEADER, str(message.retries + 1).encode())]
-        return ProducerRecord(tp, message.key, message.value, headers, message.timestamp)
-
-
-def _shorten_copy(record: ProducerRecord) -> ProducerRecord | None:
-    """Remove the header that was added to a copy; None if it is gone already."""
-    kept = [header for header in record.headers if header[0] != RETRIES_HEADER]
-    return record._replace(headers=kept) if len(kept) < len(record.headers) else None
 
 
 def _shorten_returned(record: ProducerRecord) -> ProducerRecord | None:

@@ -41,7 +41,7 @@ from gateway.errors import (
     PartitionFailed,
     UnknownTopic,
 )
-from gateway.kafka.admin.topics import create_topic
+from gateway.kafka.admin import create_topic
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
 from gateway.kafka.client.outages import format_topic_label
 from gateway.kafka.fetch.bounded_read import fetch_offset, read_committed

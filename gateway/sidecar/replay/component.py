@@ -24,7 +24,7 @@ from gateway.background_tasks import BackgroundTasks
 from gateway.core.delivery.replay import Destination, Replay, ReplayState, Span
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable
-from gateway.kafka.fetch.bounded_read import fetch_log_bounds, fetch_offsets_for_time
+from gateway.kafka.fetch.bounded_read import fetch_log_bounds, fetch_offsets
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.backends import get_group
@@ -238,7 +238,7 @@ class ReplayComponent(Component):
         logs = await fetch_log_bounds(self._context.cluster, tps)
         starts = {tp: body.get("startOffset", log.start) for tp, log in logs.items()}
         if "startTime" in body:
-            offsets = await fetch_offsets_for_time(
+            offsets = await fetch_offsets(
                 self._context.cluster, tps, parse_timestamp(body["startTime"], "startTime")
             )
             # -1: no record is that late.

@@ -103,7 +103,7 @@ def _create_transport() -> httpx.AsyncHTTPTransport:
     """Create a transport; importing httpx and reading certificates take 0.1 s, so in a thread."""
     import httpx
 
-    from gateway import http_failures  # noqa: F401  so that a request that fails needs no file
+    from gateway import http_client  # noqa: F401  so that a request that fails needs no file
 
     limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=20)
     return httpx.AsyncHTTPTransport(limits=limits)
@@ -115,7 +115,7 @@ async def _get_with_retry(
     """Send a request, and once more if it failed on a connection that may have been stale."""
     import httpx
 
-    from gateway.http_failures import HTTP_ERRORS, describe_http_failure
+    from gateway.http_client import HTTP_ERRORS, describe_http_failure
 
     try:
         try:

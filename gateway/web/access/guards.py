@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 
-from gateway.config import GuardSection, Route, Settings
+from gateway.config import X509, GuardSection, Http, Inline, Jwt, Route, Settings
 from gateway.errors import NotGranted
 from gateway.telemetry import catalog
 from gateway.telemetry.logs import LogRateLimit, add_secret_names
 from gateway.telemetry.samples import MetricSamples
-
-from .external_http import ExternalHttp
-from .grant import NO_GRANTS, Grant, Granted, get_bearer_token
-from .guard import AccessRequest, Guard, GuardContext
-from .kinds import get_guard_class
+from gateway.web.access.external_http import ExternalHttp
+from gateway.web.access.grant import NO_GRANTS, Grant, Granted, get_bearer_token
+from gateway.web.access.guard import AccessRequest, Guard, GuardContext
 
 if TYPE_CHECKING:
     from gateway.web.access import Access
-
 
 log = logging.getLogger(__name__)
 log.addFilter(LogRateLimit())
@@ -193,3 +190,41 @@ def find_changed_guards(
         for name, guard in before.items()
         if name not in after or not after[name].admits_all_of(guard)
     )
+
+
+# A module is imported when its kind is used: cryptography takes a tenth of a second.
+def _load_jwt() -> type[Guard[Any]]:
+    from gateway.web.access.jwt import JwtGuard
+
+    return JwtGuard
+
+
+def _load_http() -> type[Guard[Any]]:
+    from gateway.web.access.http import HttpGuard
+
+    return HttpGuard
+
+
+def _load_x509() -> type[Guard[Any]]:
+    from gateway.web.access.x509 import X509Guard
+
+    return X509Guard
+
+
+def _load_inline() -> type[Guard[Any]]:
+    from gateway.web.access.inline import InlineGuard
+
+    return InlineGuard
+
+
+GUARD_LOADERS: dict[type[GuardSection], Callable[[], type[Guard[Any]]]] = {
+    Jwt: _load_jwt,
+    Http: _load_http,
+    X509: _load_x509,
+    Inline: _load_inline,
+}
+"""Functions that import the class of a kind of guard and return it, by its section."""
+
+
+def get_guard_class(section: GuardSection) -> type[Guard[Any]]:
+    return GUARD_LOADERS[type(section)]()

@@ -42,9 +42,16 @@ from .external_http import (
     parse_json,
 )
 from .grant import Grant, format_claim, get_subprotocol_token, parse_roles
-from .guard import AccessRequest, Guard, GuardContext
-from .guard_errors import GuardErrors
-from .security_schemes import BEARER_SCHEME, SecurityScheme, build_api_key, build_header_scheme
+from .guard import (
+    BEARER_SCHEME,
+    AccessRequest,
+    Guard,
+    GuardContext,
+    GuardErrors,
+    SecurityScheme,
+    build_api_key,
+    build_header_scheme,
+)
 
 _TOKEN_PATTERN = re.compile(r"[\x21-\x7e]+")  # tokens that cannot add a header or another value
 

@@ -14,9 +14,14 @@ from starlette.requests import HTTPConnection
 from gateway.config import Inline, User
 
 from .grant import AmbiguousCredentials, CredentialsLocations, Grant
-from .guard import AccessRequest, Guard, GuardContext
-from .guard_errors import GuardErrors
-from .security_schemes import SecurityScheme, iter_credentials_schemes
+from .guard import (
+    AccessRequest,
+    Guard,
+    GuardContext,
+    GuardErrors,
+    SecurityScheme,
+    iter_credentials_schemes,
+)
 
 
 class InlineGuard(Guard[Inline]):

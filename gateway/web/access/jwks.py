@@ -2,10 +2,15 @@
 
 Keys of a URL are fetched again when they are older than `refresh`, without delaying the requests
 that use them, and when a token names a key that is not among them. Two fetches are at least
-`cooldown` apart, so that clients cannot cause a request each with tokens that name invented keys.
-A key counts as unknown only if a fetch that began after it was asked for did not find it: the
-issuer may have begun to use it since the last one. Until then nobody can decide. While the issuer
-is unavailable, the last keys are used until `maxAge`.
+`cooldown` apart, so that clients cannot cause a request each with tokens that name invented keys. A
+key counts as unknown only if a fetch that began after it was asked for did not find it: the issuer
+may have begun to use it since the last one. Until then nobody can decide. While the issuer is
+unavailable, the last keys are used until `maxAge`.
+
+OpenID Connect Discovery 1.0 finds that URL: the metadata at
+`<issuer>/.well-known/openid-configuration` names the issuer, which must be the configured one to
+the letter, and the URL of the keys. A URL that was found is used for as long as keys are
+(`jwks.refresh`), and forgotten when the keys cannot be fetched from it.
 """
 
 from __future__ import annotations
@@ -16,14 +21,13 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from gateway.config import Jwk, Jwks
 from gateway.core.backoff import BackoffPolicy
-
-from .external_http import ExternalHttp, ExternalHttpError, parse_json
-from .oidc import IssuerDiscovery
+from gateway.web.access.external_http import ExternalHttp, ExternalHttpError, parse_json
 
 MAX_JWKS_BYTES = 256 * 1024  # bytes of a JWKS; those of large issuers have 10 KB
 MAX_KEYS = 100  # keys of a JWKS that are looked at
@@ -264,3 +268,85 @@ class RemoteKeySource:
         except ExternalHttpError:
             self._location.forget()  # the keys may have moved
             raise
+
+
+MAX_METADATA_BYTES = 64 * 1024  # bytes of an issuer's metadata; those of large issuers have 5 KB
+
+
+def parse_jwks_url(body: bytes, issuer: str) -> str:
+    """Return the URL of an issuer's keys, or raise a `ValueError` if it cannot be used."""
+    hint = "correct issuer, or add keys"
+    try:
+        metadata = parse_json(body)
+    except ValueError as exc:
+        raise ValueError(f"{exc}; {hint}") from None
+    if not isinstance(metadata, Mapping):
+        raise ValueError(f"it is no JSON object; {hint}")
+    named = metadata.get("issuer")
+    if named != issuer:  # 4.3: otherwise anyone who is asked could vouch for another issuer
+        raise ValueError(
+            f"it is of the issuer {str(named)[:200]!r}, not {issuer!r}; correct issuer"
+        )
+    url = metadata.get("jwks_uri")
+    if not isinstance(url, str):
+        raise ValueError(f"it has no jwks_uri; {hint}")
+    try:
+        parts = urlsplit(url)
+        is_url = bool(parts.hostname) and parts.port != 0 and url.isprintable() and " " not in url
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ValueError(f"its jwks_uri {url[:200]!r} is no URL; ask the issuer to correct it")
+    if parts.scheme != "https" and not (parts.scheme == "http" and issuer.startswith("http://")):
+        raise ValueError("its jwks_uri is no https URL; ask the issuer to correct it")
+    return url
+
+
+def build_metadata_url(issuer: str) -> str:
+    return f"{issuer.rstrip('/')}/.well-known/openid-configuration"
+
+
+async def request_jwks_url(issuer: str, settings: Jwks, external_http: ExternalHttp) -> str:
+    """Ask an issuer for the URL of its keys. An `ExternalHttpError` says what to do."""
+    metadata_url = build_metadata_url(issuer)
+    try:
+        response = await external_http.get(
+            metadata_url, timeout_s=settings.timeout, max_body_bytes=MAX_METADATA_BYTES
+        )
+    except ExternalHttpError as exc:
+        what = "the issuer's metadata cannot be fetched"
+        raise ExternalHttpError(f"{what} from {metadata_url}: {exc}") from None
+    if response.status != 200:
+        what = f"{metadata_url} answers {response.describe_status()} without metadata"
+        raise ExternalHttpError(f"{what}; correct issuer, or add keys")
+    try:
+        return parse_jwks_url(response.body, issuer)
+    except ValueError as exc:
+        raise ExternalHttpError(f"{metadata_url} cannot be used: {exc}") from None
+
+
+class IssuerDiscovery:
+    """Finds the URL of an issuer's keys, for one request at a time."""
+
+    def __init__(
+        self,
+        issuer: str,
+        settings: Jwks,
+        external_http: ExternalHttp,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._issuer = issuer
+        self._settings = settings
+        self._external_http = external_http
+        self._clock = clock
+        self._url: str | None = None
+        self._found_at = 0.0
+
+    async def find_jwks_url(self) -> str:
+        if self._url is None or self._clock() - self._found_at >= self._settings.refresh:
+            self._url = await request_jwks_url(self._issuer, self._settings, self._external_http)
+            self._found_at = self._clock()
+        return self._url
+
+    def forget(self) -> None:
+        self._url = None

@@ -34,11 +34,22 @@ from gateway.config.source.template import find_field
 from gateway.errors import NotGranted
 
 from .grant import AmbiguousCredentials, CredentialsLocations, Grant, format_claim, parse_roles
-from .guard import AccessRequest, Guard, GuardContext
-from .guard_errors import GuardErrors
-from .jwks import KeySet, KeySource, KeysUnavailable, RemoteKeySource, StaticKeySource
-from .oidc import IssuerDiscovery
-from .security_schemes import SecurityScheme, iter_credentials_schemes
+from .guard import (
+    AccessRequest,
+    Guard,
+    GuardContext,
+    GuardErrors,
+    SecurityScheme,
+    iter_credentials_schemes,
+)
+from .jwks import (
+    IssuerDiscovery,
+    KeySet,
+    KeySource,
+    KeysUnavailable,
+    RemoteKeySource,
+    StaticKeySource,
+)
 
 MAX_TOKEN_CHARS = 16 * 1024  # characters of a token
 

@@ -13,12 +13,10 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from gateway.config import X509
-from gateway.web.http.client_certificate import get_certificate
+from gateway.web.http.certificate import get_certificate
 
 from .grant import Grant
-from .guard import AccessRequest, Guard, GuardContext
-from .guard_errors import GuardErrors
-from .security_schemes import SecurityScheme
+from .guard import AccessRequest, Guard, GuardContext, GuardErrors, SecurityScheme
 
 MAX_CACHED_CERTIFICATES = 4096  # certificates
 

@@ -17,11 +17,9 @@ from gateway.hub import metrics as hub_metrics
 from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.metrics import add_zero_series
 from gateway.telemetry import catalog, logs
-from gateway.telemetry.loop_lag import LoopLag
-from gateway.telemetry.process import collect_process_metrics
+from gateway.telemetry.process import LoopLag, collect_process_metrics, run_in_thread
 from gateway.telemetry.prometheus import expose
 from gateway.telemetry.samples import MetricSamples
-from gateway.telemetry.threads import run_in_thread
 from gateway.version import __version__
 from gateway.web.http import problems
 from gateway.web.routing.connection_counts import LimitKind

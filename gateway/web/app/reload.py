@@ -90,7 +90,7 @@ class ReloadOutcome(NamedTuple):
     changes: tuple[RouteChange, ...] = ()
 
     def __str__(self) -> str:
-        # In the words of the admin API and of `gateway reload --admin`.
+        # In the words of the admin API and of `gateway reload`.
         routes = f"{self.same} same, {self.changed} changed, {self.added} added"
         streams = (
             ", ".join(f"{count} {outcome}" for outcome, count in self.streams.items()) or "none"

@@ -30,7 +30,7 @@ from gateway.web.http.edge import (
     create_port_limits,
     create_uvicorn_config,
 )
-from gateway.web.http.hosts import get_allowed_names
+from gateway.web.http.proxy_headers import get_allowed_names
 from gateway.web.http.tls_listener import TlsListener
 from gateway.web.http.uvicorn_internals import describe_fallback
 from gateway.web.routing.limits import Limits
@@ -45,9 +45,8 @@ from gateway.web.workers.sockets import (
 )
 from gateway.web.workers.supervisor import supervise
 
-from .app import Application, Startup, create_app
+from .app import Application, Startup, collect_garbage_forever, create_app, tune_garbage_collector
 from .assets import CoHostedAppFactory
-from .garbage import collect_garbage_forever, tune_garbage_collector
 from .reload import SettingsLoader, reload_on_hangup
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from gateway.config import Settings
 from gateway.errors import RequestError
 from gateway.hub.fanout.hubs import Hubs
-from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.process import LoopLag
 from gateway.version import __version__
 from gateway.web.access import Granted
 from gateway.web.admin.app import AdminApi, Handler

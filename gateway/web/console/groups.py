@@ -21,8 +21,8 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, KafkaError, RequestError, UnknownGroup, UnknownTopic
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
-from gateway.kafka.admin.groups import PartitionLag, describe_group, fetch_lag, list_groups
-from gateway.kafka.protocol.group_admin_messages import GroupDescription, GroupListing
+from gateway.kafka.admin import PartitionLag, describe_group, fetch_lag, list_groups
+from gateway.kafka.protocol.group_messages import GroupDescription, GroupListing
 
 LOOKUP_TIMEOUT_S = 8.0  # seconds for an answer, waiting for a place included
 MAX_LOOKUPS = 4  # of a process at a time

@@ -1,23 +1,32 @@
-"""Read the topic to which Spark jobs write their progress, when an operator looks."""
+"""Read the topic to which Spark jobs write their progress, and describe the jobs by its records.
+
+The findings are those of `gateway pipeline doctor`, which needs the records of a job's batches and
+no Spark.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.config import Settings
+from gateway.config.sections.pipelines import Pipelines
 from gateway.core.log.record import TopicPartition
 from gateway.errors import RequestError
-from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.existing_topics import get_existing_topic
+from gateway.kafka.client.cluster import Cluster, get_existing_topic
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
-
-from .groups import KafkaLookup, read_query
+from gateway.pipeline.doctor.cause import Thresholds
+from gateway.pipeline.doctor.diagnosis import Diagnosis, diagnose
+from gateway.pipeline.doctor.query_run import BatchProgress, build_run, parse_batch
+from gateway.pipeline.doctor.report import to_json
+from gateway.pipeline.listing import get_job_type
+from gateway.web.console.groups import KafkaLookup, read_query
 
 MAX_RECORDS = 500  # the latest offsets that are read, of all partitions together
 MIN_RECORDS = 20  # of each partition, however many there are; the doctor judges a few batches
@@ -34,7 +43,7 @@ class JobEndpoints:
     async def list_jobs(self, request: Request) -> Response:
         """Answer the last progress of each job, and what its doctor says of it."""
         # Not at the top: a gateway without jobs does not load the doctor.
-        from .job_report import build_jobs
+        from gateway.web.console.jobs import build_jobs
 
         read_query(request, ())
         section = self._get_settings().pipelines
@@ -85,3 +94,75 @@ async def _read_partition(
         while size > max_bytes:
             size -= len(kept.popleft())
     return list(kept)
+
+
+def build_jobs(section: Pipelines, values: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the configured jobs and those of the topic as JSON, sorted by name.
+
+    The values are in order, the oldest first; those that are no progress are ignored.
+    """
+    records: dict[str, list[Mapping[str, Any]]] = {job.name: [] for job in section.jobs}
+    for value in values:
+        record = _parse_record(value)
+        if record is not None:
+            records.setdefault(record["job"], []).append(record)
+    return [_describe_job(section, name, records[name]) for name in sorted(records)]
+
+
+def _parse_record(value: bytes) -> dict[str, Any] | None:
+    """Return a record of a batch; None for anything else that somebody wrote to the topic."""
+    try:
+        record = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("job"), str):
+        return None
+    durations = record.get("durationMs")
+    # A trigger without new records has no `addBatch`.
+    return record if isinstance(durations, dict) and "addBatch" in durations else None
+
+
+def _describe_job(
+    section: Pipelines, name: str, records: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    job = section.find_job(name)
+    described: dict[str, Any] = {
+        "job": name,
+        "type": None if job is None else get_job_type(job),
+        "batch": None,
+        "alerts": {},
+        "causes": [],
+        "unseen": {},
+    }
+    if not records:
+        return described
+    limits = Thresholds() if job is None else Thresholds(max_late_share=job.alert_late)
+    try:
+        batch = _describe_batch(parse_batch(records[-1]))
+        diagnosis = _describe_diagnosis(diagnose(build_run(records), limits))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+        # Of another version, or of another program.
+        return described | {"problem": f"its progress cannot be read: {exc!r}"}
+    alerts = records[-1].get("alerts")
+    alerts = alerts if isinstance(alerts, dict) else {}
+    return described | {"batch": batch, "alerts": alerts, **diagnosis}
+
+
+def _describe_batch(batch: BatchProgress) -> dict[str, Any]:
+    behind = [each.offsets_behind for each in batch.sources if each.offsets_behind is not None]
+    return {
+        "id": batch.id,
+        "endedAt": batch.started_at + batch.seconds,
+        "seconds": batch.seconds,
+        "rows": batch.rows,
+        "rowsPerSecond": batch.rows / batch.seconds if batch.seconds else None,
+        "behind": sum(behind) if behind else None,
+        "late": sum(each.dropped_rows for each in batch.operators),
+        "invalid": batch.invalid_records,
+        "stateRows": sum(each.rows for each in batch.operators),
+    }
+
+
+def _describe_diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
+    found = to_json(diagnosis)
+    return {"judged": diagnosis.batches, "causes": found["causes"], "unseen": found["unseen"]}

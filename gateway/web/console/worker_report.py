@@ -20,7 +20,7 @@ from gateway.core.log.partition_reader import PartitionReader
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
-from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.process import LoopLag
 from gateway.web.workers.bus import Bus
 
 from .incident_log import IncidentHandler, IncidentKind, IncidentLog

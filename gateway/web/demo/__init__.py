@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-from .record_sender import RecordSender, open_sender
-from .sources import HostMetrics, generate_orders
+from .sources import HostMetrics, RecordSender, generate_orders, open_sender
 
 TOPIC_PARTITIONS = {"host": 12, "orders": 12}
 

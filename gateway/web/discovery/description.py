@@ -1,4 +1,4 @@
-"""Describe what a client may know of the gateway: streams, their parameters, and examples.
+"""Describe what a client may know of the gateway: streams, requests, parameters and examples.
 
 The description is built from the settings member by member, so that a member that is added there
 does not become public: no servers, no security, no keys, no values of filters.
@@ -18,11 +18,10 @@ from gateway.config.source.template import Template
 from gateway.config.types.path import PathPattern
 from gateway.config.types.units import format_duration
 from gateway.version import __version__
-from gateway.web.access.security_schemes import SecurityScheme
+from gateway.web.access.guard import SecurityScheme
 from gateway.web.app.assets import VERSIONED_MODULE_PATH
-
-from .exchanges import list_exchanges
-from .messages import build_security_schemes
+from gateway.web.discovery.messages import build_security_schemes
+from gateway.web.exchange.dispatch import get_exchange
 
 SSE_MEDIA_TYPE, NDJSON_MEDIA_TYPE = "text/event-stream", "application/x-ndjson"
 SUBPROTOCOL = "gateway.v1"
@@ -301,3 +300,54 @@ def build_description(settings: Settings, base_url: str) -> dict[str, Any]:
     requests = [exchange.to_json(base_url) for exchange in list_exchanges(settings)]
     description |= {"streams": [stream.to_json(base_url) for stream in streams]}
     return description | ({"requests": requests} if requests else {}) | {"links": links}
+
+
+class ExchangeDescription(NamedTuple):
+    """One method of one path. Created by `list_exchanges`; it never changes."""
+
+    method: str
+    path: str
+    route: Route
+    security_schemes: tuple[Mapping[str, SecurityScheme], ...] = ()
+
+    @property
+    def action(self) -> str:
+        return get_exchange(self.route.with_).describe(self.route.with_)
+
+    def format_line(self, base_url: str) -> str:
+        """Return a line for a terminal, with the names of path parameters as values to replace."""
+        schemes = [next(iter(guard_schemes.values())) for guard_schemes in self.security_schemes]
+        query = "&".join([scheme.query for scheme in schemes if scheme.query])
+        url = shlex.quote(base_url + self.path + (f"?{query}" if query else ""))
+        options = "" if self.method == "GET" else f" -X {self.method}"
+        body = " -H 'Content-Type: application/json' -d '{}'"
+        options += body if self.method in ("POST", "PUT", "PATCH") else ""
+        options += "".join([f" {scheme.curl}" for scheme in schemes if scheme.curl])
+        return f"curl{options} {url}"
+
+    def to_json(self, base_url: str) -> dict[str, Any]:
+        with_ = self.route.with_
+        members = {"method": self.method, "path": self.path, "capability": with_.capability}
+        template = with_.reply_location
+        location = {} if template is None else {"location": str(template)}
+        return {
+            **members,
+            "topics": tuple(str(source) for source in with_.topic_templates),
+            "replies": with_.reply_topic is not None,
+            **location,
+            "guarded": tuple(self.route.guarded),
+            "line": self.format_line(base_url),
+        }
+
+
+def list_exchanges(settings: Settings) -> tuple[ExchangeDescription, ...]:
+    return tuple(_iter_exchanges(settings))
+
+
+def _iter_exchanges(settings: Settings) -> Iterator[ExchangeDescription]:
+    schemes_by_guard = build_security_schemes(settings)
+    for route in settings.routes:
+        if not route.is_stream:
+            schemes = tuple(schemes_by_guard[name] for name in route.guarded)
+            for when in route.when:
+                yield ExchangeDescription(route.get_method(when), when.path, route, schemes)

@@ -16,8 +16,15 @@ from string import Template
 from gateway.config import Settings
 from gateway.version import __version__
 
-from .description import NO_ROUTES_HINT, CommandExample, Parameter, StreamDescription, list_streams
-from .exchanges import ExchangeDescription, list_exchanges
+from .description import (
+    NO_ROUTES_HINT,
+    CommandExample,
+    ExchangeDescription,
+    Parameter,
+    StreamDescription,
+    list_exchanges,
+    list_streams,
+)
 
 MIN_STREAMS_FOR_SEARCH = 7  # streams; fewer fit on a screen, and the search is hidden
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.config import FetchWith, ProduceWith, With
 from gateway.errors import RequestError, StreamEnded
 from gateway.telemetry.logs import bind_log_context
 from gateway.web.app.tracing import ROUTE_SCOPE_KEY
+from gateway.web.exchange.exchange import Exchange
+from gateway.web.exchange.fetch import FetchExchange
+from gateway.web.exchange.reply import ProduceExchange
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import ClientDisconnected
 from gateway.web.websocket.handshake import has_ambient_credentials, is_origin_allowed
-
-from .kinds import get_exchange
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
@@ -58,3 +60,14 @@ def _check_origin(routes: Routes, match: Match, request: Request) -> None:
         routes.report_foreign_origin(headers["origin"], match.path, match.route)
         detail = "pages of this origin may not write; see access-control"
         raise RequestError(403, "Foreign origin", detail)
+
+
+EXCHANGES: dict[type[With], Exchange] = {
+    FetchWith: FetchExchange(),
+    ProduceWith: ProduceExchange(),
+}
+"""All exchanges, by the options of their capability. Streams are none: see `web.streams`."""
+
+
+def get_exchange(with_: With) -> Exchange:
+    return EXCHANGES[type(with_)]

@@ -24,10 +24,8 @@ from gateway.formats.exact_values import InvalidValue, RawValue, wrap_format
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
-from gateway.web.http.document import matches_if_none_match
-from gateway.web.http.etag import build_etag
-from gateway.web.http.negotiation import SAFE_HEADERS, get_media_type
-from gateway.web.http.prefer import parse_preferences
+from gateway.web.http.document import build_etag, matches_if_none_match
+from gateway.web.http.negotiation import SAFE_HEADERS, get_media_type, parse_preferences
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes

@@ -21,7 +21,7 @@ from gateway.config import ProduceWith
 from gateway.errors import RequestError
 from gateway.hub.fanout.view import View
 from gateway.hub.writes.publisher import Produced
-from gateway.web.http import etag
+from gateway.web.http import document
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
@@ -201,10 +201,10 @@ async def _build_precondition_check(
         record_id = (
             None
             if record is None
-            else etag.build_record_id(record, hub.topics.get_id(write_request.topic))
+            else document.build_record_id(record, hub.topics.get_id(write_request.topic))
         )
-        if (if_match and not etag.lists_record(if_match, record_id)) or (
-            if_none_match and etag.lists_record(if_none_match, record_id, weakly=True)
+        if (if_match and not document.lists_record(if_match, record_id)) or (
+            if_none_match and document.lists_record(if_none_match, record_id, weakly=True)
         ):
             detail = "the document has changed; fetch it, and decide again"
             if _COMPRESSED_TAG_PATTERN.search(if_match):

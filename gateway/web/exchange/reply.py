@@ -26,8 +26,7 @@ from gateway.config.capabilities import RESERVED_RECORD_HEADERS, Correlation
 from gateway.errors import RequestError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.writes.publisher import Produced
-from gateway.web.http.negotiation import SAFE_HEADERS, get_media_type
-from gateway.web.http.prefer import parse_preferences
+from gateway.web.http.negotiation import SAFE_HEADERS, get_media_type, parse_preferences
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import ClientDisconnected, run_while_connected

@@ -23,8 +23,7 @@ from gateway.web.routing.limits import Limits, PortLimits
 from gateway.web.workers.sockets import LISTEN_BACKLOG
 from gateway.wire.message_reader import MessageReader
 
-from .hosts import HostCheckMiddleware
-from .proxy_headers import ForwardedMiddleware, TrustedProxies
+from .proxy_headers import ForwardedMiddleware, HostCheckMiddleware, TrustedProxies
 from .tls_listener import TlsListener
 from .uvicorn_internals import find_missing_internals
 

@@ -1,4 +1,4 @@
-"""Choose the media type and the coding of a response (RFC 9110 12).
+"""Choose the media type and the coding of a response (RFC 9110 12), and parse `Prefer` (RFC 7240).
 
 A response is compressed if the client names gzip and wants it at least as much as the plain bytes
 (12.5.3). All clients of a view that accept gzip share the deflated bytes. Browsers all accept it,
@@ -20,12 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from gateway.config import Route, Topic
 from gateway.core.caches import cache_short
 from gateway.hub.wires.wire import Wire
 from gateway.hub.wires.wrapping import GzipWire
+from gateway.web.routing.query import MAX_WAIT_S
 from gateway.wire import gzip
 
 # One list member. A comma inside a quoted string does not end it; the quote that closes may be
@@ -176,3 +177,28 @@ def _should_gzip(route: Route, request: HTTPConnection) -> bool:
     if route.stream.compression == "none":
         return False
     return prefers_gzip(get_accept_encoding(request))
+
+
+_SECONDS_PATTERN = re.compile(r"[0-9]{1,9}")
+
+
+class Preferences(NamedTuple):
+    """The preferences of a request that the gateway honours (RFC 7240 4.1, 4.3)."""
+
+    respond_async: bool = False
+    wait_s: float | None = None
+
+
+def parse_preferences(request: Request) -> Preferences:
+    """Return the preferences of a request. Unknown and malformed ones are ignored (RFC 7240 2).
+
+    Preferences are separated by commas or, as zilla's clients write them, by semicolons.
+    """
+    values: dict[str, str] = {}
+    for part in re.split("[,;]", ",".join(request.headers.getlist("prefer"))):
+        name, _, value = part.partition("=")
+        # Of a preference that is there twice the first one counts (RFC 7240 2).
+        values.setdefault(name.strip().lower(), value.strip().strip('"'))
+    wait = values.get("wait", "")
+    seconds = min(float(wait), MAX_WAIT_S) if _SECONDS_PATTERN.fullmatch(wait) else None
+    return Preferences("respond-async" in values, seconds)

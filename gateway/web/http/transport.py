@@ -49,7 +49,7 @@ from gateway.web.app.assets import CoHostedApp
 from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection, PortLimits
 from gateway.web.websocket.protocol import WebSocketProtocol
 
-from . import client_certificate, head
+from . import certificate, head
 from .outlet import TAKEOVER, HttpOutlet, OutletOwner, TakeoverOffer, hold_unsent
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.client = _parse_address(peer)
         self.scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self._tls_extension = (
-            client_certificate.build_tls_extension(transport) if self.scheme == "https" else None
+            certificate.build_tls_extension(transport) if self.scheme == "https" else None
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -498,7 +498,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._takeover_offer = TakeoverOffer(self)
         self.scope["extensions"] = {TAKEOVER: self._takeover_offer}  # type: ignore[dict-item]
         if self._tls_extension is not None:
-            tls_extension = client_certificate.TLS_EXTENSION
+            tls_extension = certificate.TLS_EXTENSION
             self.scope["extensions"][tls_extension] = self._tls_extension  # type: ignore[assignment]
         if self.open_connection is not None:
             self.scope["extensions"][OPEN_CONNECTION] = self.open_connection  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -12,7 +13,8 @@ from gateway.config.capabilities import parse_location
 from gateway.config.guards.guard_section import RESERVED_QUERY_PARAMETERS
 from gateway.config.source.substitution import find_closest, suggest
 from gateway.config.source.template import Template
-from gateway.errors import RequestError
+from gateway.core.client.terms import EndReason
+from gateway.errors import NotGranted, RequestError
 from gateway.web.access import NO_GRANTS, Granted
 from gateway.web.websocket.messages import QueryPairs
 
@@ -245,3 +247,21 @@ def _build_unknown_parameter(name: str, known: frozenset[str]) -> RequestError:
     if hint.startswith("did you mean"):
         hint += f" This route reads {listed}"
     return RequestError(400, "Bad request", f"nothing reads ?{quoted}=; {hint}")
+
+
+RETRY_DELAY_S = (3.0, 10.0)  # seconds until a client of a paused route tries again
+
+
+class RoutePaused(RequestError):
+    reason = EndReason.PAUSED
+
+    def __init__(self) -> None:
+        detail = "this route is paused by an operator; come back later"
+        super().__init__(503, "Paused", detail, retry_after=random.uniform(*RETRY_DELAY_S))
+
+
+class AccessRevoked(NotGranted):
+    reason = EndReason.ACCESS_REVOKED
+
+    def __init__(self) -> None:
+        super().__init__(403, "your access was revoked; ask whoever runs the gateway")

@@ -19,9 +19,8 @@ from gateway.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
 from gateway.core.client.terms import EndReason
 from gateway.errors import GatewayError, MemoryFull
 from gateway.hub.fanout.client import Client, Handover
-from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.wire import Wire
-from gateway.hub.wires.wrapping import DictionaryWire
+from gateway.hub.wires.wrapping import ChunkedWire, DictionaryWire
 from gateway.web.http.outlet import TAKEOVER, HttpOutlet, abort_response, buffer_head, take_over
 from gateway.web.routing.limits import ReleaseSlot
 from gateway.web.routing.paths import Match
@@ -88,8 +87,8 @@ class HttpStream(OpenStream):
         """Write the stream, after the bytes of `head`, to an outlet from now on."""
         client, self._outlet = self._client, outlet
         if client is not None:
-            client.attach(outlet, head)
             self._on_attached(client)
+            client.attach(outlet, head)
 
     async def iter_bytes(self, scope: Scope) -> AsyncIterator[bytes]:
         """Yield all bytes of the stream, for ASGI. It is closed when the iteration ends.
@@ -104,7 +103,7 @@ class HttpStream(OpenStream):
         try:
             while (client := self._client) is not None:
                 self._on_attached(client)
-                async for data in client.pull().iter_bytes():
+                async for data in client.pull():
                     if len(data) <= MAX_UNCOUNTED_BYTES:
                         yield data
                     elif memory.has_capacity(len(data)):
@@ -134,12 +133,12 @@ class HttpStream(OpenStream):
         return None if self._outlet is None else self._outlet.transport
 
     def on_drained(self) -> None:
-        if self._client is not None and self._client.push is not None:
-            self._client.push.on_drained()
+        if self._client is not None:
+            self._client.wake()
 
     def probe(self) -> None:
-        if self._client is not None and self._client.push is not None:
-            self._client.push.probe()
+        if self._client is not None:
+            self._client.probe()
 
     def close(self) -> None:
         """Release the stream without an `end`. It may be called again."""
@@ -186,8 +185,8 @@ class HttpStream(OpenStream):
             outlet.finish(last_bytes)
             self.mark_closed()
         else:
-            client.attach(outlet)
             self._on_attached(client)
+            client.attach(outlet)
 
     async def _open_next_client(self, handover: Handover) -> bytes:
         """Open the next client, and wait until its BEGIN is due.

@@ -32,7 +32,7 @@ from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import endpoint as websocket
 
-from . import dictionary, ndjson, sse
+from . import dictionary, responses
 from .http_stream import AsgiResponse
 from .renewal import TokenRenewer, parse_renewal_path
 
@@ -215,7 +215,7 @@ class StreamMiddleware:
             return response
         except Exception as exc:
             if query.is_event_source(request):
-                answer = sse.build_error_response(exc)
+                answer = responses.build_error_response(exc)
                 if answer is not None:
                     return answer
             if isinstance(exc, (GatewayError, HTTPException)):
@@ -226,9 +226,9 @@ class StreamMiddleware:
         match = await self._routes.admit(match, request)
         if dictionary.is_asked_for(request):
             return await dictionary.respond(self._routes, match, request)
-        if ndjson.prefers_ndjson(request):
-            return await ndjson.respond(self._routes, match, request)
-        return await sse.respond(self._routes, match, request)
+        if responses.prefers_lines(request):
+            return await responses.respond_with_lines(self._routes, match, request)
+        return await responses.respond_with_events(self._routes, match, request)
 
 
 def _is_shared_path(path: str) -> bool:

@@ -27,8 +27,7 @@ from gateway.hub.fanout.hubs import ClusterTopic
 from gateway.hub.fanout.pacing import WallClockTimer
 from gateway.hub.fanout.view import View
 from gateway.web.access import Granted
-from gateway.web.routing.block_errors import AccessRevoked, RoutePaused
-from gateway.web.routing.paths import Match
+from gateway.web.routing.paths import AccessRevoked, Match, RoutePaused
 from gateway.web.websocket.messages import QueryPairs
 
 STREAMS_PER_SLICE = 100  # streams that are visited before other tasks run
@@ -142,7 +141,12 @@ class OpenStream:
 
         If they do not allow the stream, it stays as it was, and a `RequestError` is raised.
         """
-        self.apply_change(await self.build_renewal(granted))
+        while True:
+            match = self._latest_match_and_query[0]
+            change = await self.build_renewal(granted)
+            if self._latest_match_and_query[0] is match:
+                break  # else a reload has changed the stream meanwhile
+        self.apply_change(change)
 
     async def build_renewal(self, granted: Granted) -> StreamChange:
         """Return the change to new grants, without applying it; raises as `renew`."""
@@ -217,7 +221,10 @@ class OpenStream:
             self._apply_pending_change(self._client)
 
     def _on_attached(self, client: Client) -> None:
-        """Apply changes that were requested before the client began; called when it has."""
+        """Apply changes that were requested before the client began; called just before it does.
+
+        A client that is to end, or to hand over, is sent nothing that it shows.
+        """
         self._has_begun = True
         self._end_if_blocked()
         if self._end_reason:

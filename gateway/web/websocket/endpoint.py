@@ -23,9 +23,8 @@ from gateway.web.access import NO_GRANTS, get_bearer_token
 from gateway.web.access.grant import get_subprotocol_token
 from gateway.web.http import problems
 from gateway.web.http.outlet import TAKEOVER
-from gateway.web.routing.block_errors import RoutePaused
 from gateway.web.routing.limits import ConnectionSlot
-from gateway.web.routing.paths import Match
+from gateway.web.routing.paths import Match, RoutePaused
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.wire.websocket import iter_texts

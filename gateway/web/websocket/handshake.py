@@ -36,7 +36,7 @@ from websockets.utils import accept_key
 
 from gateway.config import AccessControl, GuardSection
 from gateway.errors import RequestError
-from gateway.web.http.client_certificate import CLIENT_EXTENSIONS
+from gateway.web.http.certificate import CLIENT_EXTENSIONS
 from gateway.wire.websocket import WINDOW_BITS
 
 WEBSOCKET_VERSION = "13"

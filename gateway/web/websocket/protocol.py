@@ -29,7 +29,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Response
 
 from gateway.client_memory import ClientMemory, HeldPart
-from gateway.web.http import client_certificate
+from gateway.web.http import certificate
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection
 from gateway.wire import websocket
@@ -155,9 +155,9 @@ class WebSocketProtocol(asyncio.Protocol):
         extensions: dict[str, Any] = {"websocket.http.response": {}, TAKEOVER: self._take_over}
         if self._open_connection is not None:
             extensions[OPEN_CONNECTION] = self._open_connection
-        tls_extension = client_certificate.build_tls_extension(self.transport)
+        tls_extension = certificate.build_tls_extension(self.transport)
         if tls_extension is not None:
-            extensions[client_certificate.TLS_EXTENSION] = tls_extension
+            extensions[certificate.TLS_EXTENSION] = tls_extension
         return extensions
 
     async def _run_app(self, scope: Any) -> None:

@@ -32,6 +32,7 @@ from .message_processor import (
     TRY_AGAIN_LATER,
     CoroutineFactory,
     MessageProcessor,
+    SocketProducer,
 )
 from .messages import (
     BadMessageError,
@@ -46,7 +47,6 @@ from .messages import (
     UnsubscribeMessage,
     build_target,
 )
-from .producer import SocketProducer
 from .socket import Socket
 from .stream import WebSocketStream, has_chosen_filter
 

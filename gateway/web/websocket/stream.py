@@ -186,8 +186,8 @@ class WebSocketStream(OpenStream):
             self._owner.on_stream_full(self)
 
     def on_drained(self) -> None:
-        if self._client is not None and self._client.push is not None:
-            self._client.push.on_drained()
+        if self._client is not None:
+            self._client.wake()
 
     def finish(self, data: bytes) -> None:
         """Write the last bytes, and end the stream. Called by the hub's client."""

@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from support.certificates import CertificateAuthority
 
-from gateway.cli.cluster_check.certificates import check_authorities, check_key_pair
 from gateway.cli.cluster_check.finding import FindingState
+from gateway.cli.cluster_check.servers import check_authorities, check_key_pair
 
 NOW = datetime.now(UTC)
 

@@ -9,8 +9,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from support.app_server import running_app
 
-from gateway.cli.admin_address import AdminAddress
-from gateway.cli.doctor.collection import observe_gateway
+from gateway.cli.admin import AdminAddress
+from gateway.cli.doctor.observation import observe_gateway
 from gateway.telemetry import catalog
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.doctor.diagnosis import CAUSE_NAMES, diagnose, render_text, to_json
-from gateway.cli.doctor.observation import Observation
-from gateway.cli.doctor.scrape import Scrape
+from gateway.cli.doctor.observation import Observation, Scrape
 from gateway.telemetry import catalog
 from gateway.telemetry.counts import Histogram
 from gateway.telemetry.prometheus import expose

@@ -16,8 +16,14 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.cli.migrate import migrate_source
-from gateway.cli.migrate.report import UNKNOWN, MigrationReport, OutcomeKind
-from gateway.cli.migrate.source import Source, iter_leaves, read_source
+from gateway.cli.migrate.report import (
+    UNKNOWN,
+    MigrationReport,
+    OutcomeKind,
+    Source,
+    iter_leaves,
+    read_source,
+)
 from gateway.cli.migrate.validation import build_example_environment
 from gateway.config import loads
 from gateway.config.source.problems import format_loc

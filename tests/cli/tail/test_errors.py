@@ -9,8 +9,13 @@ from email.utils import format_datetime
 
 import pytest
 
-from gateway.cli.tail.source import ConnectionLost, StreamRefused
-from gateway.cli.tail.status import build_error, describe_cause, parse_retry_after
+from gateway.cli.tail.source import (
+    ConnectionLost,
+    StreamRefused,
+    build_error,
+    describe_cause,
+    parse_retry_after,
+)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 451])

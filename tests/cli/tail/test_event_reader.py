@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sse import SseParser
 
-from gateway.cli.tail.event_reader import EventReader
-from gateway.cli.tail.source import StreamEvent
+from gateway.cli.tail.source import EventReader, StreamEvent
 
 LINES = st.sampled_from(
     [

@@ -9,13 +9,11 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 from support.waiting import wait_until
 
+from gateway.cli.output import NO_COLOURS
 from gateway.cli.tail.follower import StreamFollower
-from gateway.cli.tail.output import OutputClosed, OutputWriter
-from gateway.cli.tail.output_format import OutputFormat
-from gateway.cli.tail.printer import Printer
+from gateway.cli.tail.printer import OutputClosed, OutputWriter, Printer, StatusReporter
 from gateway.cli.tail.source import ConnectionLost, StreamEvent, StreamRefused
-from gateway.cli.tail.status import StatusReporter
-from gateway.cli.tail.terminal import NO_COLOURS
+from gateway.cli.tail.target import OutputFormat
 from gateway.errors import GatewayError
 
 BEGIN = StreamEvent("begin", b'{"partitions": {"orders": 1}, "pending": []}', "p0")
@@ -37,12 +35,10 @@ class Played:
 
     def __init__(self, *connections: Sequence[list[StreamEvent] | Exception]) -> None:
         self.connections = list(connections)
-        self.asked: list[tuple[str | None, int | None]] = []
+        self.asked: list[str | None] = []
 
-    async def iter_events(
-        self, position: str | None, remaining: int | None
-    ) -> AsyncGenerator[list[StreamEvent]]:
-        self.asked.append((position, remaining))
+    async def iter_events(self, position: str | None) -> AsyncGenerator[list[StreamEvent]]:
+        self.asked.append(position)
         for step in self.connections.pop(0):
             if isinstance(step, Exception):
                 raise step
@@ -80,7 +76,7 @@ async def test_it_goes_on_from_the_last_record_until_the_end(capsys):
     it, written = follower(source)
     await it.run()
     assert written.data == b"1\n2\n3\n"
-    assert source.asked == [(None, None), ("p2", None), ("p2", None)]
+    assert source.asked == [None, "p2", "p2"]
     assert it.position == "p3"
     said = capsys.readouterr().err
     assert "gateway: following orders (1 partition)\n" in said
@@ -98,7 +94,7 @@ async def test_an_end_that_is_not_the_end_is_gone_on_from(reason):
     end = StreamEvent("end", b'{"reason": "%b"}' % reason.encode(), "p9")
     source = Played([[BEGIN, end]], [[UNTIL]])
     await follower(source)[0].run()
-    assert source.asked[1] == ("p9", None)
+    assert source.asked[1] == "p9"
 
 
 async def test_a_count_is_of_all_connections_and_ends_within_a_batch():
@@ -109,7 +105,7 @@ async def test_a_count_is_of_all_connections_and_ends_within_a_batch():
     it, written = follower(source, count=4)
     await it.run()
     assert written.data == b"1\n3\n4\n"
-    assert source.asked == [(None, 4), ("p2", 2)]
+    assert source.asked == [None, "p2"]
     assert it.position == "p4"
 
 
@@ -177,8 +173,8 @@ async def test_the_position_does_not_move_past_what_could_not_be_written():
     it, written = follower(source)
     original = source.iter_events
 
-    async def iter_events(position, remaining):
-        async for batch in original(position, remaining):
+    async def iter_events(position):
+        async for batch in original(position):
             yield batch
             written.broken = True
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.cli.options import KafkaSource
+from gateway.cli.kafka_connection import KafkaSource
 from gateway.cli.tail.in_process import InProcessTransport, build_settings
 from gateway.errors import ConfigError, GatewayError
 

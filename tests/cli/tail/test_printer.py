@@ -9,16 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.tail.output_format import OutputFormat
+from gateway.cli.output import COLOURS, NO_COLOURS, escape_controls, paint_json, select_colours
 from gateway.cli.tail.printer import Printer
 from gateway.cli.tail.source import StreamEvent
-from gateway.cli.tail.terminal import (
-    COLOURS,
-    NO_COLOURS,
-    escape_controls,
-    paint_json,
-    select_colours,
-)
+from gateway.cli.tail.target import OutputFormat
 from gateway.core.log.record import Record, TopicPartition
 from gateway.formats import create_format
 

@@ -8,7 +8,7 @@ from gateway.core.channel.chunk_ring import ByteCounts, CountedBytes
 from gateway.core.log.record import PartitionPosition
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wrapping import GzipWire
-from gateway.wire.crc import Crc32Sum
+from gateway.wire.gzip import Crc32Sum
 
 
 def count_bytes(data: bytes) -> CountedBytes:

@@ -14,6 +14,7 @@ from support.single_client import (
     drain_outlet,
     get_hub,
     leave_audience,
+    run_loop_turns,
     write_records,
 )
 from support.waiting import wait_until
@@ -41,11 +42,6 @@ def attach_clients(
 def fill_outlet(client: Client, outlet: FakeOutlet) -> None:
     outlet.capacity = -1
     leave_audience(client)
-
-
-async def run_loop_turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_who_has_everything_is_written_to_in_rounds_and_in_no_task():
@@ -221,8 +217,8 @@ async def test_one_that_reads_alone_hears_of_what_is_not_seen():
     await run_loop_turns()
     assert not outlet.is_finished
     marker = Skip(TP, 0, 1, 0)
-    client.source.shared_tail.tail.logs[TP].append(marker, 0.0)
-    client.source.shared_tail.publish([marker], 0)
+    client.shared_tail.tail.logs[TP].append(marker, 0.0)
+    client.shared_tail.publish([marker], 0)
     await wait_until(lambda: outlet.is_finished)
 
 

@@ -6,30 +6,34 @@ import asyncio
 import gc
 
 from support.outlet import FakeOutlet
-from support.single_client import create_client, get_hub, write_records
+from support.single_client import create_client, get_hub, run_loop_turns, write_records
 
 from gateway.core.channel.channel import Channel
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason, Throttle
 from gateway.hub.fanout.broadcaster import Audience
 from gateway.hub.fanout.client import Client
-from gateway.hub.fanout.client_source import ClientSource
-from gateway.hub.fanout.delivery import PullDelivery, PushDelivery
 from gateway.hub.fanout.pacing import RateLimiter
+from gateway.hub.fanout.pulled_bytes import MAX_UNREAD_BYTES, PulledBytes
 from gateway.hub.wires.sse import SseWire
-from gateway.telemetry.traffic import CATCHING_UP, SLOW
+from gateway.telemetry.traffic import SLOW
 
 
 async def test_an_idle_client_gets_every_heartbeat():
-    stream = create_client(heartbeat=0.01).pull().iter_bytes()
+    client, now = create_client(), asyncio.get_running_loop().time()
+    stream = client.pull()
     await anext(stream)
+    for n in range(1, 4):
+        client.check_heartbeat(now + 61.0 * n)
+        client.check_heartbeat(now + 61.0 * n + 1)
     assert [await anext(stream) for _ in range(3)] == [SseWire().encode_heartbeat()] * 3
-    await stream.aclose()
+    client.end(EndReason.DRAIN)
+    assert [b"event: end" in piece async for piece in stream] == [True]
 
 
 async def test_a_record_is_sent_at_once_and_puts_the_heartbeat_off():
     client = create_client()
-    stream = client.pull().iter_bytes()
+    stream = client.pull()
     await anext(stream)
     for offset in range(2):
         waiting = asyncio.ensure_future(anext(stream))
@@ -37,13 +41,15 @@ async def test_a_record_is_sent_at_once_and_puts_the_heartbeat_off():
         write_records(client, b"%d" % offset)
         async with asyncio.timeout(30):
             assert b"data: %d\n" % offset in await waiting
-    await stream.aclose()
+    client.close()
 
 
 async def test_a_lifetime_that_is_over_ends_an_idle_stream_without_a_last_comment():
-    client = create_client(lifetime=0.01)
+    client = create_client(lifetime=60.0)
+    stream = client.pull()
+    client.check_heartbeat(client.ends_at)
     async with asyncio.timeout(30):
-        pieces = [piece async for piece in client.pull().iter_bytes()]
+        pieces = [piece async for piece in stream]
     assert len(pieces) == 2 and b'event: end\ndata: {"reason":"lifetime"}' in pieces[1]
     assert get_hub(client).removed_clients == [client]
 
@@ -51,17 +57,35 @@ async def test_a_lifetime_that_is_over_ends_an_idle_stream_without_a_last_commen
 async def test_a_pulled_client_that_does_not_read_is_slow_and_its_lifetime_ends_too():
     """What was read for it was never dropped, and held back the reads of all others."""
     client = create_client(lifetime=60.0)
-    stream = client.pull().iter_bytes()
+    stream = client.pull()
+    await run_loop_turns()
+    assert client.state is None, "rounds write to it"
+    write_records(client, b"1" * MAX_UNREAD_BYTES)
+    await run_loop_turns()
+    write_records(client, b"2")
+    await run_loop_turns()
+    assert client.state == SLOW
     await anext(stream)
     assert client.state == SLOW
-    waiting = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
-    assert client.state == CATCHING_UP, "it may have everything"
-    write_records(client, b"1")
-    await waiting
-    assert client.state == SLOW
+    assert b"data: 11" in await anext(stream)
+    assert b"data: 2\n" in await anext(stream)
     client.check_heartbeat(client.ends_at)
     assert [b'{"reason":"lifetime"}' in piece async for piece in stream] == [True]
+
+
+async def test_a_pulled_client_loses_nothing_when_the_pull_is_cancelled():
+    client = create_client()
+    stream = client.pull()
+    await anext(stream)
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    write_records(client, b"1")
+    await run_loop_turns()
+    waiting.cancel()
+    got = await asyncio.gather(waiting, return_exceptions=True)
+    client.end(EndReason.DRAIN)
+    got += [piece async for piece in stream]
+    assert b"".join(each for each in got if isinstance(each, bytes)).count(b"data: 1\n") == 1
 
 
 async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
@@ -72,14 +96,14 @@ async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
     client.end(EndReason.DRAIN)
     async with asyncio.timeout(30):
         await waiting
-        pieces = [piece async for piece in client.pull().iter_bytes()]
+        pieces = [piece async for piece in client.pull()]
     assert b"event: begin" in pieces[0] and b'{"reason":"drain"}' in pieces[-1]
 
 
 async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
     """It was part of a reference cycle, with its filters and its channel."""
     kinds = (
-        Client, ClientSource, PushDelivery, PullDelivery, Subscription, Channel, Audience,
+        Client, PulledBytes, Subscription, Channel, Audience,
     )  # fmt: skip
 
     def count_alive() -> int:
@@ -102,9 +126,10 @@ async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
             hub.removed_clients.clear()
             del client, hub, channel
             client = create_client(credit=credit)
-            async for _ in client.pull().iter_bytes():
+            async for _ in client.pull():
                 client.end(EndReason.DRAIN)
             get_hub(client).removed_clients.clear()
+            get_hub(client).broadcaster.remove_channel(client.subscription.channel)
             del client
         await asyncio.sleep(0)
         assert count_alive() == before
@@ -112,15 +137,16 @@ async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
         gc.enable()
 
 
-async def test_an_event_for_a_pulled_client_alone_comes_next_and_nothing_after_its_expiry():
+async def test_an_event_for_one_client_alone_comes_next_and_nothing_after_its_expiry():
     client = create_client()
-    stream = client.pull().iter_bytes()
+    stream = client.pull()
     await anext(stream)
-    write_records(client, b"1")
     client.send_event("challenge", {"guard": "jwt0"})
     assert b"event: challenge" in await anext(stream)
-    assert b"data: 1\n" in await anext(stream)
-    client.send_event("challenge", {"guard": "jwt0"})
+    client = create_client(credit=1)
+    stream = client.pull()
+    await anext(stream)
+    write_records(client, b"1")
     client.end(EndReason.TOKEN_EXPIRED)
     assert [b"event: end" in piece async for piece in stream] == [True]
 
@@ -130,5 +156,5 @@ async def test_a_rate_and_a_credit_limit_a_client_together():
     limiter = RateLimiter(Throttle(100, 3600.0), 1)
     client = create_client(credit=1, rate_limiter=limiter)
     client.grant_credit(2)
-    assert (client.source.credit, client.subscription.credit) == (3, 1)
+    assert (client.credit, client.subscription.credit) == (3, 1)
     client.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +17,8 @@ class FakeClient:
         self.registry_index = NOT_REGISTERED
 
 
-def filled(count: int) -> tuple[ClientRegistry[FakeClient], list[FakeClient]]:
-    registry: ClientRegistry[FakeClient] = ClientRegistry()
+def filled(count: int) -> tuple[ClientRegistry, list[Any]]:
+    registry = ClientRegistry()
     clients = [FakeClient() for _ in range(count)]
     for client in clients:
         registry.add(client)

@@ -61,9 +61,9 @@ async def leave_at_once(first: Client, number: int) -> None:
 
 async def leave_while_pulling(first: Client, number: int) -> None:
     client = create_late(first, number)
-    body = client.pull().iter_bytes()
+    body = client.pull()
     await anext(body)
-    await body.aclose()
+    client.close()
 
 
 async def leave_before_pulling(first: Client, number: int) -> None:
@@ -74,11 +74,10 @@ async def leave_before_pulling(first: Client, number: int) -> None:
 
 async def leave_before_the_end_is_pulled(first: Client, number: int) -> None:
     client = create_late(first, number)
-    body = client.pull().iter_bytes()
+    body = client.pull()
     await anext(body)
     client.end(EndReason.DRAIN)
     client.close()
-    await body.aclose()
 
 
 async def leave_before_the_handover(first: Client, number: int) -> None:

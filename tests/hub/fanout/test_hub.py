@@ -14,6 +14,7 @@ import pytest
 from support.gateways import build_config
 from support.kafka_wire import ApiKey
 from support.key_readers import scan_keys
+from support.outlet import FakeOutlet
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, SseParser
 from support.topic_reads import open_cluster
@@ -38,7 +39,7 @@ from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.protocol.requests import MetadataRequest, VersionRange
+from gateway.kafka.protocol.requests import MetadataRequest
 
 ALL = View(("orders",), Filters(), "value", "error")
 LIVE_START = StreamStart()
@@ -70,7 +71,7 @@ async def subscribe_client(hub: Hub, view: View = ALL, start: StreamStart = LIVE
 async def read_until(client: Client, event_name: str) -> list[SseEvent]:
     """The events of a client up to one of that name."""
     parser, heard = SseParser(), list[SseEvent]()
-    async for piece in client.pull().iter_bytes():
+    async for piece in client.pull():
         heard += parser.feed(piece)
         if any(event.event_type == event_name for event in heard):
             return heard
@@ -286,9 +287,8 @@ async def test_rings_are_counted_until_their_channels_are_gone(embedded: Embedde
     embedded.create_topic("orders", 1)
     async with running_hub(embedded) as hub:
         client, filtering = await subscribe_client(hub), await subscribe_client(hub, ADA)
-        bodies = [each.pull().iter_bytes() for each in (client, filtering)]
-        for body in bodies:
-            await anext(body)
+        for each in (client, filtering):
+            each.attach(FakeOutlet(0))  # full once it has begun
         records = [RecordToSend(b"x" * 1000, b"ada") for _ in range(10)]
         await produce_records(embedded.bootstrap, "orders", records)
         (shared_tail,) = hub.iter_tails()
@@ -305,6 +305,29 @@ async def test_rings_are_counted_until_their_channels_are_gone(embedded: Embedde
         client.close()
         await wait_until(lambda: not list(hub.iter_tails()), "its tail is gone")
         assert hub.rings.bytes == 0
+
+
+async def test_a_client_that_comes_while_a_reload_replaces_its_tail_leaves_nothing(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    """The tail kept its logs for a follower that no client had."""
+    embedded.create_topic("orders", 1)
+    topics = [{"name": "orders", "cache": {"bytes": "40KiB"}}]
+    settings = [Settings.model_validate(build_config(embedded.bootstrap, topics))]
+    limits = HubLimits(linger_s=0.0, sweep_interval_s=0.0)
+    async with running_hub(embedded, limits) as hub:
+        create = hub._create_subscription
+
+        async def create_while_reloading(*args: Any) -> Any:
+            subscription = await create(*args)
+            if settings:
+                hub.apply_settings(settings.pop())
+            return subscription
+
+        monkeypatch.setattr(hub, "_create_subscription", create_while_reloading)
+        client = await subscribe_client(hub)
+        await wait_until(lambda: len(list(hub.iter_tails())) == 1, "the tail before is gone")
+        client.close()
 
 
 async def test_a_log_gets_an_index_once_many_readers_have_looked_for_keys(embedded):
@@ -390,7 +413,7 @@ async def test_a_position_of_an_earlier_topic_without_an_id_is_not_waited_for(
 ):
     """Brokers before Kafka 2.8 have no topic ids. The epochs of the topic that was created again
     are lower than that of the position, and the client waited until one had reached it."""
-    monkeypatch.setattr(MetadataRequest, "VERSIONS", VersionRange(8, 9, 9))
+    monkeypatch.setattr(MetadataRequest, "API", MetadataRequest.API._replace(highest=9))
     embedded.create_topic("orders", 1)
     await produce_records(embedded.bootstrap, "orders", [b"1"])
     async with running_hub(embedded, HubLimits(later_epoch_timeout_s=0.2)) as hub:

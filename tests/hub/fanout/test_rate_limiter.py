@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import create_client, write_records
+from support.single_client import create_client, run_loop_turns, write_records
 from support.virtual_time import in_virtual_time
 
 from gateway.core.client.terms import SlowClientPolicy, Throttle
@@ -31,11 +31,6 @@ def attach_throttled(
     )  # type: ignore[arg-type]
     client.attach(outlet)
     return client
-
-
-async def run_loop_turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def expire_rate_window() -> None:
@@ -74,11 +69,11 @@ async def test_what_the_client_grants_itself_is_a_limit_too():
     write_records(client, *(b"%d" % value for value in range(10)))
     await run_loop_turns()
     assert outlet.values == [0, 1]
-    assert client.state == NO_CREDIT and client.source.credit == 0
+    assert client.state == NO_CREDIT and client.credit == 0
     client.grant_credit(5)
     await run_loop_turns()
     assert outlet.values == [0, 1, 2]
-    assert client.state == THROTTLED and client.source.credit == 4
+    assert client.state == THROTTLED and client.credit == 4
     for had in (6, 7):
         await expire_rate_window()
         assert outlet.values == list(range(had))
@@ -91,7 +86,7 @@ async def test_a_client_that_goes_leaves_no_timer():
     client = attach_throttled(FakeOutlet())
     write_records(client, *(b"%d" % value for value in range(10)))
     await run_loop_turns()
-    limiter, woken = client.source.rate_limiter, list[bool]()
+    limiter, woken = client.rate_limiter, list[bool]()
     assert limiter is not None
     limiter.close()
     limiter.take(client.subscription, 1000, lambda: woken.append(True))  # nothing is left: it waits

@@ -13,7 +13,8 @@ from support.waiting import wait_until
 
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason
-from gateway.core.log.record import PartitionPosition
+from gateway.core.log.partition_log import PartitionLog
+from gateway.core.log.record import PartitionPosition, TopicPartition
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.shared_catch_up import JOIN_WINDOW_S, SharedCatchUp
@@ -57,6 +58,17 @@ def find_shared(client: Client) -> set[SharedCatchUp]:
 
 def have_all_values(outlets: Sequence[FakeOutlet], at: int, end: int) -> bool:
     return all(outlet.values == list(range(at, end)) for outlet in outlets)
+
+
+async def test_who_has_a_partition_from_the_channel_alone_does_not_join():
+    """The leader stood at the head of when it was created, each client at that of when it
+    subscribed: records between them, of a topic that the token does not have, came to one only."""
+    first = await build_first_client()
+    log = PartitionLog(TopicPartition("orders", 1), 1 << 20, 60.0)
+    log.open(0, 0)
+    first.subscription.channel.tail.add_partition(log, PartitionPosition(0, 0, log.lineage))
+    attach_late_clients(first, [FakeOutlet() for _ in range(3)], 100)
+    assert not find_shared(first)
 
 
 async def test_they_are_read_for_once_and_ride_from_where_the_leader_came_to(monkeypatch):
@@ -130,7 +142,7 @@ async def test_one_that_is_let_go_amid_the_pieces_reads_on_behind_what_it_was_se
     attach_late_clients(first, outlets, 0)
     await wait_until(lambda: have_all_values(outlets[:1], 0, MISSED))
     (shared,) = find_shared(first)
-    shared.release_stalled([slow.client.source])
+    shared.release_stalled([slow.client])
     slow.capacity = float("inf")
     drain_outlet(slow.client)
     await wait_until(lambda: len(slow.values) >= MISSED)
@@ -144,7 +156,7 @@ async def test_each_member_stands_behind_what_it_was_sent():
     attach_late_clients(first, outlets, 100)
 
     def get_offsets() -> list[int | None]:
-        return [outlet.client.source.get_position().position[TP].offset for outlet in outlets]
+        return [outlet.client.get_position().position[TP].offset for outlet in outlets]
 
     while not have_all_values(outlets[:2], 100, MISSED):
         assert get_offsets() == [100 + len(outlet.values) for outlet in outlets]
@@ -156,7 +168,7 @@ async def test_each_member_stands_behind_what_it_was_sent():
     assert get_offsets() == [100 + len(outlet.values) for outlet in outlets]
     stuck = outlets[2:]
     assert all(0 < len(outlet.values) < MISSED - 100 for outlet in stuck)
-    assert all(outlet.client.source.shared_catch_up is not None for outlet in stuck)
+    assert all(outlet.client.shared_catch_up is not None for outlet in stuck)
 
 
 async def test_who_is_told_to_end_ends_where_it_stands():
@@ -232,7 +244,7 @@ async def test_one_whose_members_are_slower_than_those_of_the_next_is_let_go():
     assert older is not None
     (newer,) = find_shared(first) - {older}
     now = asyncio.get_running_loop().time()
-    older.add_member(slow := build_late_client(first, 0).source, now + 60)
+    older.add_member(slow := build_late_client(first, 0), now + 60)
     for outlet in generations[1]:
         outlet.client.close()
     herds.maintain(now + 30)
@@ -248,8 +260,7 @@ async def test_compressed_streams_of_a_herd_end_with_the_right_sum():
     first = await build_first_client(wire, hub=FakeHub(max_take_bytes=500))
     outlets = [FakeOutlet() for _ in range(4)]
     attach_late_clients(first, outlets, 10, wire)
-    assert first.push is not None
-    riding = [first.push.outlet, *outlets]
+    riding = [first.outlet, *outlets]
     for value in range(MISSED, MISSED + 5):
         write_records(first, b"%d" % value)
         await asyncio.sleep(0)

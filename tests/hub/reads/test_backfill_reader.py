@@ -28,8 +28,8 @@ from gateway.core.log.record import Entry, Gap, GapReason, PartitionPosition, Re
 from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.kafka.client.offsets import OffsetAndTimestamp
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.fetch.fetch import FetchedPartition
 from gateway.kafka.fetch.fetcher import Deliver
+from gateway.kafka.protocol.fetch_messages import FetchedPartition
 
 TP = TopicPartition("orders", 0)
 Fetches = list[dict[TopicPartition, int]]
@@ -55,10 +55,10 @@ async def running_archive(
         fetch = kafkas.fetch
 
         async def record_fetch(
-            node, role, session, **rest
+            node, role, session, limits
         ) -> dict[TopicPartition, FetchedPartition]:
-            fetches.append({tp: want.offset for tp, want in session.wants.items()})
-            return await fetch(node, role, session, **rest)
+            fetches.append({tp: want.offset for tp, want in session.targets.items()})
+            return await fetch(node, role, session, limits)
 
         kafkas.fetch = record_fetch  # type: ignore[method-assign]
         made = BackfillReader(kafkas, lambda name: settings)

@@ -17,7 +17,7 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"prices": 1})
 
-KEYS, VERSIONS = 150, 3
+KEYS, VERSIONS = 220, 3
 
 
 async def test_a_client_whose_table_was_released_is_sent_the_rest_of_it_from_kafka(

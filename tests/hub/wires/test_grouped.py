@@ -15,13 +15,12 @@ from gateway.core.channel.chunk_ring import ChannelEvent
 from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, Record, TopicPartition
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
-from gateway.hub.wires.chunked import ChunkedWire
 from gateway.hub.wires.grouped import MAX_PARTITIONS
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
-from gateway.hub.wires.wrapping import GzipWire
+from gateway.hub.wires.wrapping import ChunkedWire, GzipWire
 from gateway.wire.websocket import iter_texts
 
 VIEW = b"view0"

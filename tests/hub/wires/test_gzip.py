@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import create_client, drain_outlet, write_records
+from support.single_client import create_client, drain_outlet, run_loop_turns, write_records
 from support.waiting import wait_until
 
 from gateway.core.channel.chunk_ring import ChannelEvent, CountedBytes
@@ -18,13 +18,11 @@ from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.formats import create_format
 from gateway.hub.fanout.client import Client
-from gateway.hub.wires.chunked import LAST_CHUNK, ChunkedWire
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire
-from gateway.hub.wires.wire import Wire
-from gateway.hub.wires.wrapping import GzipWire
-from gateway.wire.crc import Crc32Sum
-from gateway.wire.gzip import HEADER
+from gateway.hub.wires.wire import Beginning, Wire
+from gateway.hub.wires.wrapping import LAST_CHUNK, ChunkedWire, GzipWire
+from gateway.wire.gzip import HEADER, Crc32Sum
 
 WIRES = [
     GzipWire(SseWire()),
@@ -67,11 +65,6 @@ def build_event(n: int, size: int = 0) -> ChannelEvent:
     return ChannelEvent(None, b"data: %b\n" % value, b"text")
 
 
-async def run_loop_turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def attach_client(wire: Wire, beside: Client | None = None, **options: object) -> Client:
     client = create_client(wire, sibling=beside, **options)  # type: ignore[arg-type]
     client.attach(FakeOutlet())
@@ -80,8 +73,8 @@ async def attach_client(wire: Wire, beside: Client | None = None, **options: obj
 
 
 def get_outlet(client: Client) -> FakeOutlet:
-    assert client.push is not None and isinstance(client.push.outlet, FakeOutlet)
-    return client.push.outlet
+    assert isinstance(client.outlet, FakeOutlet)
+    return client.outlet
 
 
 @every_wire
@@ -132,10 +125,8 @@ async def test_whoever_comes_and_whatever_happens_gets_all_of_it_and_a_right_end
 async def test_what_only_one_client_hears_ends_with_a_flush(wire: Wire):
     """It is small, and small pieces had none."""
     alone = {
-        "begin": wire.encode_begin({"topics": []}, b"token", position_refused=True),
-        "begin again": wire.encode_begin(
-            {"topics": []}, b"token", position_refused=True, is_continuation=True
-        ),
+        "begin": wire.encode_begin(Beginning({"topics": []}, b"token", position_refused=True)),
+        "begin again": wire.encode_begin(Beginning({"topics": []}, b"token", True, True)),
         "an event": wire.encode_event("challenge", {"guard": "jwt"}),
         "a heartbeat": wire.encode_heartbeat(),
     }
@@ -184,8 +175,9 @@ async def test_gaps_and_ends_of_slow_ones_are_counted(slow: SlowClientPolicy):
 
 
 async def test_without_an_outlet_it_is_the_same():
-    client = create_client(GzipWire(SseWire()), heartbeat=0.01)
-    stream = client.pull().iter_bytes()
+    client = create_client(GzipWire(SseWire()), heartbeat=0.0)
+    stream = client.pull()
+    client.check_heartbeat(asyncio.get_running_loop().time())
     got = [await anext(stream), await anext(stream)]
     write_records(client, VALUE % (0, b""))
     while not find_orders(zlib.decompressobj(31).decompress(b"".join(got))):
@@ -249,5 +241,5 @@ def test_equal_wires_share_and_a_compressed_one_shares_with_no_other():
 
 
 def test_lines_without_positions_begin_with_the_header_alone():
-    first = GzipWire(NdjsonWire()).encode_begin({}, b"token", position_refused=False)
+    first = GzipWire(NdjsonWire()).encode_begin(Beginning({}, b"token"))
     assert first == HEADER and isinstance(first, CountedBytes) and first.sum == Crc32Sum()

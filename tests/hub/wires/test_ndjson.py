@@ -29,6 +29,7 @@ from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
 from gateway.hub.wires.ndjson import NdjsonWire
+from gateway.hub.wires.wire import Beginning
 
 TP = TopicPartition("orders", 7)
 WHERE = {"topic": "orders", "partition": 7}
@@ -116,11 +117,11 @@ def test_what_only_tells_where_the_stream_stands_is_for_those_who_ask_for_positi
         "@ready": {**WHERE, "offset": 5, "resolved": "exact"}, "@position": ID
     }  # fmt: skip
     assert encode_entries(PLAIN, ready, Skip(TP, 5, 9, 0)) == b""
-    assert PLAIN.encode_begin({"topics": ["orders"]}, b"TOKEN", position_refused=False) == b""
+    assert PLAIN.encode_begin(Beginning({"topics": ["orders"]}, b"TOKEN")) == b""
     begin = {"topics": ["orders"], "position": "TOKEN"}
-    assert json.loads(
-        MARKED.encode_begin({"topics": ["orders"]}, b"TOKEN", position_refused=False)
-    ) == {"@begin": begin}
+    assert json.loads(MARKED.encode_begin(Beginning({"topics": ["orders"]}, b"TOKEN"))) == {
+        "@begin": begin
+    }
 
 
 def test_a_fault_is_an_error_line():
@@ -130,9 +131,9 @@ def test_a_fault_is_an_error_line():
 
 
 def test_a_position_that_was_refused_is_told_first():
-    (gap,) = PLAIN.encode_begin({}, b"TOKEN", position_refused=True).splitlines()
+    (gap,) = PLAIN.encode_begin(Beginning({}, b"TOKEN", position_refused=True)).splitlines()
     assert json.loads(gap)["@gap"]["reason"] == "position-refused"
-    begin, gap = MARKED.encode_begin({}, b"TOKEN", position_refused=True).splitlines()
+    begin, gap = MARKED.encode_begin(Beginning({}, b"TOKEN", position_refused=True)).splitlines()
     assert json.loads(begin) == {"@begin": {"position": "TOKEN"}} and b"position-refused" in gap
 
 
@@ -182,9 +183,7 @@ def test_idle_moves_of_the_position_are_told_with_positions_only(wire: NdjsonWir
 )
 def test_what_makes_a_page_worth_sending(wire: NdjsonWire, entries: list[Entry], tells: bool):
     aside = (
-        b""
-        if wire is PLAIN
-        else wire.encode_begin({}, b"TOKEN", position_refused=False) + b'{"@position":""}\n'
+        b"" if wire is PLAIN else wire.encode_begin(Beginning({}, b"TOKEN")) + b'{"@position":""}\n'
     )
     assert wire.has_content(aside + encode_entries(wire, *entries)) is tells
     assert not wire.has_content(wire.encode_heartbeat())

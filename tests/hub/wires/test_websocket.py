@@ -20,7 +20,7 @@ from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
 from gateway.hub.fanout.client import Client
 from gateway.hub.wires.websocket import MAX_BATCH_BYTES, WebSocketWire, encode_label
-from gateway.hub.wires.wire import END_RETRY_RANGE_S
+from gateway.hub.wires.wire import END_RETRY_RANGE_S, Beginning
 from gateway.wire.websocket import encode_deflated_text, insert_member
 
 TP = TopicPartition("orders", 7)
@@ -169,7 +169,7 @@ async def test_a_message_is_compressed_once_for_all_and_a_small_one_not_at_all(m
 
 def test_begin_says_where_it_begins_and_end_why():
     (begin,) = decode_frames(
-        insert_label(LABELLED, LABELLED.encode_begin({"topics": []}, b"t", position_refused=False))
+        insert_label(LABELLED, LABELLED.encode_begin(Beginning({"topics": []}, b"t")))
     )
     assert begin == {"type": "begin", "id": "a", "topics": [], "position": "t"}
     assert decode_frames(insert_label(LABELLED, LABELLED.encode_end(EndReason.UNTIL, b"t"))) == [

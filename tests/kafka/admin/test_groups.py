@@ -17,9 +17,9 @@ from support.waiting import wait_until
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import GroupFailed, GroupInUse, UnknownTopic
-from gateway.kafka.admin import groups as group_admin
-from gateway.kafka.admin.groups import PartitionLag
-from gateway.kafka.protocol.group_admin_messages import (
+from gateway.kafka import admin as group_admin
+from gateway.kafka.admin import PartitionLag
+from gateway.kafka.protocol.group_messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     ListGroupsRequest,

@@ -9,9 +9,9 @@ from support.brokers import KafkaCluster
 
 from gateway.core.error_code import ErrorCode
 from gateway.errors import KafkaError
-from gateway.kafka.admin.topics import create_topic
+from gateway.kafka.admin import create_topic
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
-from gateway.kafka.protocol.codec import FieldWriter
+from gateway.kafka.protocol.requests import FieldWriter
 from gateway.kafka.protocol.topic_messages import CreateTopicsRequest, CreateTopicsResponse
 
 

@@ -32,7 +32,7 @@ def test_all_that_is_imported_from_aiokafka_is_checked_at_start():
 
 async def test_all_that_is_used_of_connections_is_checked_at_start():
     made = AIOKafkaConnection("127.0.0.1", 1)
-    used = list_used_names(["kafka/client/security"], ["self"])
+    used = list_used_names(["kafka/client/aiokafka_internals"], ["self"])
     used |= list_used_names(["kafka/client/broker_node", "kafka/client/connections"], ["conn"])
     assert {"_requests", "_versions", "send"} <= used
     theirs = {*dir(made)} - {*dir(object)}
@@ -41,7 +41,7 @@ async def test_all_that_is_used_of_connections_is_checked_at_start():
 
 def test_all_that_is_used_of_the_bearer_login_is_checked_at_start():
     theirs = {*dir(OAuthAuthenticator(sasl_oauth_token_provider=None))} - {*dir(object)}
-    used = list_used_names(["kafka/client/security"], ["self"]) & theirs
+    used = list_used_names(["kafka/client/aiokafka_internals"], ["self"]) & theirs
     declared = list_declared_names(INTERNALS, "OAuthAuthenticator")
     connection = list_declared_names(INTERNALS, "AIOKafkaConnection")
     assert "_token_sent" in used and used - declared - connection == set()

@@ -13,7 +13,7 @@ from gateway.config.sections.kafka import Kafka
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, UnknownTopic
-from gateway.kafka.client.cluster import Cluster, ClusterSettings, parse_address
+from gateway.kafka.client.cluster import Cluster, ClusterSettings, FetchLimits, parse_address
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
@@ -179,7 +179,7 @@ async def count_followed(kafkas: Cluster, topic: str, node: int) -> int:
             parts.setdefault(leader[0], {})[tp] = want
     answered = 0
     for other, part in parts.items():
-        answers = await kafkas.fetch(other, ConnectionRole.TAIL, part, max_wait=0.01)
+        answers = await kafkas.fetch(other, ConnectionRole.TAIL, part, FetchLimits(max_wait=0.01))
         answered += sum(answer.error_code == 0 for answer in answers.values())
     return answered
 

@@ -19,26 +19,30 @@ from support.waiting import WAIT_TIMEOUT_S, wait_until
 from gateway.config.sections.security import Security
 from gateway.core.log.recovery import Backoff
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
+from gateway.kafka.client.aiokafka_internals import KafkaConnection
 from gateway.kafka.client.broker_node import UNUSED_AFTER_S
 from gateway.kafka.client.connections import ConnectionRole, Connections
-from gateway.kafka.client.security import Credentials, KafkaConnection, create_credentials
-from gateway.kafka.protocol.requests import KafkaRequest, VersionRange
+from gateway.kafka.client.security import Credentials, create_credentials
+from gateway.kafka.protocol.requests import (
+    Api,
+    FieldReader,
+    FieldWriter,
+    KafkaRequest,
+)
 
 
 @dataclass
 class EchoRequest(KafkaRequest[bytes]):
     """Api 0, whose answer is what was sent."""
 
-    API_KEY = 0
-    NAME = "Echo"
-    VERSIONS = VersionRange(3, 8, 100)
+    API = Api(key=0, name="Echo", lowest=3, highest=8, first_flexible=100)
     body: bytes = b"hello"
 
-    def encode(self, version: int) -> bytes:
-        return self.body
+    def write_body(self, out: FieldWriter, version: int) -> None:
+        out.data += self.body
 
-    def decode(self, version: int, data: bytes, pos: int) -> bytes:
-        return data[pos:]
+    def read_body(self, read: FieldReader, version: int) -> bytes:
+        return read.data[read.pos :]
 
 
 async def echo_body(asked: BrokerRequest) -> bytes | None:
@@ -626,7 +630,7 @@ async def test_a_connection_that_was_replaced_ends_with_its_last_request_or_with
         first = await kafka.connect(1, ConnectionRole.CONTROL)
         waiting = asyncio.create_task(kafka.send_on(first, EchoRequest()))
         await wait_until(lambda: broker.requests[-1].api_key == 0)
-        await wait_until(lambda: first.should_replace(asyncio.get_running_loop().time()))
+        await wait_until(lambda: asyncio.get_running_loop().time() >= first.renew_at)
         assert await kafka.connect(1, ConnectionRole.CONTROL) is not first
         assert first.is_open and not waiting.done()
         if is_cancelled:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, UnknownTopic
-from gateway.kafka.client.cluster import Cluster, ClusterSettings
-from gateway.kafka.client.existing_topics import get_existing_topic, require_reachable
+from gateway.kafka.client.cluster import (
+    Cluster,
+    ClusterSettings,
+    get_existing_topic,
+    require_reachable,
+)
 from gateway.kafka.embedded import EmbeddedKafka
 
 

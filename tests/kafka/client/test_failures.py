@@ -9,7 +9,7 @@ from aiokafka import errors as kafka_errors
 
 from gateway.core.log.recovery import Cause
 from gateway.errors import AuthenticationFailed
-from gateway.kafka.client.failures import (
+from gateway.kafka.client.outages import (
     FailedAttempt,
     OptionNames,
     SecurityOptions,

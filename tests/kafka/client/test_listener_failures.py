@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from support.brokers import running_kafka
 from support.certificates import CertificateAuthority
+from support.secure_kafka import BrokerSecurity
 
 from gateway.config.sections.security import Security
 from gateway.errors import KafkaError
 from gateway.kafka.client.cluster import parse_address
 from gateway.kafka.client.connections import ConnectionRole, Connections
 from gateway.kafka.client.security import create_credentials
-from gateway.kafka.local import BrokerSecurity, LocalKafka
+from gateway.kafka.local import LocalKafka
 from gateway.kafka.protocol.requests import MetadataRequest
 
 pytestmark = pytest.mark.needs("kafka")
@@ -47,7 +48,7 @@ def kafka(known: CertificateAuthority) -> Iterator[LocalKafka]:
         certificate=known.issue_certificate("broker"),
         authority=known.certificate_path,
     )
-    with running_kafka(LocalKafka(security=security)) as kafka:
+    with running_kafka(security.create_kafka()) as kafka:
         yield kafka
 
 
@@ -59,7 +60,7 @@ def strict_kafka(known: CertificateAuthority) -> Iterator[LocalKafka]:
         authority=known.certificate_path,
         client_auth="required",
     )
-    with running_kafka(LocalKafka(security=security)) as kafka:
+    with running_kafka(security.create_kafka()) as kafka:
         yield kafka
 
 
@@ -179,5 +180,5 @@ async def test_a_certificate_that_has_expired_or_is_for_another_host(known: Cert
         ),
     ):
         security = BrokerSecurity(certificate=certificate, authority=known.certificate_path)
-        with running_kafka(LocalKafka(security=security)) as kafka:
+        with running_kafka(security.create_kafka()) as kafka:
             assert await explain(kafka.get_addresses("TLS")[0], tls) == text

@@ -62,16 +62,6 @@ async def test_the_end_of_an_epoch_is_told(kafka, topic):
         assert await kafkas.fetch_epoch_ends({tp: 5}) == {tp: EpochEnd(-1, -1)}
 
 
-class FakeCluster:
-    """A cluster of two brokers: partition 0 on the first, 1 on the second, 2 without leader."""
-
-    def __init__(self, connections: Connections) -> None:
-        self.connections = connections
-
-    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
-        return {0: (1, 0), 1: (2, 0)}.get(tp.partition)
-
-
 async def test_one_bad_broker_costs_only_its_own_partitions():
     good = b"\0" + b"\0\0\0\0" + b"\2\7orders\2" + bytes(4) + bytes(2)
     good += (-1).to_bytes(8, signed=True) + (42).to_bytes(8) + (7).to_bytes(4) + b"\0\0\0"
@@ -80,12 +70,13 @@ async def test_one_bad_broker_costs_only_its_own_partitions():
         return good
 
     async with FakeBroker(answer) as well, FakeBroker(is_mute=True) as frozen:
-        led = FakeCluster(Connections(request_timeout=0.2))
-        led.connections.update_addresses({1: well.address, 2: frozen.address})
+        connections = Connections(request_timeout=0.2)
+        connections.update_addresses({1: well.address, 2: frozen.address})
         tps = [TopicPartition("orders", partition) for partition in range(3)]
-        listed = await list_offsets(led, dict.fromkeys(tps, LATEST))
+        leaders = {tps[0]: (1, 0), tps[1]: (2, 0)}  # the last one has none
+        listed = await list_offsets(connections, leaders.get, dict.fromkeys(tps, LATEST))
         assert listed == {tps[0]: OffsetAndTimestamp(42, -1, 7), tps[1]: 7, tps[2]: 5}
-        await led.connections.close()
+        await connections.close()
 
 
 async def test_the_mock_clusters_ends_are_listed(embedded):

@@ -9,7 +9,7 @@ from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.errors import BrokerUnavailable
-from gateway.kafka.client.metadata_changes import TopicNames
+from gateway.kafka.client.brokers import TopicNames
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.protocol.requests import MetadataResponse, TopicMetadata
 

@@ -25,9 +25,14 @@ from support.record_sets import (
 from support.waiting import wait_until
 
 from gateway.core.log.record import Entry, Gap, GapReason, Record, Skip, TopicPartition
-from gateway.kafka.fetch.batches import gather_slices, iter_slices
-from gateway.kafka.fetch.decoding import DecodedSlice, RecordSetDecoder
-from gateway.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES, DecompressionSlot
+from gateway.kafka.client.cluster import DecompressionSlot
+from gateway.kafka.fetch.decoding import (
+    DecodedSlice,
+    RecordSetDecoder,
+    gather_slices,
+    iter_slices,
+)
+from gateway.kafka.fetch.record_batch import MAX_DECOMPRESSED_BYTES
 
 TP = TopicPartition("orders", 3)
 

@@ -14,8 +14,9 @@ from support.waiting import wait_until
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import Record, Skip, TopicPartition
+from gateway.kafka.client.cluster import FetchLimits
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.fetch.fetch import FetchSession
+from gateway.kafka.protocol.fetch_messages import FetchSession
 
 
 def get_values(read: list) -> list[bytes | None]:
@@ -240,10 +241,12 @@ async def test_roles_fetch_side_by_side(kafka, topic):
     async with open_cluster(kafka.bootstrap, name) as kafkas:
         asked = build_targets(kafkas, name)
         node, _ = kafkas.leader_for_partition(TopicPartition(name, 0)) or (0, 0)
-        tail = asyncio.create_task(kafkas.fetch(node, ConnectionRole.TAIL, asked, max_wait=20.0))
+        tail = asyncio.create_task(
+            kafkas.fetch(node, ConnectionRole.TAIL, asked, FetchLimits(max_wait=20.0))
+        )
         await wait_until(lambda: kafkas.request_counts["Fetch"])
         began = time.monotonic()
-        await kafkas.fetch(node, ConnectionRole.CATCHUP, asked, max_wait=0.01)
+        await kafkas.fetch(node, ConnectionRole.CATCHUP, asked, FetchLimits(max_wait=0.01))
         assert time.monotonic() - began < 10
         assert not tail.done()
         tail.cancel()

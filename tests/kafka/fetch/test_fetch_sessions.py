@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from support.topic_reads import select_targets
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.fetch.fetch import FetchSession
-from gateway.kafka.protocol.fetch_messages import FetchTarget, ForgottenPartition
+from gateway.kafka.protocol.fetch_messages import FetchSession, FetchTarget, ForgottenPartition
 
 ID, OTHER = UUID(int=1), UUID(int=2)
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
 from uuid import UUID
 
 from support.log_lines import LogLine, collect_lines
@@ -23,12 +22,12 @@ from gateway.core.log.record import NO_EPOCH, Entry, Gap, Ready, Record, TopicPa
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed
 from gateway.kafka.client import offsets
+from gateway.kafka.client.cluster import FetchLimits
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.client.metadata_changes import LeaderChange, TopicChange
+from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.outages import Outages
-from gateway.kafka.fetch.fetch import FetchSession
 from gateway.kafka.fetch.fetcher import Fetcher
-from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchTarget
+from gateway.kafka.protocol.fetch_messages import FetchedPartition, FetchSession, FetchTarget
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 
 ID = UUID(int=7)
@@ -54,7 +53,7 @@ class PendingFetch:
 
     def __init__(self, node: int, role: ConnectionRole, session: FetchSession, wait: float) -> None:
         self.node, self.role, self.max_wait = node, role, wait
-        self.session, self.wants = session, dict(session.wants)
+        self.session, self.targets = session, dict(session.targets)
         self.requested, self.forgotten = session.take_changes()
         session.on_response(5)
         self.answer_future: asyncio.Future[dict[TopicPartition, FetchedPartition]] = (
@@ -104,13 +103,10 @@ class ScriptedCluster:
         return self.topic_answer
 
     def move_leader(self, index: int, after: PartitionMetadata) -> None:
-        before = self.topic_answer.partitions[index]
         partitions = {**self.topic_answer.partitions, index: after}
         self.topic_answer = self.topic_answer._replace(partitions=partitions)
         for listener in self._listeners:
-            listener(
-                TopicChange(self.topic_answer, leader_changes={index: LeaderChange(before, after)})
-            )
+            listener(TopicChange(self.topic_answer, leader_changes=(index,)))
 
     def recreate_topic(self, topic_id: UUID) -> None:
         self.topic_answer = self.topic_answer._replace(topic_id=topic_id)
@@ -132,11 +128,9 @@ class ScriptedCluster:
         node: int,
         role: ConnectionRole,
         session: FetchSession,
-        *,
-        max_wait: float,
-        **options: Any,
+        limits: FetchLimits,
     ) -> dict[TopicPartition, FetchedPartition]:
-        self.fetches.append(PendingFetch(node, role, session, max_wait))
+        self.fetches.append(PendingFetch(node, role, session, limits.max_wait))
         return await self.fetches[-1].answer_future
 
     async def fetch_epoch_ends(
@@ -177,7 +171,7 @@ class ScriptedCluster:
             found[:] = [
                 one
                 for one in self.fetches
-                if tp(partition) in one.wants and not one.answer_future.done()
+                if tp(partition) in one.targets and not one.answer_future.done()
             ]
             return bool(found)
 
@@ -242,7 +236,7 @@ async def test_a_fetch_names_what_moved_since_the_one_before_and_no_other():
         }
         third = await scene.kafka.wait_for_fetch()
         assert third.requested == {tp(1): FetchTarget(2, 0, ID)}
-        assert third.wants.keys() == {tp(0), tp(1), tp(2)}
+        assert third.targets.keys() == {tp(0), tp(1), tp(2)}
         assert scene.list_partitions(Record) == [0, 1, 2, 1]
 
 
@@ -292,7 +286,7 @@ async def test_what_comes_of_a_partition_whose_leader_moved_is_too_late():
         scene.kafka.move_leader(0, partition(OTHER, 1))
         asked.answer_future.set_result({tp(0): fetch_record(0), tp(1): fetch_record(0)})
         moved = await scene.kafka.wait_for_fetch(OTHER)
-        assert moved.wants.keys() == {tp(0)}
+        assert moved.targets.keys() == {tp(0)}
         following = await scene.kafka.wait_for_fetch()
         assert [gone.tp for gone in following.forgotten] == [tp(0)]
         assert scene.list_partitions(Record) == [1]
@@ -309,7 +303,7 @@ async def test_what_comes_from_behind_a_truncation_is_too_late():
         scene.kafka.move_leader(0, partition(NODE, 1))
         await wait_until(lambda: scene.readers[0].position.offset == 1)
         asked.answer_future.set_result({tp(0): fetch_record(2)})
-        assert (await scene.kafka.wait_for_fetch_of(0)).wants[tp(0)].offset == 1
+        assert (await scene.kafka.wait_for_fetch_of(0)).targets[tp(0)].offset == 1
         assert [each.offset for each in scene.entries if type(each) is Record] == [0, 1]
 
 
@@ -326,7 +320,7 @@ async def test_one_that_came_meanwhile_is_not_held_up_by_the_fetch_that_waits():
         fresh.answer_future.set_result({tp(1): fetch_record(0)})
         await wait_until(lambda: scene.list_partitions(Record) == [1])
         waiting.answer_future.set_result({})
-        await wait_until(lambda: any(tp(1) in one.wants for one in scene.kafka.fetches[-2:]))
+        await wait_until(lambda: any(tp(1) in one.targets for one in scene.kafka.fetches[-2:]))
         assert [gone.tp for gone in (await scene.kafka.wait_for_fetch()).forgotten] == []
 
 
@@ -348,7 +342,7 @@ async def test_one_that_came_meanwhile_is_read_on_where_the_fetch_that_waited_wa
             lambda: not scene.fetcher.fetch_loops[NODE][0].is_busy, "it has nothing to do"
         )
         fresh.answer_future.set_result({tp(1): fetch_record(0)})
-        assert (await scene.kafka.wait_for_fetch()).wants.keys() == {tp(1)}
+        assert (await scene.kafka.wait_for_fetch()).targets.keys() == {tp(1)}
 
 
 async def test_a_dropped_partition_is_not_asked_for_again():
@@ -358,7 +352,7 @@ async def test_a_dropped_partition_is_not_asked_for_again():
         scene.fetcher.remove_partition(tp(0))
         asked.answer_future.set_result({tp(0): fetch_record(0)})
         following = await scene.kafka.wait_for_fetch()
-        assert following.wants.keys() == {tp(1)}
+        assert following.targets.keys() == {tp(1)}
         assert [gone.tp for gone in following.forgotten] == [tp(0)]
         assert scene.list_partitions(Record) == []
 
@@ -368,7 +362,7 @@ async def test_topics_of_either_isolation_have_a_session_of_their_own():
         for _ in range(4):
             await scene.kafka.answer_fetch()
         one, other = scene.kafka.fetches[-2:]
-        assert {frozenset(one.wants), frozenset(other.wants)} == {
+        assert {frozenset(one.targets), frozenset(other.targets)} == {
             frozenset({tp(0)}),
             frozenset({tp(1)}),
         }
@@ -412,7 +406,7 @@ async def test_after_a_refused_login_no_partition_waits_longer_than_its_broker()
         scene.kafka.report_recovery(NODE)
         assert list_delayed(scene) == []
         asked = await scene.kafka.answer_fetch(*range(12))
-        assert len(asked.wants) == 12
+        assert len(asked.targets) == 12
         await wait_until(
             lambda: sorted(scene.list_partitions(Record)) == list(range(12)), "all are read"
         )
@@ -428,11 +422,11 @@ async def test_one_partition_that_is_allowed_again_brings_its_topic_back():
         scene.readers[5].retry_now(scene.fetcher.now())  # the first whose delay is over
         scene.fetcher.wake_loops()
         asked = await scene.kafka.wait_for_fetch()
-        assert list(asked.wants) == [tp(5)] and len(list_delayed(scene)) == 11
+        assert list(asked.targets) == [tp(5)] and len(list_delayed(scene)) == 11
         asked.answer_future.set_result({tp(5): fetch_record(0)})
         await wait_until(lambda: scene.list_partitions(Record) == [5], "it is read")
         assert list_delayed(scene) == []
-        await wait_until(lambda: len(scene.kafka.fetches[-1].wants) == 12, "all are asked for")
+        await wait_until(lambda: len(scene.kafka.fetches[-1].targets) == 12, "all are asked for")
 
 
 async def test_a_partition_that_is_read_does_not_bring_back_what_fails_for_another_reason():
@@ -509,7 +503,7 @@ async def test_a_broker_is_read_on_after_an_error_that_nobody_expects(caplog):
         asked = await scene.kafka.wait_for_fetch()
         asked.answer_future.set_exception(RuntimeError("bound to a different event loop"))
         asked = await scene.kafka.wait_for_fetch()
-        assert list_delayed(scene) == [] and len(asked.wants) == 2
+        assert list_delayed(scene) == [] and len(asked.targets) == 2
         await scene.kafka.answer_fetch(0, 1)
         await wait_until(lambda: sorted(scene.list_partitions(Record)) == [0, 1], "both are read")
     assert f"reading from broker {NODE} failed" in caplog.text
@@ -524,7 +518,7 @@ async def test_a_partition_whose_receiver_fails_loses_nothing_and_holds_up_no_ot
         assert "a bug of the receiver" in caplog.text
         scene.failing_partitions.clear()
         asked = await scene.kafka.wait_for_fetch_of(0)
-        asked.answer_future.set_result({tp(0): fetch_record(asked.wants[tp(0)].offset)})
+        asked.answer_future.set_result({tp(0): fetch_record(asked.targets[tp(0)].offset)})
         await wait_until(lambda: 0 in scene.list_partitions(Record), "it is read")
         offsets_read = [e.offset for e in scene.entries if type(e) is Record and e.tp == tp(0)]
         assert offsets_read == [0]
@@ -539,7 +533,7 @@ async def test_a_topic_without_an_id_is_read_on_after_it_was_deleted_and_created
         assert scene.readers[0].leader is None
         scene.kafka.restore_topic(partition(OTHER, 0))
         asked = await scene.kafka.wait_for_fetch(OTHER)
-        assert asked.wants[tp(0)].leader_epoch == 0
+        assert asked.targets[tp(0)].leader_epoch == 0
 
 
 async def test_a_lookup_that_fails_unexpectedly_is_repeated():

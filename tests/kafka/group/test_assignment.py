@@ -14,7 +14,7 @@ from support.virtual_time import run_in_virtual_time
 from support.waiting import wait_until
 
 from gateway.core.log.record import Record, TopicPartition
-from gateway.kafka.admin.groups import set_offsets
+from gateway.kafka.admin import set_offsets
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer, OffsetAndMetadata
 

@@ -14,14 +14,14 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import TopicPartition
 from gateway.errors import UnknownTopic
-from gateway.kafka.client.coordinators import Coordinators
+from gateway.kafka.client.brokers import Coordinators
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.protocol.group_messages import (
     OffsetAndMetadata,
-    OffsetCommitResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from gateway.kafka.protocol.requests import PartitionErrors
 
 HERE, GONE = TopicPartition("here", 0), TopicPartition("gone", 0)
 UNKNOWN = (3, 100, 103)
@@ -40,13 +40,13 @@ class FakeCoordinator:
     def forget(self, group: str) -> None:
         self.forgotten_groups.append(group)
 
-    async def send(self, group: str, request: Any) -> OffsetCommitResponse:
+    async def send(self, group: str, request: Any) -> PartitionErrors:
         now = asyncio.get_running_loop().time()
         errors = {tp: self._get_error(tp, now) for tp in request.offsets}
         self.stored_offsets |= {
             tp: each.offset for tp, each in request.offsets.items() if not errors[tp]
         }
-        return OffsetCommitResponse(0, errors)
+        return PartitionErrors(0, errors)
 
 
 async def measure_commit(
@@ -111,7 +111,7 @@ class StoringCoordinator:
         if isinstance(request, OffsetFetchRequest):
             return OffsetFetchResponse(0, 0, dict(self.stored))
         self.stored |= request.offsets
-        return OffsetCommitResponse(0, dict.fromkeys(request.offsets, 0))
+        return PartitionErrors(0, dict.fromkeys(request.offsets, 0))
 
 
 async def test_an_offset_is_stored_with_the_mark_of_its_topic_behind_its_metadata():

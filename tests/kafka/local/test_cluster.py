@@ -22,7 +22,7 @@ from support.records import produce_records
 from support.requirements import skip_or_fail
 
 from gateway.errors import LocalBrokerError
-from gateway.kafka.local import LocalKafka, jars, java
+from gateway.kafka.local import LocalKafka, java
 from gateway.kafka.local.node import ReservedPort
 
 pytestmark = pytest.mark.needs("kafka")
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.needs("kafka")
 @pytest.fixture(autouse=True)
 def installed():
     try:
-        jars.fetch_jars(jars.cache_directory())
+        java.load_kafka_jars().ensure_fetched(java.kafka_cache_path())
         java.find_java()
     except LocalBrokerError as error:
         skip_or_fail(str(error))
@@ -100,7 +100,7 @@ def test_a_taken_port_is_told_at_once():
 def test_a_port_asked_for_is_the_one_it_has_after_a_restart_too():
     port = ReservedPort()
     port.release()
-    with LocalKafka(port=port.number, fast_failover=True) as kafka:
+    with LocalKafka(port=port.number) as kafka:
         kafka.nodes[0].kill()
         kafka.restore()
         assert kafka.bootstrap == [f"127.0.0.1:{port.number}"]

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.errors import LocalBrokerError
-from gateway.kafka.local import maven
-from gateway.kafka.local.maven import JarBundle, MavenCoordinate
+from gateway.kafka.local import java
+from gateway.kafka.local.java import JarBundle, MavenCoordinate
 
 JARS = {
     MavenCoordinate("org.example", "one", "1.0"): hashlib.sha256(b"one").hexdigest(),
@@ -67,8 +67,8 @@ def test_a_jar_damaged_later_is_found_by_verifying(repository, tmp_path):
 
 
 def test_with_nothing_to_fetch_with_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(maven.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(maven.shutil, "which", lambda name: None)
+    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(java.shutil, "which", lambda name: None)
     with pytest.raises(LocalBrokerError, match=r"pip install .*\[broker\]"):
         TWO.ensure_fetched(tmp_path)
 
@@ -90,7 +90,7 @@ def jgo(monkeypatch, tmp_path):
 
     monkeypatch.setitem(sys.modules, "jgo", SimpleNamespace(__spec__=None))
     monkeypatch.setitem(sys.modules, "jgo.maven", SimpleNamespace(MavenContext=MavenContext))
-    monkeypatch.setattr(maven.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: name)
 
 
 def test_jgo_brings_each_jar_by_its_pinned_name(jgo, tmp_path, capsys):

@@ -15,7 +15,7 @@ from gateway.core.group.classic_requests import (
 )
 from gateway.core.group.member import GroupRequest, MemberIdentity
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.protocol.classic_messages import REQUEST_CLASSES
+from gateway.kafka.protocol.member_messages import REQUEST_CLASSES
 
 SELF = MemberIdentity("m", 8, "i")
 CLAIM = MemberSubscription("m", frozenset({"a"}), generation=7)
@@ -124,5 +124,5 @@ def test_answers_of_java_are_read(name: str, version: int):
 
 def test_every_version_that_is_spoken_is_in_the_table():
     for name, ask in CASES.items():
-        low, high, _ = REQUEST_CLASSES[type(ask)](ask).VERSIONS
-        assert {v for n, v in JAVA if n == name} == set(range(low, high + 1))
+        api = REQUEST_CLASSES[type(ask)](ask).API
+        assert {v for n, v in JAVA if n == name} == set(range(api.lowest, api.highest + 1))

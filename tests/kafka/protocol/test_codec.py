@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.kafka.protocol.codec import (
+from gateway.kafka.protocol.requests import (
     FieldReader,
     FieldWriter,
     encode_uvarint,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.group.assignor import MemberSubscription
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.protocol.group_messages import (
+from gateway.kafka.protocol.member_messages import (
     decode_assignment,
     decode_subscription,
     encode_assignment,

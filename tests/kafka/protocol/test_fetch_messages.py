@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.protocol.codec import encode_uvarint
 from gateway.kafka.protocol.fetch_messages import (
     FetchedPartition,
     FetchRequest,
     FetchTarget,
     ForgottenPartition,
 )
+from gateway.kafka.protocol.requests import encode_uvarint
 
 ID = UUID(int=0xABC)
 TP = TopicPartition("orders", 3)

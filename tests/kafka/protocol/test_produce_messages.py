@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.outbox import ProducerIdAndEpoch
-from gateway.kafka.protocol.produce_messages import (
+from gateway.kafka.protocol.topic_messages import (
     AppendResult,
     InitProducerIdRequest,
     ProduceRequest,

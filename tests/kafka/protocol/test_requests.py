@@ -7,10 +7,10 @@ from io import BytesIO
 from uuid import UUID
 
 import pytest
-from aiokafka.conn import AIOKafkaConnection
 from support.fake_broker import BrokerRequest, FakeBroker
 
 from gateway.errors import KafkaError
+from gateway.kafka.client.aiokafka_internals import KafkaConnection
 from gateway.kafka.protocol.requests import (
     BrokerMetadata,
     MetadataRequest,
@@ -120,13 +120,13 @@ def test_no_common_version_is_told(theirs: dict[int, tuple[int, int]]):
 
 async def test_aiokafkas_connection_still_takes_requests_of_our_own():
     """Pinned: an upgrade of aiokafka that fails here changed the interface named in
-    `gateway.kafka.protocol.requests`, or the constructor that `kafka.client.connections` uses."""
+    `kafka.client.aiokafka_internals`, or the constructor that `connections` uses."""
 
     async def answer(asked: BrokerRequest) -> bytes | None:
         return b"\0" + encode_metadata(asked.api_version)  # no tags in the flexible header
 
     async with FakeBroker(answer) as broker:
-        connection = AIOKafkaConnection(
+        connection = KafkaConnection(
             *broker.address, client_id="tester", request_timeout_ms=5000, max_idle_ms=60_000
         )
         await connection.connect()
@@ -142,6 +142,6 @@ async def test_aiokafkas_connection_still_takes_requests_of_our_own():
 
 
 def test_a_stream_made_of_bytes_gives_them_back_uncopied():
-    """What `Frame` reads answers through: no copy of megabytes of records."""
+    """What answers are read through: no copy of megabytes of records."""
     data = bytes(1 << 16)
     assert BytesIO(data).getvalue() is data

@@ -17,7 +17,7 @@ from support.record_sets import ZSTD, BatchRecord
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import WAIT_TIMEOUT_S
 
-from gateway.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES
+from gateway.kafka.fetch.record_batch import MAX_DECOMPRESSED_BYTES
 
 kafka = embedded_kafka({"t": 1, "written": 1})
 

@@ -27,7 +27,7 @@ from gateway.kafka.client.outages import Outages
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.producer import Producer as Writer
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, WrittenOffsets
-from gateway.kafka.protocol.produce_messages import EndTxnRequest
+from gateway.kafka.protocol.topic_messages import EndTxnRequest
 from gateway.sidecar.context import Context
 from gateway.sidecar.producer.idempotency import IdempotencyStore, ProduceCallback
 from gateway.sidecar.producer.transactions import TransactionPool

@@ -12,7 +12,7 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AuthenticationFailed
 from gateway.kafka.produce.pending_records import ProducerRecord
-from gateway.kafka.protocol.produce_messages import (
+from gateway.kafka.protocol.topic_messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,

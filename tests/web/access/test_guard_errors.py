@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gateway.web.access.guard_errors import GuardErrors
+from gateway.web.access.guard import GuardErrors
 from gateway.web.http.problems import build_problem
 
 REFUSALS = GuardErrors("jwt0", "orders", "send a token as Authorization: Bearer TOKEN")

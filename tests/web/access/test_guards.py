@@ -14,8 +14,7 @@ from gateway.errors import GuardUnavailable, NotGranted, RequestError
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 from gateway.web.access import Grant, Granted, allow_anyone
-from gateway.web.access.guard import AccessRequest, Guard
-from gateway.web.access.guard_errors import GuardErrors
+from gateway.web.access.guard import AccessRequest, Guard, GuardErrors
 from gateway.web.access.guards import Guards
 from gateway.web.access.jwks import KeySet, StaticKeySource
 from gateway.web.access.jwt import JwtGuard

@@ -18,9 +18,14 @@ from gateway.config import Jwks, Jwt
 from gateway.errors import GuardUnavailable, NotGranted
 from gateway.web.access.external_http import ExternalHttp, ExternalHttpError, ExternalResponse
 from gateway.web.access.guard import GuardContext
-from gateway.web.access.jwks import KeysUnavailable, RemoteKeySource
+from gateway.web.access.jwks import (
+    IssuerDiscovery,
+    KeysUnavailable,
+    RemoteKeySource,
+    build_metadata_url,
+    parse_jwks_url,
+)
 from gateway.web.access.jwt import JwtGuard
-from gateway.web.access.oidc import IssuerDiscovery, build_metadata_url, parse_jwks_url
 
 ISSUER = "https://login.example/realms/shop"
 METADATA_URL = f"{ISSUER}/.well-known/openid-configuration"

@@ -15,7 +15,7 @@ from gateway.config import X509
 from gateway.errors import NotGranted
 from gateway.web.access.grant import Grant
 from gateway.web.access.x509 import X509Guard
-from gateway.web.http.client_certificate import FORWARDED_EXTENSION, TLS_EXTENSION
+from gateway.web.http.certificate import FORWARDED_EXTENSION, TLS_EXTENSION
 
 KEY = ec.derive_private_key(7, ec.SECP256R1())
 ENDS = datetime.datetime(2096, 10, 2, 7, 6, 40, tzinfo=datetime.UTC)

@@ -18,7 +18,7 @@ from gateway.core.log.partition_reader import (
 from gateway.core.log.record import UNVERIFIED_LINEAGE, PartitionPosition, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.hub.reads.shared_reads import STALE_S, SharedRead
-from gateway.web.admin.partitions import describe_partitions
+from gateway.web.admin.listing import describe_partitions
 
 TP = TopicPartition("orders", 3)
 NOW = 100.0

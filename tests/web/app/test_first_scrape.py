@@ -12,7 +12,7 @@ from support.gateways import build_config
 from support.in_process_gateway import running_in_process_gateway
 from support.scrape import OPENMETRICS_TYPE, MetricsScrape, fetch_metrics
 
-from gateway.cli.sidecar_factory import create_sidecar
+from gateway.cli.sidecar import create_sidecar
 from gateway.core.client.terms import EndReason
 from gateway.core.log.record import GapReason
 from gateway.core.log.recovery import Cause

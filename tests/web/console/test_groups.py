@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.admin.groups import PartitionLag
-from gateway.kafka.protocol.group_admin_messages import (
+from gateway.kafka.admin import PartitionLag
+from gateway.kafka.protocol.group_messages import (
     GroupDescription,
     GroupListing,
     MemberDescription,

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.cli.sidecar_factory import create_sidecar
+from gateway.cli.sidecar import create_sidecar
 from gateway.config import loads
 from gateway.web.app.app import create_app
 from gateway.web.app.assets import CoHostedApp

@@ -9,7 +9,7 @@ from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.config import loads
 from gateway.hub.fanout.hubs import Hubs
-from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.process import LoopLag
 from gateway.web.console.worker_report import KNOWN_NOTHING, WorkerReport
 from gateway.web.workers.bus import Bus
 

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gateway.web.http.client_certificate import (
+from gateway.web.http.certificate import (
     FORWARDED_EXTENSION,
     MAX_HEADER_CHARS,
     TLS_EXTENSION,

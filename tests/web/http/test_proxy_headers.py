@@ -6,7 +6,7 @@ import pytest
 
 from gateway.web.http.proxy_headers import ForwardedMiddleware
 from gateway.web.streams.middleware import get_encoded_path
-from gateway.web.streams.ndjson import build_next_link
+from gateway.web.streams.responses import build_next_link
 
 PROXIES = ("10.0.0.0/8", "192.0.2.7/32", "2001:db8::/64")
 

@@ -18,11 +18,11 @@ from gateway.core.client.terms import EndReason
 from gateway.hub.reads.page import Page
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.app.app import create_app
-from gateway.web.streams.ndjson import (
+from gateway.web.streams.responses import (
     MAX_LINK_TOKEN_CHARS,
     build_link_headers,
     build_next_link,
-    prefers_ndjson,
+    prefers_lines,
 )
 
 
@@ -64,7 +64,7 @@ def build_scope(
     ],
 )
 def test_lines_are_for_those_who_prefer_them(accept: list[str], lines: bool):
-    assert prefers_ndjson(Request(build_scope("", *accept))) is lines
+    assert prefers_lines(Request(build_scope("", *accept))) is lines
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_lines_are_for_those_who_prefer_them(accept: list[str], lines: bool):
     ],
 )
 def test_who_waits_for_a_page_and_does_not_mind_gets_lines(accept: list[str], lines: bool):
-    assert prefers_ndjson(Request(build_scope("wait=30s", *accept))) is lines
+    assert prefers_lines(Request(build_scope("wait=30s", *accept))) is lines
 
 
 @pytest.mark.parametrize(

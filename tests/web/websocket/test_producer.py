@@ -13,8 +13,8 @@ from gateway.errors import RequestError
 from gateway.web.routing.attempts import Attempts
 from gateway.web.routing.limits import Limits
 from gateway.web.websocket.handshake import HandshakeScope
+from gateway.web.websocket.message_processor import MAX_IN_FLIGHT, SocketProducer
 from gateway.web.websocket.messages import BadMessageError, ProduceMessage, parse_message
-from gateway.web.websocket.producer import MAX_IN_FLIGHT, SocketProducer
 from gateway.web.workers.bus import Bus
 
 

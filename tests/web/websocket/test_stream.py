@@ -94,7 +94,7 @@ class FakeStreamOwner:
         """The partition of the last client can be read."""
         client = self.clients[-1]
         client.subscription.channel.tail.apply_entries([Ready(TP, 0, 0, 0)], 0)
-        for waiting in client.source.shared_tail.ready_waiters:
+        for waiting in client.shared_tail.ready_waiters:
             waiting.set_result(None)
 
 
@@ -103,7 +103,7 @@ async def test_a_change_before_begin_waits_for_it_and_all_that_is_chosen_adds_up
     hall = FakeStreamOwner()
     stream = hall.build_stream("a", "/orders", [("until", "5")])
     hall.start_opening(stream)
-    await wait_until(lambda: hall.clients and hall.clients[0].source.shared_tail.ready_waiters)
+    await wait_until(lambda: hall.clients and hall.clients[0].shared_tail.ready_waiters)
     stream.apply_change(
         await stream.build_change(ChangeMessage(type="change", path="/stock?from=live"), NO_GRANTS)
     )
@@ -115,9 +115,7 @@ async def test_a_change_before_begin_waits_for_it_and_all_that_is_chosen_adds_up
     assert not hall.sent and hall.clients[0].subscription.end_reason is None
 
     hall.mark_partition_ready()
-    await wait_until(
-        lambda: len(hall.clients) == 2 and hall.clients[1].source.shared_tail.ready_waiters
-    )
+    await wait_until(lambda: len(hall.clients) == 2 and hall.clients[1].shared_tail.ready_waiters)
     assert hall.requested_queries[1] == {"until": "5", "from": "live", "fields": '["/n"]'}
     stream.grant_credit(3)
     assert hall.clients[1].subscription.credit == 10
@@ -166,7 +164,7 @@ async def test_one_whose_client_goes_while_it_opens_does_not_begin():
     hall = FakeStreamOwner()
     stream = hall.build_stream("a", "/orders", [])
     hall.start_opening(stream)
-    await wait_until(lambda: hall.clients and hall.clients[0].source.shared_tail.ready_waiters)
+    await wait_until(lambda: hall.clients and hall.clients[0].shared_tail.ready_waiters)
     stream.close()
     await asyncio.gather(*hall.open_tasks)
     assert not hall.sent

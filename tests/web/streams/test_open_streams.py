@@ -1,0 +1,81 @@
+"""What a reload changes while a stream is being opened, or its token renewed; nothing of Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from support.outlet import FakeOutlet
+from support.single_client import create_client, write_records
+
+from gateway.config import Route
+from gateway.core.client.terms import EndReason
+from gateway.hub.wires.sse import SseWire
+from gateway.web.access import NO_GRANTS
+from gateway.web.routing.paths import Match
+from gateway.web.streams.http_stream import HttpStream
+from gateway.web.streams.open_streams import StreamChange, StreamRegistry
+
+
+class FakeRoutes:
+    """As far as a stream knows them. Brokers are asked for a view until `answered` is set."""
+
+    def __init__(self) -> None:
+        self.stream_registry = StreamRegistry()
+        self.answered = asyncio.Event()
+
+    async def get_view(self, match: Match, query: object) -> Any:
+        await self.answered.wait()
+        return match.path
+
+    def get_challenge_lead(self, guard: str) -> None: ...
+
+
+def build_stream() -> HttpStream:
+    request = Request({"type": "http", "headers": [], "path": "/", "query_string": b""})
+    routes: Any = FakeRoutes()
+    return HttpStream(routes, build_match("/old"), request, SseWire(), lambda: None)
+
+
+def build_match(path: str) -> Match:
+    return Match(Route.model_construct(), path=path)
+
+
+def build_change(path: str) -> StreamChange:
+    view: Any = path
+    return StreamChange(build_match(path), [], view)
+
+
+class HandedOver(FakeOutlet):
+    def hand_over(self) -> None:
+        self.is_finished = True
+
+
+@pytest.mark.parametrize("outcome", [EndReason.ACCESS_CHANGED, "another view"])
+async def test_a_stream_that_opens_during_a_reload_shows_nothing_by_the_old_route(outcome: str):
+    """It was sent 64 KiB of records before it was moved or ended, after the reload had answered."""
+    stream, client, outlet = build_stream(), create_client(credit=9), HandedOver()
+    write_records(client, b"secret")
+    if isinstance(outcome, EndReason):
+        stream.end(outcome)
+    else:
+        stream.apply_change(build_change("/new"))
+    stream._set_client(client)
+    stream.attach(outlet, b"")  # type: ignore[arg-type]
+    assert outlet.is_finished and b"secret" not in b"".join(outlet.chunks)
+
+
+async def test_a_renewal_that_waits_for_brokers_does_not_undo_a_reload():
+    stream = build_stream()
+    client = create_client()
+    client.view = SimpleNamespace()  # type: ignore[assignment]
+    stream._set_client(client)
+    renewing = asyncio.create_task(stream.renew(NO_GRANTS))
+    await asyncio.sleep(0)
+    stream.apply_change(build_change("/new"))
+    stream.routes.answered.set()  # type: ignore[attr-defined]
+    await renewing
+    assert [match.path for match in stream.matches] == ["/old", "/new"]
