@@ -88,13 +88,13 @@ def check_name(
         is_optional: Whether it may be left out even if there are several.
     """
     noun, section = ("cluster", "kafka") if option == "kafka" else ("catalog", "catalogs")
-    needs: tuple[Loc, ...] = ((section, "*"),)
+    needs: tuple[Loc, ...] = ((section, wanted or ""),)
     if wanted is None and len(known) > 1 and not is_optional:
         choice = " or ".join(f"{option}: {name}" for name in known)
-        yield Problem((), f"there are several {noun}s; add {choice}", is_key=True, needs=needs)
+        yield Problem((), f"there are several {noun}s; add {choice}", is_key=True)
     elif wanted is not None and "" in known:
         what = "'kafka' chooses among several, and there is one; remove it"
-        yield Problem((option,), what, is_key=True)
+        yield Problem((option,), what, is_key=True, needs=needs)
     elif wanted is not None and wanted not in known:
         near = suggest(wanted, known, f"add it to {section}")
         yield Problem((option,), f"unknown {noun} {safe_repr(wanted)}; {near}", needs=needs)
@@ -126,8 +126,12 @@ def check_jobs(settings: Settings) -> Iterator[Problem]:
         first = names.index(job.name)
         if first < index:
             what = f"'{job.name}' is the name of jobs[{first}], too; give it another"
-            yield Problem((*loc, "name"), what, needs=((*loc[:2], "*"),))
-        checks = (_check_writing(job), _check_references(settings, job), _check_lengths(job))
+            yield Problem((*loc, "name"), what, named=(*loc[:2], first))
+        checks = (
+            _check_writing(job, loc),
+            _check_references(settings, job, loc),
+            _check_lengths(job),
+        )
         yield from nest(loc, chain(*checks))
 
 
@@ -140,7 +144,7 @@ def _iter_parts(job: Job) -> Iterator[tuple[Loc, Input | Output]]:
         yield ("tables", name), table
 
 
-def _check_writing(job: Job) -> Iterator[Problem]:
+def _check_writing(job: Job, job_loc: Loc) -> Iterator[Problem]:
     """Yield the problem of a job that writes what it reads, or in realtime exactly once.
 
     Spark's real-time mode has no foreachBatch, so there are no transactions.
@@ -148,26 +152,29 @@ def _check_writing(job: Job) -> Iterator[Problem]:
     to = getattr(job, "to", None)
     if job.trigger == "realtime" and (to is None or to.guarantee == "exactly-once"):
         what = "realtime writes as it reads, which no transaction can hold together"
-        yield Problem(("trigger",), f"{what}; add guarantee: at-least-once to 'to'")
+        needs = ((*job_loc, "to", "guarantee"),)
+        yield Problem(("trigger",), f"{what}; add guarantee: at-least-once to 'to'", needs=needs)
     inputs = [(part.kafka, part.topic) for _, part in _iter_parts(job) if part is not to]
     if to is not None and (to.kafka, to.topic) in inputs:
         what = f"the job reads {safe_repr(to.topic)}, too; write to another"
-        yield Problem(("to", "topic"), what)
+        places = [loc for loc, _ in _iter_parts(job)]
+        yield Problem(
+            ("to", "topic"), what, needs=tuple((*job_loc, *loc, "kafka") for loc in places)
+        )
 
 
-def _check_references(settings: Settings, job: Job) -> Iterator[Problem]:
+def _check_references(settings: Settings, job: Job, job_loc: Loc) -> Iterator[Problem]:
     clusters = list(filter(None, settings.clusters))
     for loc, part in _iter_parts(job):
         place, holder = ((*loc, "value"), part.value) if isinstance(part, Input) else (loc, part)
         yield from nest(place, check_name("catalog", holder.catalog, settings.catalogs))
-        needs = (("kafka", "*"),)
         if part.kafka is not None and part.kafka not in clusters:
             hint = suggest(part.kafka, clusters, "there is one, which needs no name: remove it")
             what = f"unknown cluster {safe_repr(part.kafka)}; {hint}"
-            yield Problem((*loc, "kafka"), what, needs=needs)
+            yield Problem((*loc, "kafka"), what, needs=(("kafka", part.kafka),))
         elif part.kafka is None and len(clusters) > 1:
             what = f"'kafka' is missing, there are several; add one of {', '.join(clusters)}"
-            yield Problem(loc, what, is_key=True, needs=needs)
+            yield Problem(loc, what, is_key=True, needs=((*job_loc, *loc, "kafka"),))
 
 
 def _check_lengths(job: Job) -> Iterator[Problem]:

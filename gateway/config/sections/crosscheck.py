@@ -40,6 +40,7 @@ from .route import Route
 if TYPE_CHECKING:
     from .settings import Settings
 
+METRICS_LOC: Loc = ("telemetry", "metrics", "prometheus")
 RESERVED_PLACEHOLDER_NAMES = frozenset({"filter", "fields"})
 
 
@@ -67,7 +68,7 @@ def _check_topics(kafka: Kafka, loc: Loc) -> Iterator[Problem]:
         first = names.index(name)
         if first < index:
             message = f"topic '{name}' is listed before, as topics[{first}]; remove one"
-            yield Problem(("topics", index, "name"), message, needs=needs)
+            yield Problem(("topics", index, "name"), message, named=(*loc, "topics", first))
     for index, name in enumerate(kafka.bootstrap):
         place: Loc = ("bootstrap", index)
         if name not in names:
@@ -93,19 +94,23 @@ def _check_paths(settings: Settings) -> Iterator[Problem]:
     earlier_paths: dict[str, list[tuple[int, str, PathPattern]]] = {}
     for index, loc, method, text, pattern in _iter_paths(settings):
         if is_reserved_path(text) or text == metrics:
-            yield Problem(loc, f"path '{text}' is the gateway's own; use another")
+            what = f"path '{text}' is the gateway's own; use another"
+            is_metrics = not is_reserved_path(text)
+            yield Problem(loc, what, needs=(METRICS_LOC,) if is_metrics else ())
         elif settings.sidecar is not None and is_sidecar_path(settings.sidecar, text):
             yield Problem(loc, f"path '{text}' is the sidecar's own; use another")
         for earlier_index, other, earlier in earlier_paths.setdefault(method, []):
             place = f"routes[{earlier_index}]"
-            needs: tuple[Loc, ...] = (("routes", "*"), ("routes", earlier_index, "when"))
+            named: Loc = ("routes", earlier_index)
+            needs = ((*named, "when"), (*loc[:-1], "method"))
             if earlier.shape == pattern.shape:
                 what = f"path '{text}' is taken by {place} ('{other}'); remove one"
-                yield Problem(loc, what, needs=needs)
+                yield Problem(loc, what, needs=needs, named=named)
                 break
             if earlier.covers(pattern):
                 what = f"path '{text}' is never reached, {place} ('{other}') answers first"
-                yield Problem(loc, f"{what}; put this route before it", needs=needs)
+                what = f"{what}; put this route before it"
+                yield Problem(loc, what, needs=needs, named=named)
                 break
         earlier_paths[method].append((index, text, pattern))
 
@@ -125,22 +130,34 @@ def _iter_paths(settings: Settings) -> Iterator[tuple[int, Loc, str, str, PathPa
 
 def _check_topic_choice(settings: Settings, options: With, route: Loc) -> Iterator[Problem]:
     """Yield the problems of a route's topics, and of its choice of a cluster."""
-    needs: tuple[Loc, ...] = (
-        *((*loc, "topics", "*") for loc, _ in settings.iter_clusters()),
-        *([("kafka", "*")] if "" not in settings.clusters else []),
-        *((*route, "with", name) for name in ("kafka", "allow", "topic", "topics")),
+    is_single, wanted = "" in settings.clusters, options.kafka
+    is_chosen = wanted in settings.clusters
+    cluster, allow, topic, topic_list = (
+        (*route, "with", name) for name in ("kafka", "allow", "topic", "topics")
     )
+    known_topics: tuple[Loc, ...] = (
+        *(
+            (*loc, "topics", "*")
+            for loc, _ in settings.iter_clusters()
+            if not is_chosen or loc == ("kafka", wanted)
+        ),
+        *([] if is_single or is_chosen else [("kafka", "*")]),
+        cluster,
+    )
+    choice = (cluster, allow, topic, topic_list)
     templates = _iter_templates(options)
     sources = [(loc, each) for loc, each in templates if loc[0] in ("topic", "topics")]
-    yield from nest((), _check_cluster(settings, options, sources), needs)
+    for problem in _check_cluster(settings, options, sources):
+        needs = known_topics if problem.loc == ("topics",) else ()
+        yield problem._replace(needs=(*problem.needs, *choice, *needs))
     topics = settings.list_topics(options.kafka)
     if options.allow and not any(template.placeholders for _, template in sources):
         what = "'allow' is for topics that a path chooses; add one such as ${params.topics}"
-        yield Problem(("allow",), what, is_key=True, needs=needs)
+        yield Problem(("allow",), what, is_key=True, needs=choice)
     for loc, template in sources:
         literal = template.literal
         if literal is not None and literal not in topics:
-            yield Problem(loc, _describe_unknown_topic(literal, topics), needs=needs)
+            yield Problem(loc, _describe_unknown_topic(literal, topics), needs=known_topics)
         elif literal is None and options.allow and len(template.parts) > 1:
             # With `allow`, a client chooses a list or a pattern, which cannot be a part of a name.
             what = f"'{template}' is a part of a name, and 'allow' is for whole ones"
@@ -148,10 +165,10 @@ def _check_topic_choice(settings: Settings, options: With, route: Loc) -> Iterat
         elif literal is None and not options.allow and not any(map(template.can_render, topics)):
             known = ", ".join(topics[:12]) or "none"
             what = f"no topic can match '{template}'; kafka.topics has {known}"
-            yield Problem(loc, what, needs=needs)
+            yield Problem(loc, what, needs=(*known_topics, allow))
     if options.reply_topic is not None and options.reply_topic not in topics:
         what = _describe_unknown_topic(options.reply_topic, topics)
-        yield Problem(("replyTo",), what, needs=needs)
+        yield Problem(("replyTo",), what, needs=known_topics)
 
 
 def _check_cluster(
@@ -190,10 +207,14 @@ def _check_placeholders(settings: Settings, route: Route, loc: Loc) -> Iterator[
     }
     for place, template in _iter_templates(route.with_):
         for placeholder in template.placeholders:
-            needs: list[Loc] = [(*loc, "when")]
+            needs: list[Loc] = [(*loc, "when", "*")]
+            needs += [(*loc, "when", number, "path") for number in range(len(route.when))]
             refusal = _find_param_problem(placeholder, params)
             if refusal is None:
-                needs = [(*loc, "guarded"), ("guards", "*"), ("guards", placeholder.name)]
+                options = ("attributes", "users", "credentials", "forward")
+                names = {*route.guarded, placeholder.name}
+                needs = [("guards", name, option) for name in names for option in options]
+                needs.append((*loc, "guarded", "*"))
                 refusal = find_claim_problem(settings, route, placeholder)
             if refusal is not None:
                 yield Problem(("with", *place), refusal, needs=tuple(needs))

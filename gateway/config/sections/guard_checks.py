@@ -22,7 +22,7 @@ def check_guards(settings: Settings) -> Iterator[Problem]:
     listen = settings.listen
     for name, guard in settings.guards.items():
         loc: Loc = ("guards", name)
-        needs = (loc, ("listen", "tls"), ("listen", "forwarded"))
+        needs = ((*loc, "forwarded"), ("listen", "tls"), ("listen", "forwarded"))
         yield from nest(loc, guard.check_listen(name, listen), needs)
         if guard.is_for_development and not is_loopback(listen.host):
             what = f"guard '{name}' is for development, and listen.host lets other machines in"
@@ -58,14 +58,14 @@ def check_guarded(settings: Settings, guarded: Mapping[str, Sequence[str]]) -> I
         if guard is None:
             near = suggest(name, settings.guards, "add it to guards")
             what = f"unknown guard '{name}'; {near}"
-            yield Problem(("guarded", name), what, is_key=True, needs=(("guards", "*"),))
+            yield Problem(("guarded", name), what, is_key=True, needs=(("guards", name),))
             continue
         granted = guard.granted_roles
         for index, role in enumerate(roles):
             if granted is not None and role not in granted:
                 near = suggest(role, granted, "add it to one")
                 what = f"no user of '{name}' has the role '{role}'; {near}"
-                yield Problem(("guarded", name, index), what, needs=(("guards", name),))
+                yield Problem(("guarded", name, index), what, needs=(("guards", name, "users"),))
 
 
 def check_route_guards(settings: Settings, route: Route, loc: Loc) -> Iterator[Problem]:
@@ -79,12 +79,12 @@ def check_route_guards(settings: Settings, route: Route, loc: Loc) -> Iterator[P
                 near = suggest(name, route.guarded, "add it to guarded")
                 what = f"this route is not guarded by '{name}'; {near}"
                 place = ("with", "fields", index, "guarded", name)
-                yield Problem(place, what, is_key=True, needs=((*loc, "guarded"),))
-    needs = ((*loc, "with", "fields"),)
-    yield from nest(("with", "fields"), _find_unmasked(route.with_.fields), needs)
+                yield Problem(place, what, is_key=True, needs=((*loc, "guarded", name),))
+    place = ("with", "fields")
+    yield from nest(place, _find_unmasked(route.with_.fields, (*loc, *place)))
 
 
-def _find_unmasked(fields: Sequence[str | Shown]) -> Iterator[Problem]:
+def _find_unmasked(fields: Sequence[str | Shown], loc: Loc) -> Iterator[Problem]:
     """Find guarded fields that clients see anyway through another field.
 
     A client sees all fields that it may see. So the guards of a field have no effect if the same
@@ -97,16 +97,17 @@ def _find_unmasked(fields: Sequence[str | Shown]) -> Iterator[Problem]:
         for field in fields
     ]
     for index, (pointer, wanted) in enumerate(requirements):
-        for other, (other_pointer, other_wanted) in enumerate(requirements):
+        for number, (other_pointer, other_wanted) in enumerate(requirements):
             if not wanted or not other_wanted <= wanted:
                 continue
             if (other_pointer, other_wanted) == (pointer, wanted):
                 continue  # itself, or the same entry twice, which is harmless
             if pointer == other_pointer or pointer.startswith(f"{other_pointer}/"):
                 audience = "to everybody" if not other_wanted else "to whoever is shown that one"
-                what = f"'{pointer}' is shown {audience} by fields[{other}], '{other_pointer}'"
+                what = f"'{pointer}' is shown {audience} by fields[{number}], '{other_pointer}'"
                 hint = "list what stands beside it there instead, or guard that one, too"
-                yield Problem((index, "field"), f"{what}; {hint}")
+                needs = ((*loc, index), (*loc, number))
+                yield Problem((index, "field"), f"{what}; {hint}", needs=needs, named=needs[1])
                 break
 
 

@@ -41,12 +41,15 @@ class Problem(NamedTuple):
         is_key: Whether the problem is about the key at the end of the path, not about its value.
         needs: The paths of what else a check between sections draws its conclusion from. The last
             step `*` stands for the names or items there, whatever is below them.
+        named: The path of an item of a list whose number the message says. It would be another one
+            in the file if an item before it was left out.
     """
 
     loc: Loc
     message: str
     is_key: bool = False
     needs: tuple[Loc, ...] = ()
+    named: Loc = ()
 
 
 class WrittenForm(NamedTuple):

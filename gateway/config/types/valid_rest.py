@@ -18,15 +18,17 @@ from .section import ErrorKey, Loc, Problem, read_errors
 
 T = TypeVar("T")
 
-STAND_INS: Mapping[str, Any] = {"servers": "embedded", "path": "/"}
+STAND_INS: Mapping[str, Any] = {"servers": "embedded", "path": "/", "url": "http://localhost"}
 """Valid values for options that a section cannot do without."""
+SECTION_STAND_INS: Mapping[str, Any] = {"kafka": {"servers": "embedded"}}
+"""Valid sections, in place of those that a configuration cannot do without."""
 
 
 class ValidRest:
     """What is left of values as written without those that are invalid.
 
     Attributes:
-        lost: The paths of what was left out because its value is invalid or not known.
+        lost: The paths of what was left out because its value is invalid, missing or not known.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -42,9 +44,11 @@ class ValidRest:
         """
         found = [key for key in errors if not self._is_lost(key[0])]
         while () not in self.lost:
-            for loc, kind, _ in found:
+            # First all places: a section that lacks two options must not cost the one around it.
+            places = [(self._find_place(loc, kind), kind) for loc, kind, _ in found]
+            for place, kind in places:
                 left_out = self._unknown_keys if kind == "extra_forbidden" else self.lost
-                left_out.add(self._find_place(loc))
+                left_out.add(place)
             try:
                 return validate(self._prune(self._values, ()))
             except ValidationError as error:
@@ -58,19 +62,26 @@ class ValidRest:
             loc = self._restore(problem.loc)
             needs = list(map(self._restore, problem.needs))
             is_known = not any(_concerns(lost, need) for lost in self.lost for need in needs)
-            if is_known and not self._is_lost(loc):
+            has_moved = self._restore(problem.named)[-1:] != problem.named[-1:]
+            if is_known and not has_moved and not self._is_lost(loc):
                 yield problem._replace(loc=loc)
 
     def _is_lost(self, loc: Loc) -> bool:
         return any(loc[: len(lost)] == lost for lost in self.lost)
 
-    def _find_place(self, loc: Loc) -> Loc:
-        """Return the path of the innermost value that an error is about, and that is not lost."""
+    def _find_place(self, loc: Loc, kind: str) -> Loc:
+        """Return the path of the innermost value that an error is about, and that is not lost.
+
+        A missing option with a stand-in is a place of its own.
+        """
         place: Loc = ()
         values: Any = self._values
         for step in loc:
-            if (*place, step) in self.lost or not _has_item(values, step):
+            if (*place, step) in self.lost:
                 break
+            if not _has_item(values, step):
+                is_replaced = kind == "missing" and step in _get_stand_ins(place)
+                return (*place, step) if is_replaced else place
             values, place = values[step], (*place, step)
         return place
 
@@ -82,8 +93,8 @@ class ValidRest:
             items = {
                 key: self._prune(item, (*loc, key)) for key, item in values.items() if is_left(key)
             }
-            lost = {key: each for key, each in STAND_INS.items() if (*loc, key) in self.lost}
-            return items | lost
+            stand_ins = _get_stand_ins(loc).items()
+            return items | {key: each for key, each in stand_ins if (*loc, key) in self.lost}
         if isinstance(values, list):
             return [self._prune(item, (*loc, n)) for n, item in enumerate(values) if is_left(n)]
         return values
@@ -101,6 +112,10 @@ class ValidRest:
             values = values[step] if _has_item(values, step) else None
             restored = (*restored, step)
         return restored
+
+
+def _get_stand_ins(loc: Loc) -> Mapping[str, Any]:
+    return STAND_INS if loc else SECTION_STAND_INS
 
 
 def _has_item(values: Any, step: str | int) -> bool:

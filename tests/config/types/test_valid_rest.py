@@ -39,5 +39,44 @@ def test_what_a_guard_lacks_is_not_blamed_on_routes_while_its_options_are_invali
     assert [problem.split(": ")[1] for problem in problems] == ["guards.g.attributes"]
 
 
-def test_a_configuration_of_which_nothing_is_left_has_only_its_own_problems():
-    assert len(list_problems("kafka: {}\nroutes: [{path: /a, topic: a}]\n")) == 1
+@pytest.mark.parametrize(
+    ("options", "own_problem"),
+    [
+        ("kafka: {topics: [orders]}", "'servers' is missing in kafka"),
+        ("kafak: {servers: [a:1]}", "'kafka' is missing"),
+        (f"{KAFKA}pipelines: {{jobs: [{{name: j, type: sessions}}]}}", "'from' is missing"),
+        (f"{KAFKA}listen: {{tls: {{}}}}", "'certificate' is missing in listen.tls"),
+        (f"{KAFKA}catalogs: {{r: {{type: schema-registry, url: r}}}}", "catalogs.r.url: 'r'"),
+        (f"{KAFKA}guards: {{h: {{type: nix}}}}", "guards.h.type: 'nix'"),
+    ],
+)
+def test_what_a_section_lacks_hides_no_problem_of_another(options: str, own_problem: str):
+    """A section that lacked two options took the one around it along."""
+    problems = list_problems(
+        f"{options}\nadmin: {{guarded: [g]}}\nmemory: a\n"
+        "sidecar: {catalog: x, consumer: {}}\n"
+        "routes: [{path: /healthz, topic: orders, guarded: {}}]\n"
+    )
+    assert any(own_problem in problem for problem in problems)
+    for expected in (
+        "admin.guarded: unknown guard 'g'",
+        "sidecar.catalog: unknown catalog 'x'",
+        "routes[0].guarded: is empty, so everybody may use this route",
+    ):
+        assert any(problem.endswith(expected) for problem in problems), problems
+
+
+def test_an_item_of_another_number_in_the_file_is_not_named():
+    """The problem follows once the items before it are valid."""
+    kafka = "kafka: {servers: [a:1], topics: [%s, orders, orders]}\n"
+    assert len(list_problems(kafka % "'no topic'")) == 1
+    assert "as topics[1]" in list_problems(kafka % "payments")[0]
+
+
+def test_metrics_of_an_invalid_path_take_no_other_path():
+    problems = list_problems(
+        "kafka: {servers: [a:1], topics: [orders]}\n"
+        "telemetry: {metrics: {prometheus: 3}}\n"
+        "routes: [{path: /metrics, topic: orders}]\n"
+    )
+    assert [problem.split(": ")[1] for problem in problems] == ["telemetry.metrics.prometheus"]
