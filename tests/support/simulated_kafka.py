@@ -372,12 +372,14 @@ class _PendingResponse:
 class SimulatedCluster:
     """The connections of one process.
 
+    lent_spares: how many of its spare connections are in use.
     away: "" while it reaches Kafka, "refused", "silent", or "login": Kafka refuses its login, and
     says something else each time.
     """
 
     def __init__(self, kafka: SimulatedKafka) -> None:
         self.failure_mode = ""
+        self.lent_spares = 0
         self.cluster_id = "simulated"
         self.connections: Any = self
         self.metadata: Any = self
@@ -416,7 +418,11 @@ class SimulatedCluster:
     @asynccontextmanager
     async def borrow_spare(self, node: int) -> AsyncIterator[Any]:
         await self.wait_reachable()
-        yield self
+        self.lent_spares += 1
+        try:
+            yield self
+        finally:
+            self.lent_spares -= 1
 
     async def connect(self, node: int, role: Any) -> Any:
         await self.wait_reachable()
