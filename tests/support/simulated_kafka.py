@@ -106,6 +106,7 @@ class SimulatedKafka:
     is_denied: nobody may read with the group.
     holds_commits: commits are neither made nor answered.
     on_commit: called with each commit that is accepted, before it is answered.
+    request_count: of all requests.
     """
 
     def __init__(self, rng: random.Random, *, is_classic: bool = False) -> None:
@@ -113,6 +114,7 @@ class SimulatedKafka:
         self.is_classic = is_classic
         self.is_denied = False
         self.holds_commits = False
+        self.request_count = 0
         self.topics: dict[str, SimulatedTopic] = {}
         self.committed: dict[tuple[UUID, int], OffsetAndMetadata] = {}
         self.dead_letters: list[tuple[TopicPartition, bytes | None, Any]] = []
@@ -199,6 +201,7 @@ class SimulatedKafka:
 
     async def handle_request(self, request: Any, cluster: SimulatedCluster) -> Any:
         """Answer as the broker, or raise BrokerUnavailable."""
+        self.request_count += 1
         await asyncio.sleep(self.rng.choice((0.0, 0.001, 0.01)))
         await cluster.wait_reachable()
         match request:
