@@ -25,6 +25,7 @@ from .filter_index import FilterIndex
 from .filters import Filters
 
 MAX_UPDATES = 4096  # updates whose chunks and positions are kept at most
+MAX_MOVES = 16 * MAX_UPDATES  # positions that these updates moved: 10 MiB
 MIN_HOLDERS = 4096  # chunk holders that are noted at most before those without a chunk are dropped
 MAX_NOTIFIED_AT_ONCE = 50  # filtered channels that are told at once of a partition's state
 
@@ -192,15 +193,21 @@ class ChannelDispatcher:
         return () if type(entry) is Skip else self._filter_index
 
     def _trim_updates(self) -> None:
-        """Keep a bounded number of updates; channels with older chunks drop these first.
+        """Forget old updates that no channel holds a chunk of, and those beyond the bounds.
 
-        The order matters: followers whose chunks are dropped need `position_before`, which the tail
-        can no longer answer once it has forgotten the update.
+        The last update stays. Channels drop their chunks of an update before it is forgotten:
+        followers that fall behind by this need `position_before`.
         """
         tail = self.tail
-        while tail.seq - tail.oldest_seq > MAX_UPDATES:
+        while tail.seq - tail.oldest_seq > 1:
             before = tail.oldest_seq + 1
-            holders = self._chunk_holders.popleft()
+            holders = self._chunk_holders[0]
+            while holders and not holders[-1].holds_update(tail.oldest_seq):
+                holders.pop()
+                self._holder_count -= 1
+            if holders and tail.seq - before < MAX_UPDATES and tail.move_count <= MAX_MOVES:
+                return
+            self._chunk_holders.popleft()
             self._holder_count -= len(holders)
             for channel in holders:
                 channel.evict_before(before)
