@@ -104,7 +104,7 @@ class SharedTail:
         self.channels[key] = channel
         channel.key = key
         self.view_bytes += key[0].size
-        self._dispatcher.add(channel, filters)
+        self._dispatcher.add(channel, filters, has_fields=bool(key[0].fields))
         # Its first client has just been sent an id.
         now = asyncio.get_running_loop().time()
         self._schedule_announcement(channel, now + ANNOUNCE_INTERVAL_S)

@@ -159,7 +159,7 @@ def test_what_a_channel_is_told_is_what_it_sees_when_it_looks_at_every_entry_its
         pairs.append(
             [build_channel(tail, each, encoders[n % 2], FrequentIdChannel) for _ in range(2)]
         )
-        spread.add(pairs[-1][0], each)
+        spread.add(pairs[-1][0], each, has_fields=n % 3 == 0)
     nexts = {A: 0, B: 0}
     for entries in turns:
         turn = tail.apply_entries(assign_offsets(entries, nexts), 1)
