@@ -174,6 +174,9 @@ class CatchUp:
             positions.put(tp, position)
             if gap is not None:
                 batch.add_entry(gap, position)
+        end = self._cursor.rebase_end(log)
+        if end is not None and (snapshot := self._cursor.snapshot) and tp in snapshot.remaining:
+            snapshot.set_end(tp, end, position)
         divergence, is_certain = log.find_divergence(position)
         if divergence is None:
             return True
