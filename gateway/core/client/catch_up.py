@@ -132,7 +132,7 @@ class CatchUp:
         for entry in self._next_entries(tp, log, batch, min_remaining):
             position = PartitionPosition(entry.next_offset, entry.epoch, log.lineage)
             positions.put(tp, position)
-            batch.remaining_bytes -= batch.entry_cost
+            batch.count_entry(entry)
             if isinstance(entry, SnapshotBlock):
                 batch.add_block(entry, position)
             else:
@@ -229,7 +229,7 @@ class CatchUp:
             position = PartitionPosition(window.end_offset, window.epoch, log.lineage)
             for entry in self._buffer.iter_following(tp, log, position):
                 window.add(entry if latest is None else latest.skip_replaced(entry))
-                batch.remaining_bytes -= batch.entry_cost
+                batch.count_entry(entry)
                 if window.is_full or (end is not None and window.end_offset >= end):
                     break
                 if batch.remaining_bytes <= min_remaining:

@@ -544,6 +544,7 @@ class Hub:
                 self.token_verifier.create_seal(view),
                 encoder,
                 view.filters if view.filters.filters else None,
+                parses_values=bool(view.fields or view.filters.pointers),
                 topics_ending_on_loss=topics_ending_on_loss,
                 ring_budget=self.rings,
             )

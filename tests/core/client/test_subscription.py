@@ -327,6 +327,18 @@ def test_one_that_ends_at_an_offset_hears_first_what_became_of_its_place():
     assert sub.end_reason == "until"
 
 
+def test_a_turn_ends_by_what_is_parsed_for_it_however_little_is_sent():
+    """A view of one field, or a filter that drops everything, had 64 KiB of what is sent parsed in
+    one turn, or 2,000 large values: others waited for seconds."""
+    gateway = TailFixture(parses_values=True)
+    for offset in range(4):
+        gateway.apply_entries(record(A, offset)._replace(value=bytes(100_000)))
+    sub = gateway.subscribe((A, PartitionPosition(0)))
+    assert take_lines(sub, 20_000) == ["record 0 0 -> 1 0"]
+    assert sub.has_more
+    assert take_lines(sub, 20_000) == ["record 0 1 -> 2 0"]
+
+
 @pytest.mark.parametrize(
     ("gap", "rest"),
     [
