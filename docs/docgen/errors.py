@@ -85,8 +85,8 @@ PROBLEMS = {
     "Too many keys": "The topic has more keys than its cache or `memory` holds. Raise them.",
     "Too many pipelined requests": "The connection has too many unanswered requests.",
     "Too many produces": "The socket has 100 writes without an answer. Wait for one.",
-    "Too many subscriptions": "The socket has 100 streams, or 640 conditions in their filters. "
-    "Open another socket.",
+    "Too many subscriptions": "The socket has 100 streams, or 640 conditions and fields that "
+    "they choose. Open another socket.",
     "Transaction open": "`If-Match` or `If-None-Match` cannot be compared while a program has a "
     "Kafka transaction open in the topic. Come back later.",
     "Transfer coding not implemented": "The body has a transfer coding other than `chunked`.",

@@ -132,6 +132,22 @@ async def test_a_topic_is_no_longer_read_some_time_after_its_last_client(embedde
         assert not hub.shared_reads.fetcher.partition_fetches
 
 
+async def test_topic_sets_that_clients_left_cost_no_records_while_their_topics_are_read(embedded):
+    """A thousand sets, each opened once and left, took every record for a minute."""
+    for topic in ("one", "two"):
+        embedded.create_topic(topic, 2)
+    async with running_hub(embedded) as hub:
+        views = [View(topics, Filters(), "value", "error") for topics in (("one",), ("one", "two"))]
+        clients = [await subscribe_client(hub, view) for view in views]
+        hub.sweep(asyncio.get_running_loop().time())
+        used_bytes = hub.memory["views"]
+        clients.pop().close()
+        await wait_until(lambda: len(list(hub.iter_tails())) == 1, "its tail is gone")
+        assert hub.memory["views"] < used_bytes
+        assert {len(read.tails) for read in hub.shared_reads.by_topic["one"]} == {1}
+        assert {len(read.tails) for read in hub.shared_reads.by_topic["two"]} == {0}
+
+
 async def test_a_bootstrap_topic_is_read_before_anyone_comes_and_goes_on_being(embedded):
     embedded.create_topic("orders")
     async with running_hub(embedded, NO_LINGER, bootstrap=["orders"]) as hub:
