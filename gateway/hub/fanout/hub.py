@@ -697,6 +697,7 @@ class Hub:
             for client in stalled:
                 if client.subscription.private_reader is not None:
                     client.subscription.private_reader.discard_buffer()
+            self.backfill_reader.drop_cached_answers()
             backlog = self._measure_backlog()
         self.snapshots.tables.limit_snapshots()
         views = sum(shared_tail.view_bytes for shared_tail in self.iter_tails())
@@ -727,11 +728,12 @@ class Hub:
         return self.settings.memory // BACKLOG_MEMORY_DIVISOR
 
     def _measure_backlog(self) -> int:
-        """Return the bytes of records that not all clients have taken for which they were read."""
+        """Return the bytes of records that are kept for clients for which they were read."""
         readers = [
-            reader for shared_tail in self._tails.values() for reader in shared_tail.tail.readers
+            reader for shared_tail in self.iter_tails() for reader in shared_tail.tail.readers
         ]
         answers = {answer for reader in readers for answer in reader.answers}
+        answers.update(self.backfill_reader.cached_answers)
         return (
             self.shared_catch_ups.size
             + sum(reader.own_bytes for reader in readers)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import dropwhile
 from time import perf_counter
@@ -170,6 +170,13 @@ class BackfillReader:
         await self._epoch_queries.close()
         await self._tasks.close()
 
+    @property
+    def cached_answers(self) -> Iterator[ReadAnswer]:
+        return (cached.answer for cached in self._cache.values())
+
+    def drop_cached_answers(self) -> None:
+        self._cache.clear()
+
     def limit_reads(self, is_full: bool) -> None:
         """Hold reads back while clients have not taken too much of them; drop outdated answers."""
         now = asyncio.get_running_loop().time()
@@ -192,15 +199,12 @@ class BackfillReader:
             "" if metadata is None else str(metadata.topic_id or ""),
             self._get_topic_settings(tp.topic),
         )
-        cached = self._cache.get(tp)
-        if (
-            cached is not None
-            and cached.version == version
-            and (run := cached.answer.find_run(position.offset)) is not None
-        ):
-            self.read_counts[tp.topic, "held"] += 1
-            return run
-        return await self._request_read(tp, OffsetStart(position.offset, position.epoch), version)
+        run = self._find_cached(tp, position.offset, version)
+        if run is None:
+            start = OffsetStart(position.offset, position.epoch)
+            return await self._request_read(tp, start, version)
+        self.read_counts[tp.topic, "held"] += 1
+        return run
 
     async def resolve_start(self, tp: TopicPartition, start: Start) -> PartitionPosition:
         """Return the position of a start, as the shared read would find it."""
@@ -227,6 +231,13 @@ class BackfillReader:
                 reader.on_error(cause_from_code(answer or ErrorCode.NETWORK_EXCEPTION), now)
                 await asyncio.sleep(reader.retry_at - now)
         return reader.position
+
+    def _find_cached(self, tp: TopicPartition, offset: int, version: _Version) -> EntryRun | None:
+        # Not in `read`, whose frame would keep the whole answer for as long as its client waits.
+        cached = self._cache.get(tp)
+        if cached is None or cached.version != version:
+            return None
+        return cached.answer.find_run(offset)
 
     async def _list_offsets(
         self, isolation: int, specs: Mapping[TopicPartition, int]

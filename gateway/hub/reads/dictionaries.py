@@ -354,13 +354,13 @@ class Dictionaries:
         offset = max(0, end - RECORDS_PER_PARTITION)
         while offset < end:
             position = PartitionPosition(offset, NO_EPOCH, tail.logs[tp].lineage)
-            run = await self._services.backfill_reader.read(tp, position)
-            for entry in run:
+            # A named answer would be kept while the next read waits.
+            for entry in await self._services.backfill_reader.read(tp, position):
                 if type(entry) is Record and entry.offset < end:
                     yield entry
-            if run.next_offset <= offset:
+            if entry.next_offset <= offset:
                 raise TokenForeign("the log of the dictionary went back")
-            offset = run.next_offset
+            offset = entry.next_offset
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
