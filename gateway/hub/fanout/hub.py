@@ -470,6 +470,7 @@ class Hub:
             snapshot=await self._create_snapshot(tail, view, start, positions, deadline),
             reads_partition=reads_partition,
             delivered_sum=None if handover is None else handover.delivered_sum,
+            client_key=options.client_key,
         )
         return Subscription(
             # No await may follow: the sweep drops a channel that nobody follows yet.

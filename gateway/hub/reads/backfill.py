@@ -178,7 +178,7 @@ class Backfill:
         if snapshot is not None and snapshot.needs_data(tp):
             await self._read_snapshot(tp, position)
             return
-        run = await self._services.backfill_reader.read(tp, position)
+        run = await self._services.backfill_reader.read(tp, position, self._subscription.client_key)
         # Meanwhile the client may have got to the tail by itself, from the log.
         if self._subscription.private_reader is not None:
             self._subscription.private_reader.feed(tp, position, run)

@@ -2,9 +2,10 @@
 
 A partition has one read at a time, and a broker one fetch, however many clients wait: an answer
 goes to all whose offset it covers, and the connection of the live tail is not used. Where n clients
-come back from n offsets that one answer can cover, about ln(n) reads serve them all. A read that
-meets an offset out of range recovers as the shared read would. Starts by time are asked for beside
-the reads: clients choose any number of them, which no answer serves together.
+come back from n offsets that one answer can cover, about ln(n) reads serve them all. Clients take
+turns by identity or address: each may have any number of streams, from offsets that it makes up. A
+read that meets an offset out of range recovers as the shared read would. Starts by time are asked
+for beside the reads: clients choose any number of them, which no answer serves together.
 
 An answer is handed out in slices, between which the event loop runs: it may have 100,000 entries,
 and 1,000 clients may wait for it.
@@ -89,6 +90,7 @@ class _ReadRequest(NamedTuple):
 
     start: OffsetStart
     version: _Version
+    client_key: str
     result: asyncio.Future[EntryRun]
 
 
@@ -187,8 +189,13 @@ class BackfillReader:
         else:
             self._may_read.set()
 
-    async def read(self, tp: TopicPartition, position: PartitionPosition) -> EntryRun:
-        """Return some entries from a position on. It waits as long as Kafka takes."""
+    async def read(
+        self, tp: TopicPartition, position: PartitionPosition, client_key: str = ""
+    ) -> EntryRun:
+        """Return some entries from a position on. It waits as long as Kafka takes.
+
+        `client_key` is as in `SubscriptionTerms`; the gateway's own reads have an empty one.
+        """
         assert position.offset is not None
         await self._may_read.wait()
         # As of before the read: if the leader changes meanwhile, the answer is of no use to others.
@@ -202,7 +209,7 @@ class BackfillReader:
         run = self._find_cached(tp, position.offset, version)
         if run is None:
             start = OffsetStart(position.offset, position.epoch)
-            return await self._request_read(tp, start, version)
+            return await self._request_read(tp, start, version, client_key)
         self.read_counts[tp.topic, "held"] += 1
         return run
 
@@ -245,10 +252,11 @@ class BackfillReader:
         return await self._cluster.list_offsets(specs, isolation)
 
     async def _request_read(
-        self, tp: TopicPartition, start: OffsetStart, version: _Version
+        self, tp: TopicPartition, start: OffsetStart, version: _Version, client_key: str
     ) -> EntryRun:
         future: asyncio.Future[EntryRun] = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(tp, {})[future] = _ReadRequest(start, version, future)
+        request = _ReadRequest(start, version, client_key, future)
+        self._queues.setdefault(tp, {})[future] = request
         if tp not in self._readers:  # else it is this one's turn later
             self._start_next(tp)
         try:
@@ -265,6 +273,10 @@ class BackfillReader:
             self._readers.pop(tp, None)
             return
         topic, first = self._get_topic_settings(tp.topic), next(iter(queue.values()))
+        # The next turn of its client is after those of all others that wait.
+        for request in list(queue.values()):
+            if request.client_key == first.client_key and request is not first:
+                queue[request.result] = queue.pop(request.result)
         reader = self._readers[tp] = create_reader(tp, first.start, topic)
         # If the topic was created again since, the client gets the gap of that.
         reader.on_topic_id(first.version.topic_id)

@@ -189,6 +189,24 @@ async def test_other_places_are_read_one_after_the_other_and_each_gets_its_own(o
         assert [asked[TP] for asked in fetches] == [7, 2]
 
 
+async def test_clients_take_turns_however_many_streams_they_have(held):
+    """One client with 500 streams, each from a position that it made up, kept all others who catch
+    up on the partition waiting for 50 s: reads were first come, first served."""
+    made, _ = held
+    fetcher, order = made.fetcher, list[int]()
+    asked = [(50, "dan"), (40, "ada"), (30, "ada"), (20, "ada"), (7, "bob"), (6, "bob"), (3, "eve")]
+    reads = [
+        asyncio.create_task(made.read(TP, PartitionPosition(at, 0), client)) for at, client in asked
+    ]
+    await asyncio.sleep(0)
+    for _ in reads:
+        await wait_until(lambda: fetcher.readers)
+        order.append(fetcher.readers[TP].position.offset)
+        fetcher.answer_fetch(build_records(order[-1] + 1))  # of use to this one only
+    await asyncio.wait(reads)
+    assert order == [50, 40, 7, 3, 30, 6, 20]
+
+
 async def test_a_partition_that_is_slow_holds_up_no_other(orders: EmbeddedKafka):
     other = TopicPartition("orders", 1)
     orders_ends = PartitionPosition(10, 0)  # nothing there yet: that read waits
