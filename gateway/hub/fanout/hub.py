@@ -437,7 +437,7 @@ class Hub:
         tail, token, handover = shared_tail.tail, start.token, options.handover
         until = handover.until if handover is not None else None
         if until is None and start.until is not None:
-            until = await fetch_ends(self.cluster, tail, start.until)
+            until = await fetch_ends(self.backfill_reader, tail, start.until)
         positions: Position = {}
         has_history = token is not None or start.since is not None
         reads_partition = (

@@ -145,11 +145,13 @@ class BackfillReader:
             max_wait=MAX_WAIT_S,
             get_topic_model=get_topic_model,
         )
+        # By isolation, and whether by time: clients choose times, and ends do not wait for them.
         self._offset_queries = {
-            isolation: LeaderQueries[OffsetAndTimestamp](
+            (isolation, by_time): LeaderQueries[OffsetAndTimestamp](
                 cluster, partial(self._list_offsets, isolation)
             )
             for isolation in (READ_COMMITTED, READ_UNCOMMITTED)
+            for by_time in (False, True)
         }
         self._epoch_queries = LeaderQueries[EpochEnd](cluster, cluster.fetch_epoch_ends)
         self._queues: dict[TopicPartition, dict[asyncio.Future[EntryRun], _ReadRequest]] = {}
@@ -213,11 +215,17 @@ class BackfillReader:
         self.read_counts[tp.topic, "held"] += 1
         return run
 
+    async def find_offset(
+        self, tp: TopicPartition, timestamp: int, isolation: int = READ_COMMITTED
+    ) -> OffsetAndTimestamp | int | None:
+        """Return the answer to one query of `list_offsets`; None if the request failed."""
+        return await self._offset_queries[isolation, timestamp >= 0].ask(tp, timestamp)
+
     async def resolve_start(self, tp: TopicPartition, start: Start) -> PartitionPosition:
         """Return the position of a start, as the shared read would find it."""
         topic, loop = self._get_topic_settings(tp.topic), asyncio.get_running_loop()
         is_committed = topic.isolation == "read_committed"
-        queries = self._offset_queries[READ_COMMITTED if is_committed else READ_UNCOMMITTED]
+        isolation = READ_COMMITTED if is_committed else READ_UNCOMMITTED
         reader = create_reader(tp, start, topic)
         while reader.position.offset is None:
             leader, epoch = self._cluster.leader_for_partition(tp) or (None, NO_EPOCH)
@@ -225,7 +233,7 @@ class BackfillReader:
             command = reader.next_command(loop.time())
             answer: OffsetAndTimestamp | EpochEnd | int | None = ErrorCode.LEADER_NOT_AVAILABLE
             if isinstance(command, ListOffsetCommand):
-                answer = await queries.ask(tp, command.timestamp)
+                answer = await self.find_offset(tp, command.timestamp, isolation)
             elif isinstance(command, EpochEndCommand):
                 answer = await self._epoch_queries.ask(tp, command.epoch)
             now = loop.time()

@@ -85,14 +85,14 @@ async def list_offsets(
         node: int, queries: dict[TopicPartition, OffsetQuery]
     ) -> dict[TopicPartition, OffsetAndTimestamp | int]:
         request = ListOffsetsRequest(queries, isolation_level)
-        response = await cluster.connections.send(
-            node, ConnectionRole.CONTROL, request, timeout=timeout
-        )
+        response = await cluster.connections.send(node, role, request, timeout=timeout)
         return {
             tp: error or OffsetAndTimestamp(offset, timestamp, epoch)
             for tp, (error, timestamp, offset, epoch) in response.offsets.items()
         }
 
+    by_time = any(timestamp >= 0 for timestamp in specs.values())
+    role = ConnectionRole.LOOKUP if by_time else ConnectionRole.CONTROL
     return await _query_leaders(cluster, specs, OffsetQuery, send_queries)
 
 

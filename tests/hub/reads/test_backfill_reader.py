@@ -17,6 +17,7 @@ from support.waiting import wait_until
 
 from gateway.config import Topic
 from gateway.core.client.read_buffer import EntryRun
+from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import (
     EARLIEST,
     LATEST,
@@ -26,7 +27,9 @@ from gateway.core.log.partition_reader import (
     TimestampStart,
 )
 from gateway.core.log.record import Entry, Gap, GapReason, PartitionPosition, Record, TopicPartition
+from gateway.core.log.tail import Tail
 from gateway.hub.reads.backfill_reader import BackfillReader
+from gateway.hub.reads.start_lookup import fetch_ends
 from gateway.kafka.client.offsets import OffsetAndTimestamp
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.fetch.fetch import FetchedPartition
@@ -271,6 +274,32 @@ async def test_a_start_by_time_does_not_wait_for_the_reads_of_its_partition(held
     assert await made.resolve_start(TP, live) == PartitionPosition(7, 3)
     assert not reading.done()
     reading.cancel()
+
+
+async def test_ends_by_time_are_looked_up_a_few_at_once_and_hold_up_no_others(held):
+    """Each was a request of its own, however many clients asked at once."""
+    made, cluster = held
+    may_answer, sizes = asyncio.Event(), list[int]()
+
+    async def list_offsets(specs, isolation) -> dict[TopicPartition, OffsetAndTimestamp]:
+        if max(specs.values()) >= 0:
+            sizes.append(len(specs))
+            await may_answer.wait()
+        return {
+            tp: OffsetAndTimestamp(9 if time < 0 else time if time < 9 else -1, time, 3)
+            for tp, time in specs.items()
+        }
+
+    cluster.list_offsets = list_offsets
+    tps = [TopicPartition("orders", partition) for partition in range(20)]
+    tail = Tail("cluster", [PartitionLog(tp, 1 << 20, 60.0) for tp in tps], {"orders": "id"})
+    by_time = [asyncio.create_task(fetch_ends(made, tail, time)) for time in range(100)]
+    await wait_until(lambda: sizes)
+    assert await fetch_ends(made, tail, "latest") == dict.fromkeys(tps, 9)
+    assert sizes == [20, 20]
+    may_answer.set()
+    ends = await asyncio.gather(*by_time)
+    assert [set(each.values()) for each in ends] == [{min(time, 9)} for time in range(100)]
 
 
 async def test_full_hands_are_given_nothing_more_until_they_are_emptied(orders: EmbeddedKafka):
