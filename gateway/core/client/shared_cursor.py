@@ -56,6 +56,7 @@ class SharedCursor:
     __slots__ = (
         "_end_lineages",
         "channel",
+        "client_key",
         "credit",
         "end_offsets",
         "end_reason",
@@ -87,6 +88,7 @@ class SharedCursor:
         self.credit = terms.credit
         self.resolve_since = terms.resolve_since
         self.snapshot = terms.snapshot
+        self.client_key = terms.client_key
         self.traffic = traffic
         self.next_seq = channel.next_seq
         self.end_reason: EndReason | None = None

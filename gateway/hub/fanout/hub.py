@@ -436,7 +436,7 @@ class Hub:
         tail, token, handover = shared_tail.tail, start.token, options.handover
         until = handover.until if handover is not None else None
         if until is None and start.until is not None:
-            until = await fetch_ends(self.cluster, tail, start.until)
+            until = await fetch_ends(self.backfill_reader, tail, start.until)
         positions: Position = {}
         has_history = token is not None or start.since is not None
         reads_partition = (
@@ -469,6 +469,7 @@ class Hub:
             snapshot=await self._create_snapshot(tail, view, start, positions, deadline),
             reads_partition=reads_partition,
             delivered_sum=None if handover is None else handover.delivered_sum,
+            client_key=options.client_key,
         )
         return Subscription(
             # No await may follow: the sweep drops a channel that nobody follows yet.
@@ -701,6 +702,7 @@ class Hub:
             for client in stalled:
                 if client.subscription.private_reader is not None:
                     client.subscription.private_reader.discard_buffer()
+            self.backfill_reader.drop_cached_answers()
             backlog = self._measure_backlog()
         self.snapshots.tables.limit_snapshots()
         views = sum(
@@ -734,11 +736,12 @@ class Hub:
         return self.settings.memory // BACKLOG_MEMORY_DIVISOR
 
     def _measure_backlog(self) -> int:
-        """Return the bytes of records that not all clients have taken for which they were read."""
+        """Return the bytes of records that are kept for clients for which they were read."""
         readers = [
-            reader for shared_tail in self._tails.values() for reader in shared_tail.tail.readers
+            reader for shared_tail in self.iter_tails() for reader in shared_tail.tail.readers
         ]
         answers = {answer for reader in readers for answer in reader.answers}
+        answers.update(self.backfill_reader.cached_answers)
         return (
             self.shared_catch_ups.size
             + sum(reader.own_bytes for reader in readers)

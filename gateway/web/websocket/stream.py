@@ -99,7 +99,7 @@ class WebSocketStream(OpenStream):
                 self.match = await self.routes.refresh(self.match, request)
             # `Last-Event-ID` has no meaning on a WebSocket: only the query says where to resume.
             if request is None or "last-event-id" in request.headers:
-                request = build_request(self.match.path, self.query)
+                request = build_request(self.match.path, self.query, self.address)
             client = await self.routes.open_client(self.match, request, wire)
         self._client = client
         if self.is_closed:  # the socket was closed while Kafka was asked
