@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.background_tasks import BackgroundTasks
+from gateway.client_memory import GrowingReservation, HeldPart
 from gateway.core.delivery.replay import Destination, Replay, ReplayState, Span
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable
@@ -260,13 +262,15 @@ class ReplayComponent(Component):
     async def _list(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
         await self._wait_until_loaded()
-        rendered = []
-        async with take_turns() as turns:
-            for replay in self._store.replays:
-                if turns.is_over():
-                    await turns.pass_on()
-                rendered.append(self._render(replay))
-        return build_json_response(rendered)
+        rendered: list[bytes] = []
+        with GrowingReservation(self._context.client_memory, HeldPart.RESPONSES) as held:
+            async with take_turns() as turns:
+                for replay in self._store.replays:
+                    if turns.is_over():
+                        await turns.pass_on()
+                    rendered.append(orjson.dumps(self._render(replay)))
+                    held.grow(2 * len(rendered[-1]))
+            return build_json_response(b"[" + b",".join(rendered) + b"]")
 
     async def _get_replay(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
