@@ -161,7 +161,6 @@ class ReplayComponent(Component):
         if target:
             await self._context.authorize(request, WRITE_SCOPE, [target])
             check_writable(self._context, target)
-            await self._context.get_topic(target)
         replay = await self._build_replay(body, target, group, identity)
         await self._wait_until_loaded()
         running = [each.by for each in self._store.replays if each.is_running]
@@ -218,11 +217,11 @@ class ReplayComponent(Component):
     async def _build_replay(
         self, body: Mapping[str, Any], target: str, group: str, identity: str
     ) -> Replay:
-        topic = await self._context.get_topic(body["topic"])
+        topics = [await self._context.get_topic(name) for name in (body["topic"], target) if name]
         now = time.time_ns() // 1_000_000
         replay = Replay(
             uuid.uuid4().hex,
-            topic.name,
+            topics[0].name,
             Destination(body["destination"]),
             target,
             group,
@@ -230,8 +229,9 @@ class ReplayComponent(Component):
             now,
             now,
             identity,
+            topic_ids={topic.name: str(topic.topic_id or "") for topic in topics},
         )
-        return await self._add_spans(replay, body, topic)
+        return await self._add_spans(replay, body, topics[0])
 
     async def _add_spans(
         self, replay: Replay, body: Mapping[str, Any], topic: TopicMetadata
