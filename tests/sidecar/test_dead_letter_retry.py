@@ -27,9 +27,13 @@ from gateway.core.delivery.verdict import (
     SuspectBatch,
     Verdict,
 )
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.produce.transactional_producer import WrittenOffsets
-from gateway.sidecar.dead_letter_retry.retry import DeadLetterRetry
+from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
+from gateway.sidecar.dead_letter_retry.queue import QueuedDeadLetter
+from gateway.sidecar.dead_letter_retry.retry import DeadLetterCopier, DeadLetterRetry
+from gateway.sidecar.http.status import StatusError
+from gateway.sidecar.reactive.message import DeadLetterMessage
 
 REACTIVE_PATH = "/consumers/deadLetter/reactive"
 ACTIVE_PATH = "/consumers/deadLetter/active"
@@ -412,3 +416,38 @@ async def test_what_the_back_end_was_not_asked_about_is_not_committed():
     retry = DeadLetterRetry(*pieces)
     await retry.retry_batch(transactions, letters, {tp: 3}, last=False)
     assert committed == [{tp: 1}]
+
+
+async def test_dead_letters_are_copied_to_the_topic_of_their_queue_alone():
+    """One with the headers of another topic became an answer to somebody's Idempotency-Key."""
+    written: list[str] = []
+
+    async def get_topic(name: str) -> TopicMetadata:
+        return TopicMetadata(name, None, 0, {0: PartitionMetadata(1, 0, (), (), 0)})
+
+    async def commit(writes: Sequence[Any], **_: object) -> WrittenOffsets:
+        written.extend(write.tp.topic for write in writes)
+        return {write.tp: range(len(writes)) for write in writes}
+
+    async def copy_letters(topic: str, origins: Sequence[str]) -> list[str]:
+        tp = TopicPartition(f"{topic}.dlq", 0)
+        letters = [
+            QueuedDeadLetter(
+                Record(tp, number, -1, 0, None, b"v"),
+                DeadLetterMessage(TopicPartition(origin, 0), 7, 0, None, b"v", (), "", ""),
+            )
+            for number, origin in enumerate(origins)
+        ]
+        queue: Any = SimpleNamespace(topic=tp.topic, origin_topic=topic, offsets_group="g.dlq")
+        section = SimpleNamespace(internal_topics={"sidecar-replay"})
+        context: Any = SimpleNamespace(get_topic=get_topic, section=section)
+        transactions: Any = SimpleNamespace(commit=commit)
+        copier = DeadLetterCopier(queue, context)
+        result = await copier.copy_batch(transactions, letters, {tp: len(letters)})
+        return [each.outcome for each in result.letters]
+
+    outcomes = await copy_letters("orders", ["sidecar-replay", "orders", "bills", "orders"])
+    assert outcomes == ["parked", "copied", "parked", "copied"]
+    assert written == ["orders", "orders"]
+    with pytest.raises(StatusError, match="for Kafka or the sidecars alone"):
+        await copy_letters("sidecar-replay", ["sidecar-replay"])

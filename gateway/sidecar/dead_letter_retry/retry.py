@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, assert_never
 
@@ -33,7 +33,7 @@ from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.reactive.backend import BackendClient
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.message import GROUP_HEADER, RETRIES_HEADER, shorten_headers
-from gateway.sidecar.topics import choose_partition
+from gateway.sidecar.topics import check_writable, choose_partition
 
 from .queue import DeadLetterQueue, NextOffsets, QueuedDeadLetter
 
@@ -208,19 +208,28 @@ class DeadLetterCopier:
     ) -> RetryResult:
         """Copy a batch, and commit that it is done; arguments and errors as of `retry_batch`.
 
-        A copy that is too large for its topic is left out, and the dead letter is parked.
+        A copy that is too large for its topic is left out, and the dead letter is parked. So is one
+        that names another topic than the queue's: whoever may write dead letters could write to any
+        topic. Raises StatusError 403 for a queue of a topic for Kafka or the sidecars alone.
         """
-        writes = [await self._build_write(dead_letter) for dead_letter in letters]
-        left_out: Set[int] = frozenset()
+        check_writable(self._context, self._queue.origin_topic)
+        parked = {
+            index: f"it is of {dead_letter.message.origin.topic}; write it there yourself"
+            for index, dead_letter in enumerate(letters)
+            if dead_letter.message.origin.topic != self._queue.origin_topic
+        }
+        copied = [index for index in range(len(letters)) if index not in parked]
+        writes = [await self._build_write(letters[index]) for index in copied]
         if offsets:
             written = await transactions.commit(
                 writes, group=self._queue.offsets_group, offsets=offsets, shorten=_shorten_copy
             )
             left_out = find_left_out(writes, written)
+            parked |= {copied[position]: TOO_LARGE_REASON for position in left_out}
         return RetryResult(
             [
-                RetriedLetter(dead_letter, PARKED, TOO_LARGE_REASON)
-                if index in left_out
+                RetriedLetter(dead_letter, PARKED, parked[index])
+                if index in parked
                 else RetriedLetter(dead_letter, COPIED)
                 for index, dead_letter in enumerate(letters)
             ]
