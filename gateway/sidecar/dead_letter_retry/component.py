@@ -45,7 +45,7 @@ from gateway.sidecar.reactive.backend import BackendClient, create_http_client
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.message import DeadLetterMessage
-from gateway.sidecar.topics import check_offsets
+from gateway.sidecar.topics import check_not_dead_letters, check_offsets, check_writable
 from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -234,6 +234,8 @@ class DeadLetterComponent(Component):
         group = parameters["group"]
         await self._context.authorize(request, WRITE_SCOPE, topics, group)
         for topic in topics:
+            check_writable(self._context, topic)
+            check_not_dead_letters(self._context, topic)
             await self._context.get_topic(topic)
             async with take_turns():
                 self._keep_exact_numbers(data, entries, topic)

@@ -36,7 +36,7 @@ from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, has_place
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import create_http_client
-from gateway.sidecar.topics import check_writable
+from gateway.sidecar.topics import check_not_dead_letters, check_writable
 from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -161,6 +161,8 @@ class ReplayComponent(Component):
         if target:
             await self._context.authorize(request, WRITE_SCOPE, [target])
             check_writable(self._context, target)
+        else:  # what fails at the back end becomes a dead letter
+            check_not_dead_letters(self._context, body["topic"])
         replay = await self._build_replay(body, target, group, identity)
         await self._wait_until_loaded()
         running = [each.by for each in self._store.replays if each.is_running]
