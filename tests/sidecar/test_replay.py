@@ -450,6 +450,27 @@ async def test_replays_of_one_client_leave_places_to_those_of_others(kafka, sect
             assert await request_owner("bob")
 
 
+async def test_a_replay_says_that_no_sidecar_has_its_group(kafka, section):
+    """It was `running` for ever, with the owner and the error of a process that was gone."""
+    source = kafka.create_unique_topic()
+    fill_topic(kafka, source, 1)
+    async with running_backend() as backend:
+        backend.set_orders(say=503)
+        options = {"topics": [source], "backend": {"host": backend.base_url}}
+        former, later = ({"groups": {"group": f"{source}.{n}", **options}} for n in (1, 2))
+        async with running_sidecar(kafka.bootstrap, replay=section, reactive=former) as http:
+            id = (await start_replay(http, {"topic": source, "destination": "backend"}))["id"]
+        async with running_sidecar(kafka.bootstrap, replay=section, reactive=later) as http:
+            await wait_until_ready(http, LATE)
+            async with asyncio.timeout(LATE):
+                while True:
+                    found = (await http.get(f"/replays/{id}")).json()
+                    if f"no group {source}.1 is configured" in (found["error"] or ""):
+                        break
+                    await asyncio.sleep(0.05)
+    assert (found["state"], found["owner"]) == ("running", None)
+
+
 async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):
     """What it gets twice is what was not noted yet, in order."""
     source, count = kafka.create_unique_topic(), 600

@@ -66,6 +66,7 @@ class ReplayComponent(Component):
         # With the client that started the replay, by the replay's id.
         self._jobs: dict[str, tuple[str, ReplayJob]] = {}
         self._job_tasks = BackgroundTasks(log)
+        self._stalled: dict[str, str] = {}  # why nobody works on a replay, by its id
         self._client = create_http_client()
         self.routes = [
             Route("/replays", self._create_replay, methods=["POST"]),
@@ -112,22 +113,26 @@ class ReplayComponent(Component):
         """Start jobs for replays whose owner has released them, or has not been heard of."""
         if self._store.failure is not None:
             return
+        stalled = {}
         for id in self._store.replays.list_abandoned(asyncio.get_running_loop().time()):
             replay = self._store.replays.get(id)
             if replay is not None and id not in self._jobs and self._has_place(replay):
-                self._start_job(replay)
+                try:
+                    self._start_job(replay)
+                except StatusError as exc:  # a sidecar with another configuration may take it
+                    stalled[id] = f"no sidecar works on it, and in this one {exc}"
+                    if id not in self._stalled:
+                        log.warning("replay %s waits: %s", id, stalled[id])
+        self._stalled = stalled
 
     def _has_place(self, replay: Replay) -> bool:
         return has_place(replay.by, [client for client, _ in self._jobs.values()], MAX_JOBS)
 
     def _start_job(self, replay: Replay, transactions: TransactionalProducer | None = None) -> None:
-        """Start the job of a replay, unless its back end is not configured here."""
+        """Start the job of a replay; raises StatusError if its back end is not configured here."""
         delivery = None
         if replay.destination is Destination.BACKEND:
-            try:
-                group = get_group(self._context.section, replay.group)
-            except StatusError:
-                return  # a sidecar with another configuration has to work on it
+            group = get_group(self._context.section, replay.group)
             delivery = BackendReplayDelivery(self._context, group, self._client, replay.id)
         job = ReplayJob(
             self._context, self._store, replay.id, self._owner, delivery, transactions=transactions
@@ -322,6 +327,8 @@ class ReplayComponent(Component):
 
     def _render(self, replay: Replay) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()
+        if replay.is_running and (problem := self._stalled.get(replay.id)):
+            replay = replace(replay, owner="", error=problem)
         return render_replay(replay, self._store.replays.get_rate(replay.id, now))
 
 
