@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -114,6 +115,7 @@ def _is_older(before: PartitionMetadata, after: PartitionMetadata) -> bool:
 
 # A topic that is created meanwhile is found by its name, but not by a pattern.
 MAX_AGE_S = 5.0
+MATCH_TURN_S = 0.01  # of matching names, after which other tasks run
 
 
 class TopicNames:
@@ -124,9 +126,16 @@ class TopicNames:
     answer serves them for a few seconds. Topics that may not be described are not listed.
     """
 
-    def __init__(self, brokers: Brokers, *, max_age_s: float = MAX_AGE_S) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        *,
+        max_age_s: float = MAX_AGE_S,
+        match_turn_s: float = MATCH_TURN_S,
+    ) -> None:
         self._brokers = brokers
         self._max_age_s = max_age_s
+        self._match_turn_s = match_turn_s
         self._names: frozenset[str] = frozenset()
         self._expires_at = float("-inf")
         self._fetch_task: asyncio.Task[frozenset[str]] | None = None
@@ -152,9 +161,11 @@ class TopicNames:
             known, matches = self._matches.get(pattern, (frozenset[str](), frozenset[str]()))
             if names is not known:
                 found = set(matches & names)
-                for index, name in enumerate(names - known):
-                    if index % 100 == 99:
+                ends_at = perf_counter() + self._match_turn_s
+                for name in names - known:
+                    if perf_counter() >= ends_at:
                         await asyncio.sleep(0)
+                        ends_at = perf_counter() + self._match_turn_s
                     if pattern.fullmatch(name):
                         found.add(name)
                 matches = matches if found == matches else frozenset(found)

@@ -38,6 +38,7 @@ from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.consumer.record_json import hold_records, render_records, text_headers
 from gateway.sidecar.context import AuditEvent, Context
 from gateway.sidecar.http import body
+from gateway.sidecar.http.disconnect import run_for_client
 from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
@@ -109,9 +110,14 @@ class DeadLetterComponent(Component):
         parameters = self._context.spec["retryDeadLetters"].parse_parameters(request)
         group = get_group(self._context.section, parameters.get("group"))
         queue = await self._open_queue(request, group.group, self._resolve_topic(parameters, group))
-        lock = self._locks.setdefault((queue.group, queue.topic), asyncio.Lock())
-        async with lock:  # the same request in parallel would want the same dead letters
-            result = await self._retry_batch(queue, group, parameters)
+        result = await self._retry_batch(queue, group, parameters)
+        timeout_s = parameters["timeout"] / 1000
+        if timeout_s and not (result.letters or result.backend_failure):
+            # Without the lock: others, who may not want to wait, need not do so for this client.
+            waiting = queue.fetch_dead_letters(1, 1, timeout_s)
+            found = await run_for_client(request, self._context.draining, waiting)
+            if found is not None and found[0]:
+                result = await self._retry_batch(queue, group, parameters)
         if result.backend_failure and not result.letters:
             raise StatusError(
                 503,
@@ -137,16 +143,18 @@ class DeadLetterComponent(Component):
             self._context.auditor,
         )
         transactions = create_transactions(self._context, queue)
+        lock = self._locks.setdefault(key, asyncio.Lock())
         try:
-            # Before anything is read: this completes or aborts what another retry has begun, and
-            # fences it, so that what is read now is what this retry may change.
-            await transactions.start()
-            dead_letters, offsets = await queue.fetch_dead_letters(
-                group.max_poll_records, group.request_max_bytes, parameters["timeout"] / 1000
-            )
-            result = await retry.retry_batch(
-                transactions, dead_letters, offsets, last=parameters["lastretry"]
-            )
+            async with lock:  # the same request in parallel would want the same dead letters
+                # Before anything is read: this completes or aborts what another retry has begun,
+                # and fences it, so that what is read now is what this retry may change.
+                await transactions.start()
+                dead_letters, offsets = await queue.fetch_dead_letters(
+                    group.max_poll_records, group.request_max_bytes
+                )
+                result = await retry.retry_batch(
+                    transactions, dead_letters, offsets, last=parameters["lastretry"]
+                )
         except Fenced:
             # The back end has the batch, and gets it from the other sidecar, too.
             now = time.monotonic()
@@ -171,7 +179,7 @@ class DeadLetterComponent(Component):
         queue = await self._open_queue(request, parameters["group"], parameters["topic"])
         formats = self._build_formats(parameters)
         settings = self._context.section.consumer or ConsumerSettings()
-        dead_letters, _ = await queue.fetch_dead_letters(
+        waiting = queue.fetch_dead_letters(
             parameters.get("maxRecords", settings.max_poll_records),
             min(
                 parameters.get("max_bytes", settings.request_max_bytes),
@@ -179,6 +187,8 @@ class DeadLetterComponent(Component):
             ),
             parameters["timeout"] / 1000,
         )
+        found = await run_for_client(request, self._context.draining, waiting)
+        dead_letters = found[0] if found is not None else ()
         origins = [dead_letter.origin for dead_letter in dead_letters]
         with hold_records(self._context.client_memory, origins):
             records, _ = await render_records(

@@ -11,15 +11,17 @@ from typing import NamedTuple
 from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
+from gateway.kafka.fetch.bounded_read import MAX_FETCH_BYTES, fetch_log_bounds, read_committed
+from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.reactive.batch_encoder import get_ids
 from gateway.sidecar.reactive.message import DeadLetterMessage, parse_message
+from gateway.sidecar.turns import take_turns
 
 NextOffsets = Mapping[TopicPartition, int]
 
-POLL_INTERVAL_S = 0.05  # before partitions without dead letters are read again
+FOREIGN_DELAY_S = 1.0  # after dead letters of other groups, until others are waited for
 
 
 class QueuedDeadLetter(NamedTuple):
@@ -56,7 +58,7 @@ class DeadLetterQueue:
         self._commits = GroupOffsets(cluster.coordinators, self.offsets_group)
 
     async def fetch_ranges(self) -> dict[TopicPartition, range]:
-        """Return the nonempty ranges from the group's position to the ends as of now."""
+        """Return the ranges from the group's position to the ends as of now."""
         metadata = self._cluster.get_topic(self.topic)
         if metadata is None:
             return {}
@@ -73,7 +75,7 @@ class DeadLetterQueue:
                 if len(known_ids) < 2 and offset <= log.stop:
                     start = max(offset, log.start)
             ranges[tp] = range(start, log.stop)
-        return {tp: offsets for tp, offsets in sorted(ranges.items()) if offsets}
+        return dict(sorted(ranges.items()))
 
     async def iter_dead_letters(
         self, ranges: Mapping[TopicPartition, range], *, all_groups: bool = False
@@ -89,15 +91,8 @@ class DeadLetterQueue:
                 if batch.next_offset == position:  # an open transaction
                     break
                 position = batch.next_offset
-                parsed = [
-                    self._parse_record(record)
-                    for record in batch.records
-                    if record.offset < offsets.stop
-                ]
-                own = [
-                    dead_letter for dead_letter in parsed if all_groups or self._is_own(dead_letter)
-                ]
-                yield own, {tp: position}
+                records = [record for record in batch.records if record.offset < offsets.stop]
+                yield await self._parse_records(records, all_groups), {tp: position}
 
     async def fetch_dead_letters(
         self,
@@ -114,25 +109,31 @@ class DeadLetterQueue:
             timeout_s: How long to wait for the first one, in seconds.
             end_offsets: Read no further than there.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        now = asyncio.get_running_loop().time
+        deadline = now() + timeout_s
+        skipped: dict[TopicPartition, int] = {}
         while True:
-            dead_letters, next_offsets = await self._fetch_once(max_records, max_bytes, end_offsets)
-            if dead_letters or loop.time() >= deadline:
-                return dead_letters, next_offsets
-            await asyncio.sleep(min(POLL_INTERVAL_S, max(0.0, deadline - loop.time())))
+            ranges = await self.fetch_ranges()
+            for tp, offsets in ranges.items():
+                stop = offsets.stop if end_offsets is None else end_offsets.get(tp, 0)
+                start = skipped.get(tp, 0)
+                # It is behind the end if the topic was created again.
+                start = max(offsets.start, start if start <= offsets.stop else 0)
+                ranges[tp] = range(start, min(offsets.stop, stop))
+            taken, next_offsets = await self._take(ranges, max_records, max_bytes)
+            if taken or now() >= deadline:
+                return taken, next_offsets
+            skipped |= next_offsets
+            if next_offsets:
+                await asyncio.sleep(min(FOREIGN_DELAY_S, max(0.0, deadline - now())))
+            starts = {tp: offsets.start for tp, offsets in ranges.items()} | next_offsets
+            await self._wait_for_records(starts, deadline - now())
 
-    async def _fetch_once(
-        self, max_records: int, remaining_bytes: int, end_offsets: NextOffsets | None
-    ) -> tuple[Sequence[QueuedDeadLetter], NextOffsets]:
+    async def _take(
+        self, ranges: Mapping[TopicPartition, range], max_records: int, remaining_bytes: int
+    ) -> tuple[Sequence[QueuedDeadLetter], dict[TopicPartition, int]]:
         taken: list[QueuedDeadLetter] = []
         next_offsets: dict[TopicPartition, int] = {}
-        ranges = await self.fetch_ranges()
-        if end_offsets is not None:
-            ranges = {
-                tp: range(offsets.start, min(offsets.stop, end_offsets.get(tp, 0)))
-                for tp, offsets in ranges.items()
-            }
         async for dead_letters, offsets_after in self.iter_dead_letters(ranges):
             for dead_letter in dead_letters:
                 record = dead_letter.record
@@ -147,6 +148,21 @@ class DeadLetterQueue:
                 break
         return taken, next_offsets
 
+    async def _wait_for_records(self, starts: NextOffsets, timeout_s: float) -> None:
+        """Return when there is a record behind one of the offsets, or the time is over.
+
+        The brokers wait. To look again and again stalled them, and the event loop, if many waited.
+        """
+        options = ConsumerOptions(auto_offset_reset="earliest", max_fetch_bytes=MAX_FETCH_BYTES)
+        consumer = GroupConsumer(self._cluster, "", options)
+        try:
+            consumer.assign(starts.keys())
+            for tp, start in starts.items():
+                consumer.seek(tp, start)
+            await consumer.poll(timeout_s, max_records=1)
+        finally:
+            await consumer.close()
+
     async def commit(self, offsets: NextOffsets) -> None:
         metadata = self._cluster.get_topic(self.topic)
         topic_id = metadata.topic_id if metadata is not None else None
@@ -155,8 +171,19 @@ class DeadLetterQueue:
         if positions:
             await self._commits.commit(positions, lambda _: mark)
 
-    def _is_own(self, dead_letter: QueuedDeadLetter) -> bool:
-        return dead_letter.message.group in ("", self.group)
+    async def _parse_records(
+        self, records: Sequence[Record], all_groups: bool = False
+    ) -> list[QueuedDeadLetter]:
+        """Return the dead letters of the group, or of all, in records."""
+        own: list[QueuedDeadLetter] = []
+        async with take_turns() as turns:
+            for record in records:
+                dead_letter = self._parse_record(record)
+                if all_groups or dead_letter.message.group in ("", self.group):
+                    own.append(dead_letter)
+                if turns.is_over():
+                    await turns.pass_on()
+        return own
 
     def _parse_record(self, record: Record) -> QueuedDeadLetter:
         """Return the dead letter in a record; another program's counts as one of this topic."""

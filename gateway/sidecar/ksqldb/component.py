@@ -24,8 +24,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.client_memory import ClientMemory, GrowingReservation, HeldPart
 from gateway.config.types.address import create_trusting_context
 from gateway.sidecar.component import Component, NotReady
-from gateway.sidecar.consumer.poll_response import wait_for_disconnect
 from gateway.sidecar.context import Context
+from gateway.sidecar.http.disconnect import wait_for_disconnect
 from gateway.sidecar.http.middleware import READ_SCOPE
 from gateway.sidecar.http.status import (
     NO_STORE_HEADERS,
@@ -113,7 +113,7 @@ class KsqldbComponent(Component):
             return NdjsonRowsResponse(_iter_rows(rows, limit, timeout, drain), stack)
         limit = parameters.get("limit", DEFAULT_PUSH_ROWS if is_push else None)
         timeout = _to_seconds(parameters.get("timeout", PUSH_TIMEOUT_MS if is_push else None))
-        disconnect = partial(wait_for_disconnect, request.receive)
+        disconnect = partial(wait_for_disconnect, request.scope, request.receive)
         limited_rows = _iter_rows(rows, limit, timeout, drain, disconnect)
         async with stack, aclosing(limited_rows):
             return await _build_array_response(limited_rows, self._context.client_memory)
