@@ -108,6 +108,7 @@ SIDECAR_CODES = {
     "ASSAULT": "An assault of `sidecar.admin.chaos` failed the request on purpose.",
     "BACKEND_UNAVAILABLE": "The back end does not answer. Nothing was changed. Try again.",
     "CHAOS_OFF": "Assaults are not enabled. Set `sidecar.admin.chaos`.",
+    "DEAD_LETTER_TOPIC": "Dead letters get none of their own. Retry or commit those of the topic.",
     "FORMAT_MISMATCH": "The instance was created with another format than is asked for.",
     "GROUP_FAILED": "The group cannot be joined or used. The description says why.",
     "GROUP_IN_USE": "The group has members. Stop them first.",

@@ -381,6 +381,12 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
     answer = await setting.http.post(ACTIVE_PATH, params={"group": "g"}, json=wrong)
     assert answer.status_code == 400
     assert "hand in its value" in answer.text
+    # Their dead letters became topics without end, with as many partitions as Kafka's own.
+    refusals = {f"{setting.topic}.dlq": "DEAD_LETTER_TOPIC", "__consumer_offsets": "INTERNAL_TOPIC"}
+    for topic, code in refusals.items():
+        wrong = [{"record": {**place, "topic": topic, "value": "eA=="}, "processed": False}]
+        answer = await setting.http.post(ACTIVE_PATH, params={"group": "g"}, json=wrong)
+        assert answer.json()["code"] == code, answer.text
     asked = {"group": "g", "topic": setting.kafka.create_unique_topic()}
     answer = await setting.http.get(ACTIVE_PATH, params=asked)
     assert answer.status_code == 404

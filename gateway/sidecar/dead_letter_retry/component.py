@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.client_memory import GrowingReservation, HeldPart
 from gateway.config.sections.sidecar import Consumer as ConsumerSettings
 from gateway.config.sections.sidecar import Group
 from gateway.core.backoff import BackoffPolicy, ContentionBackoff
@@ -45,7 +46,7 @@ from gateway.sidecar.reactive.backend import BackendClient, create_http_client
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.message import DeadLetterMessage
-from gateway.sidecar.topics import check_offsets
+from gateway.sidecar.topics import check_not_dead_letters, check_offsets, check_writable
 from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -243,6 +244,8 @@ class DeadLetterComponent(Component):
         group = parameters["group"]
         await self._context.authorize(request, WRITE_SCOPE, topics, group)
         for topic in topics:
+            check_writable(self._context, topic)
+            check_not_dead_letters(self._context, topic)
             await self._context.get_topic(topic)
             async with take_turns():
                 self._keep_exact_numbers(data, entries, topic)
@@ -250,20 +253,21 @@ class DeadLetterComponent(Component):
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )
         places = [await self._check_place(item, index) for index, item in enumerate(items)]
-        found = await self._read_records(places)
         dead: list[DeadLetterRecord] = []
         size = 0
-        for index, (item, place) in enumerate(zip(items, places, strict=True)):
-            if (record := found.get(place)) is None:
-                record = await self._encode_record(item, index)
-            size += record if isinstance(record, int) else record.payload_size
-            if size > MAX_ACCEPTED_BYTES and index:
-                problem = f"{index + 1} records have over {MAX_ACCEPTED_BYTES} bytes in Kafka"
-                advice = f"none is written, hand in {index} of them at once"
-                raise StatusError(413, f"{problem}; {advice}")
-            if isinstance(record, Record):
-                dead.append(writer.create_dead_letter(record, item))
-        unwritten, reason, refused = await writer.write(dead)
+        with GrowingReservation(self._context.client_memory, HeldPart.PARSED) as held:
+            found = await self._read_records(places, held)
+            for index, (item, place) in enumerate(zip(items, places, strict=True)):
+                if (record := found.get(place)) is None:
+                    record = await self._encode_record(item, index)
+                size += record if isinstance(record, int) else record.payload_size
+                if size > MAX_ACCEPTED_BYTES and index:
+                    problem = f"{index + 1} records have over {MAX_ACCEPTED_BYTES} bytes in Kafka"
+                    advice = f"none is written, hand in {index} of them at once"
+                    raise StatusError(413, f"{problem}; {advice}")
+                if isinstance(record, Record):
+                    dead.append(writer.create_dead_letter(record, item))
+            unwritten, reason, refused = await writer.write(dead)
         if unwritten:
             problem = f"{len(unwritten)} of {len(dead)} are not known to be written: {reason}"
             if len(unwritten) == len(dead):
@@ -308,7 +312,9 @@ class DeadLetterComponent(Component):
             )
         return tp, int(fields["offset"])
 
-    async def _read_records(self, places: Sequence[Place]) -> dict[Place, Record | int]:
+    async def _read_records(
+        self, places: Sequence[Place], held: GrowingReservation
+    ) -> dict[Place, Record | int]:
         """Read the records that Kafka still has, each batch once.
 
         Behind MAX_ACCEPTED_BYTES only their sizes are kept, to tell how many may be handed in.
@@ -323,6 +329,7 @@ class DeadLetterComponent(Component):
                 async for record in records:
                     size += record.payload_size
                     is_kept = size <= MAX_ACCEPTED_BYTES or not found
+                    held.grow(record.payload_size if is_kept else 0)
                     found[tp, record.offset] = record if is_kept else record.payload_size
         return found
 

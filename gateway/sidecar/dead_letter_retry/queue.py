@@ -44,16 +44,16 @@ class DeadLetterQueue:
     whose offsets only its members may commit. Dead letters of other groups in the same topic are
     skipped.
 
-    The topic of the dead letters must be watched. Its name ends in `ext`. Offsets are committed
-    under the name `offsets_group`.
+    The topic of the dead letters must be watched. Its name ends in `ext`.
+    Offsets are committed under the name `offsets_group`.
     """
 
     def __init__(self, cluster: Cluster, topic: str, group: str, ext: str) -> None:
         self.topic = topic
+        self.origin_topic = topic.removesuffix(ext)
         self.group = group
         self.offsets_group = f"{group}{ext}"
         self._cluster = cluster
-        self._ext = ext
         self._commits = GroupOffsets(cluster.coordinators, self.offsets_group)
 
     async def fetch_ranges(self) -> dict[TopicPartition, range]:
@@ -179,7 +179,7 @@ class DeadLetterQueue:
         """Return the dead letter in a record; another program's counts as one of this topic."""
         message = parse_message(record)
         if message is None:
-            origin = TopicPartition(self.topic.removesuffix(self._ext), record.tp.partition)
+            origin = TopicPartition(self.origin_topic, record.tp.partition)
             message = DeadLetterMessage(
                 origin, record.offset, record.timestamp, record.key, record.value,
                 tuple(record.headers), "", "",
