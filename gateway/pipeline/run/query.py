@@ -282,7 +282,9 @@ def _create_writer(
         from gateway.pipeline.jobs.load import BatchLoader
 
         _log_gaps(spark, job, settings, job_checkpoint, find_sources(tables["from"]))
-        return write_each_batch(tables["from"], BatchLoader(job))
+        checkpoint = Checkpoint(job_checkpoint.location, spark)
+        loader = BatchLoader(job, job_checkpoint.query_id, is_first=checkpoint.is_first())
+        return write_each_batch(tables["from"], loader)
     assert to is not None
     kafka = find_cluster(settings.clusters, to.kafka)
 
@@ -517,8 +519,11 @@ def _log_gaps(
     for name, job_input in resolve_inputs(job).items():
         if job_input.on_data_loss == "gap":  # else Spark refuses to go on
             positions = checkpoint.read_positions(sources, name)
-            kafka = find_cluster(settings.clusters, job_input.kafka)
-            gaps.log_gaps(job.name, positions, build_client_config(kafka))
+            client_config = build_client_config(find_cluster(settings.clusters, job_input.kafka))
+            gaps.log_gaps(job.name, positions, client_config)
+            if isinstance(job, config.Load):
+                read_at_ms = checkpoint.read_last_time_ms()
+                gaps.log_removed_tombstones(job.name, positions, read_at_ms, client_config)
 
 
 def build_sink_options(output: Output, kafka: Kafka) -> dict[str, str]:
