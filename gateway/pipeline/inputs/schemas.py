@@ -7,7 +7,8 @@ for all its tasks.
 
 Whether a value of an input is invalid is decided twice, by the batch and by the scan for dead
 letters, and again if a batch is repeated. So its bytes alone may decide that: a schema that the
-registry does not have (yet) is none of its faults, and `resolve_fields` names the columns once.
+registry does not have (yet) is none of its faults, nor is a library that a worker lacks, and
+`resolve_fields` names the columns once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gateway.config.sections.catalog import SchemaRegistry
 from gateway.config.sections.job import Input, Output
 from gateway.config.types.formats import needs_catalog
 from gateway.errors import FormatError, PipelineUnavailable, RegistryUnavailable, SchemaNotFound
+from gateway.extras import EXTRA_MODULES, require_extra
 from gateway.formats.codec import (
     Codecs,
     EncodedData,
@@ -115,6 +117,8 @@ def _create_decoder(model: str, catalog: SchemaRegistry) -> ArrowFunction:
     def decode_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
+        if model in EXTRA_MODULES:  # which this worker may lack, unlike the driver
+            require_extra(model, f"a worker of a job with model {model}")
         format, codecs = SerializationFormat.parse(model), _get_codecs(catalog)
         for batch in batches:
             values = batch.column("value").to_pylist()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.app_server import running_app
@@ -14,10 +16,11 @@ from support.registry import FakeRegistry
 
 from gateway.config import Kafka, SchemaRegistry
 from gateway.config.sections.job import Input, Output
+from gateway.errors import ExtraMissing
 from gateway.formats.codec import Codecs, SerializationFormat
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.exactly_once import ExactlyOnceOutput
-from gateway.pipeline.inputs.schemas import resolve_fields
+from gateway.pipeline.inputs.schemas import decode_values, resolve_fields
 from gateway.pipeline.inputs.source import parse_records, select_invalid_records
 from gateway.pipeline.run.job_run import classify_error
 from gateway.pipeline.run.output import encode_rows
@@ -101,6 +104,17 @@ async def test_only_its_bytes_decide_whether_a_value_is_invalid(spark):
         registry.register_schema("orders-value", text_schema)
         # The id "a", a time, and the text "x".
         assert await asyncio.to_thread(read, 2, b"\x02a" + b"\0" + b"\x02\x02x")
+
+
+def test_a_worker_without_the_library_of_the_model_ends_the_job(monkeypatch):
+    """It took all values for invalid, and another worker, which looked for dead letters, none."""
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    raw = Mock(schema=[])
+    catalog = SchemaRegistry(type="schema-registry", url=["http://nowhere"])
+    decode_values(raw, Input.model_validate(GIVEN), {"r": catalog})
+    decode_batches, _ = raw.mapInArrow.call_args.args
+    with pytest.raises(ExtraMissing, match="a worker of a job with model avro needs fastavro"):
+        list(decode_batches([]))
 
 
 PRICE = {
