@@ -532,7 +532,8 @@ PIPELINE_GAPS = _counter(
     "job", "topic",
 )  # fmt: skip
 PIPELINE_BEHIND_OFFSETS = _gauge(
-    "gateway_pipeline_behind_offsets", "Offsets of a topic that were left after the latest batch.",
+    "gateway_pipeline_behind_offsets",
+    "Offsets of a topic that were left after the latest batch, and those behind open transactions.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_ALERTS = _gauge(
