@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Set
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -40,8 +40,8 @@ class BackgroundTasks:
         task.add_done_callback(self._on_done)
         return task
 
-    def cancel(self) -> None:
-        for task in self._tasks:
+    def cancel(self, *, keep: Set[object] = frozenset()) -> None:
+        for task in self._tasks - keep:
             task.cancel()
 
     async def wait(

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import Context
 from enum import StrEnum
 from time import monotonic
@@ -230,6 +230,24 @@ class ClientMemory:
             )
         if count:
             self._limited_at = now
+
+
+class GrowingReservation(ExitStack):
+    """Bytes of a request that come one after the other, counted by `reserve` until it is closed."""
+
+    def __init__(self, client_memory: ClientMemory, part: HeldPart) -> None:
+        super().__init__()
+        self._size = 0
+        self._client_memory, self._part = client_memory, part
+        self._reserved = MAX_UNCOUNTED_BYTES
+
+    def grow(self, size: int) -> None:
+        """Count `size` more bytes; raises MemoryFull."""
+        self._size += size
+        if self._size > self._reserved:
+            self._reserved = 2 * self._size  # or each byte would be a reservation
+            self.close()
+            self.enter_context(self._client_memory.reserve(self._part, self._reserved))
 
 
 def estimate_parsed_bytes(text: bytes) -> int:

@@ -291,7 +291,7 @@ class FormatError(GatewayError):
 
 
 class SchemaNotFound(FormatError):
-    """The schema registry has no schema of an id."""
+    """The schema registry does not have a schema, and may have it later."""
 
 
 class RegistryUnavailable(GatewayError):

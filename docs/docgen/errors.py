@@ -85,8 +85,8 @@ PROBLEMS = {
     "Too many keys": "The topic has more keys than its cache or `memory` holds. Raise them.",
     "Too many pipelined requests": "The connection has too many unanswered requests.",
     "Too many produces": "The socket has 100 writes without an answer. Wait for one.",
-    "Too many subscriptions": "The socket has 100 streams, or 640 conditions in their filters. "
-    "Open another socket.",
+    "Too many subscriptions": "The socket has 100 streams, or 640 conditions and fields that "
+    "they choose. Open another socket.",
     "Transaction open": "`If-Match` or `If-None-Match` cannot be compared while a program has a "
     "Kafka transaction open in the topic. Come back later.",
     "Transfer coding not implemented": "The body has a transfer coding other than `chunked`.",
@@ -108,6 +108,7 @@ SIDECAR_CODES = {
     "ASSAULT": "An assault of `sidecar.admin.chaos` failed the request on purpose.",
     "BACKEND_UNAVAILABLE": "The back end does not answer. Nothing was changed. Try again.",
     "CHAOS_OFF": "Assaults are not enabled. Set `sidecar.admin.chaos`.",
+    "DEAD_LETTER_TOPIC": "Dead letters get none of their own. Retry or commit those of the topic.",
     "FORMAT_MISMATCH": "The instance was created with another format than is asked for.",
     "GROUP_FAILED": "The group cannot be joined or used. The description says why.",
     "GROUP_IN_USE": "The group has members. Stop them first.",

@@ -6,12 +6,14 @@ of an array before a selected one become null. Numbers keep their digits.
 
 Measured for 3 of 6 fields of a value of 200 bytes, once for all clients of a view: 3 us, or 7 us if
 one of the fields is a fraction, whose digits orjson does not keep (`core.channel.exact_json`).
+Views that show other fields of the same record do not parse it again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import orjson
@@ -57,18 +59,39 @@ def _build_tree(fields: Iterable[str]) -> FieldTree:
 
 def _project_value(value: bytes, tree: FieldTree) -> bytes | None:
     """Return the selected part of a value as JSON; None if it is no JSON."""
+    parsed = _parse(value)
+    if parsed is MISSING:
+        return None
+    if not isinstance(parsed, dict):
+        return b"null"
     try:
-        parsed = parse_json(value)
-        if not isinstance(parsed, dict):
-            return b"null"
         kept = _select_fields(parsed, tree)
         if not _is_as_written(kept, value):
-            kept = _select_fields(parse_exact(value, orjson.Fragment), tree)
+            parsed = _parse_exactly(value)
+            if parsed is None:
+                return b"null"
+            kept = _select_fields(parsed, tree)
         return b"{}" if kept is MISSING else _write_json(kept)
-    except orjson.JSONDecodeError:
-        return None
     except RecursionError:
         return b"null"
+
+
+# Of one value: a `ChannelDispatcher` has each record encoded for all views before the next one.
+@lru_cache(maxsize=1)
+def _parse(value: bytes) -> Any:
+    try:
+        return parse_json(value)
+    except orjson.JSONDecodeError:
+        return MISSING
+
+
+@lru_cache(maxsize=1)
+def _parse_exactly(value: bytes) -> Any:
+    """Return an object with its numbers as they are written; None if it is nested too deep."""
+    try:
+        return parse_exact(value, orjson.Fragment)
+    except RecursionError:
+        return None
 
 
 def _describe_not_json(record: Record) -> bytes:

@@ -206,7 +206,7 @@ class CachedRegistryClient:
         except RegistryNotFound as exc:
             if exc.code == 40402 and version is not None:  # version not found
                 problem = f"subject '{subject}' has no version {version}"
-                raise FormatError(f"{problem}; use one that it has, or leave it out") from None
+                raise SchemaNotFound(f"{problem}; use one that it has, or leave it out") from None
             if exc.code == 40401 or version is None:  # subject not found
                 raise await self._build_unknown_subject(subject) from None
             raise FormatError(f"the registry gives no {label} of '{subject}': {exc}") from None
@@ -254,7 +254,7 @@ class CachedRegistryClient:
         try:
             texts = await self._fetch_references(response.get("references") or [], {})
         except FormatError as exc:
-            raise FormatError(f"the references of schema {id} cannot be used: {exc}") from None
+            raise type(exc)(f"the references of schema {id} cannot be used: {exc}") from None
         return Schema(id, format, response["schema"], texts)
 
     async def _fetch_references(
@@ -285,7 +285,7 @@ class CachedRegistryClient:
             texts.setdefault(reference["name"], response["schema"])
         return texts
 
-    async def _build_unknown_subject(self, subject: str) -> FormatError:
+    async def _build_unknown_subject(self, subject: str) -> SchemaNotFound:
         try:
             response = await self._client.request(
                 "GET", "/subjects", is_expected=lambda response: isinstance(response, list)
@@ -294,7 +294,7 @@ class CachedRegistryClient:
             response = []
         closest = find_closest(subject, [name for name in response if isinstance(name, str)])
         hint = f"did you mean '{closest}'?" if closest else "register a schema for it"
-        return FormatError(f"the registry has no subject '{subject}'; {hint}")
+        return SchemaNotFound(f"the registry has no subject '{subject}'; {hint}")
 
 
 def _measure_texts(texts: Iterable[str]) -> int:

@@ -33,8 +33,6 @@ from . import topics
 from .jobs import get_inputs, get_output
 
 Loc = tuple[str | int, ...]
-Columns = Mapping[str, Mapping[str, str]]
-"""The columns of each input and their types, by the input's name."""
 _OPTION_PREFIX = re.compile(r"([A-Za-z_][\w]*(?:\.[A-Za-z_][\w]*)*): ")
 
 
@@ -87,12 +85,12 @@ def check_externals(settings: Settings, jobs: Sequence[Job] | None = None) -> Ex
     output_topics = {output.topic for output in outputs if output is not None}
     topics_by_cluster: dict[str, Mapping[str, int] | None] = {}
     for loc, job in _iter_located_jobs(settings, jobs):
-        schema_columns = _load_schema_columns(settings, job, loc, result)
-        if schema_columns:
+        resolved = _resolve_inputs(settings, job, loc, result)
+        if resolved:
             static = {problem.message for problem in _check_job(job, {})}
             result.problems.extend(
                 problem._replace(loc=(*loc, *problem.loc))
-                for problem in _check_job(job, schema_columns)
+                for problem in _check_job(job, resolved)
                 if problem.message not in static
             )
         for name, read in list_read_topics(job).items():
@@ -140,14 +138,15 @@ def _check_loads(settings: Settings, jobs: Sequence[Job]) -> Iterator[JobProblem
             yield JobProblem((*loc, "into", "prefix"), f"{message}; use another one")
 
 
-def _check_job(job: Job, schema_columns: Columns) -> Iterator[JobProblem]:
+def _check_job(job: Job, resolved: Mapping[str, Input]) -> Iterator[JobProblem]:
     columns: dict[str, dict[str, str]] = {}
     for name, input in get_inputs(job).items():
         loc = _input_loc(job, name)
         yield from (each._replace(loc=(*loc, *each.loc)) for each in _check_input(job, input))
         # If the columns are unknown, `columns` lacks the input, and they are not checked.
-        if fields.get_fields(input, schema_columns.get(name)) or input.value.model == "string":
-            columns[name] = fields.get_columns(input, schema_columns.get(name))
+        input = resolved.get(name, input)
+        if input.value.fields or input.value.model == "string":
+            columns[name] = fields.get_columns(input)
             yield from (
                 each._replace(loc=(*loc, *each.loc)) for each in _check_time(input, columns[name])
             )
@@ -198,25 +197,24 @@ def _check_time(input: Input, columns: Mapping[str, str]) -> Iterator[JobProblem
         yield JobProblem(("time",), f"'{input.time}' is of type {kind}; {hint}")
 
 
-def _load_schema_columns(
+def _resolve_inputs(
     settings: Settings, job: Job, loc: Loc, check_result: ExternalCheck
-) -> dict[str, dict[str, str]]:
-    """Return the columns of inputs with a schema instead of `fields`; add errors to the result."""
-    columns: dict[str, dict[str, str]] = {}
+) -> dict[str, Input]:
+    """Return the inputs with a schema instead of `fields`; add errors to the result."""
+    resolved: dict[str, Input] = {}
     for name, input in get_inputs(job).items():
         value = input.value
         if not schemas.has_schema(value.model) or value.fields:
             continue
         try:
-            catalog = settings.catalogs[value.catalog or ""]
-            columns[name] = schemas.fetch_schema_columns(input.topic, value, catalog)
+            resolved[name] = schemas.resolve_fields(input, settings.catalogs)
         except FormatError as error:
             check_result.problems.append(
                 JobProblem((*loc, *_input_loc(job, name), "value"), str(error))
             )
         except RegistryUnavailable as error:
             check_result.skipped_checks.append(f"schema of {input.topic}: {error}")
-    return columns
+    return resolved
 
 
 def _check_topic(

@@ -27,6 +27,7 @@ class TopicDescription(NamedTuple):
 
     name: str
     id: str
+    partitions: int = 0
 
 
 NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -114,7 +115,7 @@ def await_topic(answer: Future[Any], name: str) -> TopicDescription:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise TopicMissing(f"topic {name} does not exist") from error
         raise build_kafka_error(f"topic {name} cannot be described", error) from error
-    return TopicDescription(name, str(description.topic_id))
+    return TopicDescription(name, str(description.topic_id), len(description.partitions))
 
 
 def fetch_max_message_bytes(options: Mapping[str, Any], name: str) -> int:

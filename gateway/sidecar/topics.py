@@ -73,6 +73,13 @@ def check_writable(context: Context, name: str) -> None:
         raise StatusError(403, f"{problem}; name a topic of your own", code="INTERNAL_TOPIC")
 
 
+def check_not_dead_letters(context: Context, name: str) -> None:
+    """Raise StatusError 400 for dead letters: theirs would be in a new topic, and so on."""
+    if name.endswith(tuple(context.section.dead_letter_suffixes)):
+        problem = f"{name} is of dead letters, which have none of their own; retry or commit them"
+        raise StatusError(400, problem, code="DEAD_LETTER_TOPIC")
+
+
 async def describe_topic(context: Context, name: str) -> TopicMetadata:
     """Return the metadata of a topic without watching it; raises as `Context.get_topic`."""
     if len(name) > MAX_TOPIC_NAME_CHARS:

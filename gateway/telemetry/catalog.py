@@ -252,7 +252,7 @@ CACHE_BYTES = _gauge(
 MEMORY_BYTES = _gauge(
     "gateway_memory_bytes",
     "What the option memory limits, by part: cache, rings (recent chunks), tables (snapshots), "
-    "backlog (read and not sent yet), writes (records of clients that Kafka does not have yet), "
+    "backlog (read for those behind), writes (records of clients that Kafka does not have yet), "
     "keys (idempotency keys that were written), views (what clients ask for), inflated (large "
     "batches being decoded), dictionaries (for compression); and of clients: unsent (not accepted "
     "by slow connections), received (messages and requests, incomplete or being handled), parsed "
@@ -532,7 +532,8 @@ PIPELINE_GAPS = _counter(
     "job", "topic",
 )  # fmt: skip
 PIPELINE_BEHIND_OFFSETS = _gauge(
-    "gateway_pipeline_behind_offsets", "Offsets of a topic that were left after the latest batch.",
+    "gateway_pipeline_behind_offsets",
+    "Offsets of a topic that were left after the latest batch, and those behind open transactions.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_ALERTS = _gauge(

@@ -12,6 +12,7 @@ import pytest
 import websockets
 from support.clients.raw import RawClient
 from support.gateways import GatewayThread, build_config, create_http_client
+from support.multiplex import MultiplexClient
 from support.records import RecordToSend, produce_records
 from support.sse import SseEvent, parse_stream
 from support.topic_gateway import run_gateway_sync
@@ -196,3 +197,22 @@ async def test_a_message_chooses_as_a_query_does(gateway: GatewayThread):
         assert [each["offset"] for each in heard["exact"]] == [2]
         assert [each["value"] for each in heard["fields"]] == ['{"region":"eu"}']
         assert errors.keys() == {"hidden"} and "/card" in errors["hidden"]
+
+
+async def test_all_streams_of_an_address_are_of_one_client_also_when_they_change(
+    gateway: GatewayThread,
+):
+    """Or their private reads would not take turns with those of other clients."""
+    hub = gateway.app.gateway.hubs.get_hub("")
+
+    async def list_keys() -> list[str]:
+        return [client.subscription.client_key for client in hub.clients]
+
+    url = f"{gateway.base_url}/one/orders"
+    async with RawClient(url) as client, MultiplexClient(gateway.base_url) as socket:
+        await client.wait_for_events(1)
+        await socket.subscribe("kept", "/one/orders")
+        await socket.subscribe("changed", "/one/orders")
+        await socket.change("changed", path="/one/stock")
+        keys = await gateway.run(list_keys())
+        assert len(keys) >= 3 and set(keys) == {"127.0.0.1"}

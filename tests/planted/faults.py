@@ -153,13 +153,8 @@ HUB = (
     PlantedFault(
         "cached-read-of-other-log",
         "gateway/hub/reads/backfill_reader.py",
-        """\
-            cached is not None
-            and cached.version == version
-""",
-        """\
-            cached is not None
-""",
+        "if cached is None or cached.version != version:",
+        "if cached is None:",
         ("tests/hub/reads",),
     ),
     PlantedFault(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,6 +20,8 @@ from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed, write_dead_letters
 from support.registry import FakeRegistry
 from support.sidecars import running_sidecar, wait_until_ready
+from support.simulated_kafka import SimulatedCluster, SimulatedKafka
+from support.virtual_time import run_in_virtual_time
 
 from gateway.core.delivery.verdict import (
     BackendUnavailable,
@@ -28,7 +31,9 @@ from gateway.core.delivery.verdict import (
     Verdict,
 )
 from gateway.core.log.record import TopicPartition
+from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.transactional_producer import WrittenOffsets
+from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue
 from gateway.sidecar.dead_letter_retry.retry import DeadLetterRetry
 
 REACTIVE_PATH = "/consumers/deadLetter/reactive"
@@ -235,6 +240,17 @@ async def test_the_one_that_the_back_end_stumbles_over_does_not_keep_the_others(
     assert len(setting.read_letters()) == 5
 
 
+async def test_who_waits_for_dead_letters_keeps_nobody_from_a_retry(setting):
+    """A wait of five minutes held the lock of the group and its topic, also for a client that had
+    gone."""
+    first = asyncio.create_task(setting.request_redelivery(timeout=120_000))
+    for _ in range(4):
+        assert (await setting.request_redelivery())["records"] == []
+    assert not first.done()
+    setting.write_sealed([1])
+    assert (await first)["processed"] == 1
+
+
 async def test_letters_of_other_groups_are_passed_over(setting):
     setting.write_sealed([1, 2], group="another")
     setting.write_sealed([3])
@@ -365,6 +381,12 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
     answer = await setting.http.post(ACTIVE_PATH, params={"group": "g"}, json=wrong)
     assert answer.status_code == 400
     assert "hand in its value" in answer.text
+    # Their dead letters became topics without end, with as many partitions as Kafka's own.
+    refusals = {f"{setting.topic}.dlq": "DEAD_LETTER_TOPIC", "__consumer_offsets": "INTERNAL_TOPIC"}
+    for topic, code in refusals.items():
+        wrong = [{"record": {**place, "topic": topic, "value": "eA=="}, "processed": False}]
+        answer = await setting.http.post(ACTIVE_PATH, params={"group": "g"}, json=wrong)
+        assert answer.json()["code"] == code, answer.text
     asked = {"group": "g", "topic": setting.kafka.create_unique_topic()}
     answer = await setting.http.get(ACTIVE_PATH, params=asked)
     assert answer.status_code == 404
@@ -375,6 +397,23 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
         body = {"group": setting.group, "topic": setting.topic, "offsets": [unfit]}
         answer = await setting.http.post(f"{ACTIVE_PATH}/offsets", json=body)
         assert answer.status_code == 400, answer.text
+
+
+def test_a_wait_for_dead_letters_asks_kafka_twice_a_minute():
+    """Each asked it 60 times a second: a thousand of them stalled everybody's requests."""
+
+    async def play() -> None:
+        kafka = SimulatedKafka(random.Random(1))
+        kafka.create_topic("orders.dlq", 2)
+        queue = DeadLetterQueue(cast(Cluster, SimulatedCluster(kafka)), "orders.dlq", "g", ".dlq")
+        waiting = asyncio.create_task(queue.fetch_dead_letters(10, 1 << 20, 300.0))
+        await asyncio.sleep(200.0)  # of virtual time
+        assert kafka.request_count < 20
+        kafka.append_records(TopicPartition("orders.dlq", 1), [b"it"])
+        (found,), offsets = await waiting
+        assert (found.record.value, offsets) == (b"it", {found.record.tp: 1})
+
+    run_in_virtual_time(play())
 
 
 async def test_what_the_back_end_was_not_asked_about_is_not_committed():

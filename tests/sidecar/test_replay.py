@@ -393,6 +393,38 @@ async def test_a_back_end_gets_them_in_batches_and_what_fails_is_a_dead_letter(k
     assert [json.loads(letter.value())["n"] for letter in letters] == [50, 60, 70, 80, 90]
 
 
+@pytest.mark.parametrize("recreated", ["topic", "destinationTopic"])
+async def test_a_replay_fails_when_one_of_its_topics_is_created_again(kafka, section, recreated):
+    """It went on at its old offset in the new topic, and said `done` without a gap."""
+    body = {
+        "topic": kafka.create_unique_topic(),
+        "destination": "topic",
+        "destinationTopic": kafka.create_unique_topic(),
+    }
+    fill_topic(kafka, body["topic"], 10)
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": body["topic"]}
+    )
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(body["topic"], b"the replay waits here")
+    assert producer.flush(LATE) == 0
+    async with running_sidecar(kafka.bootstrap, replay=section) as http:
+        id = (await start_replay(http, body))["id"]
+        await wait_until(
+            lambda: len(read_committed(kafka, body["destinationTopic"])) == 10, "copies"
+        )
+    producer.abort_transaction()
+    kafka.admin.delete_topic(body[recreated])
+    kafka.admin.create_topic(body[recreated])
+    fill_topic(kafka, body[recreated], 20)
+    async with running_sidecar(kafka.bootstrap, replay=section) as http:
+        await wait_until_ready(http, LATE)
+        failed = await wait_until_over(http, id)
+    assert (failed["state"], failed["records"]) == ("failed", 10)
+    assert f"{body[recreated]} was deleted and created again" in failed["error"]
+
+
 async def test_replays_of_one_client_leave_places_to_those_of_others(kafka, section):
     """16 of one client to a back end that was away were all that a sidecar works on at a time."""
     source = kafka.create_unique_topic()
@@ -416,6 +448,27 @@ async def test_replays_of_one_client_leave_places_to_those_of_others(kafka, sect
             owners = [await request_owner("alice") for _ in range(9)]
             assert [bool(owner) for owner in owners] == [True] * 8 + [False]
             assert await request_owner("bob")
+
+
+async def test_a_replay_says_that_no_sidecar_has_its_group(kafka, section):
+    """It was `running` for ever, with the owner and the error of a process that was gone."""
+    source = kafka.create_unique_topic()
+    fill_topic(kafka, source, 1)
+    async with running_backend() as backend:
+        backend.set_orders(say=503)
+        options = {"topics": [source], "backend": {"host": backend.base_url}}
+        former, later = ({"groups": {"group": f"{source}.{n}", **options}} for n in (1, 2))
+        async with running_sidecar(kafka.bootstrap, replay=section, reactive=former) as http:
+            id = (await start_replay(http, {"topic": source, "destination": "backend"}))["id"]
+        async with running_sidecar(kafka.bootstrap, replay=section, reactive=later) as http:
+            await wait_until_ready(http, LATE)
+            async with asyncio.timeout(LATE):
+                while True:
+                    found = (await http.get(f"/replays/{id}")).json()
+                    if f"no group {source}.1 is configured" in (found["error"] or ""):
+                        break
+                    await asyncio.sleep(0.05)
+    assert (found["state"], found["owner"]) == ("running", None)
 
 
 async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):

@@ -22,11 +22,13 @@ async def running_sidecar(
     catalogs: Any = None,
     listen: Any = None,
     security: Any = None,
+    memory: str | None = None,
     **sections: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of it. sections: of `sidecar`, empty ones too. security: of `kafka`."""
     kafka = None if security is None else {"security": security}
     beside = {"guards": guards, "catalogs": catalogs, "listen": listen, "kafka": kafka}
+    beside |= {"memory": memory}
     more = {name: section for name, section in beside.items() if section is not None}
     config = build_config(bootstrap, [], [], sidecar=sections, **more)
     async with (

@@ -105,6 +105,7 @@ class SimulatedKafka:
     is_denied: nobody may read with the group.
     holds_commits: commits are neither made nor answered.
     on_commit: called with each commit that is accepted, before it is answered.
+    request_count: of all requests.
     """
 
     def __init__(self, rng: random.Random, *, is_classic: bool = False) -> None:
@@ -112,6 +113,7 @@ class SimulatedKafka:
         self.is_classic = is_classic
         self.is_denied = False
         self.holds_commits = False
+        self.request_count = 0
         self.topics: dict[str, SimulatedTopic] = {}
         self.committed: dict[tuple[UUID, int], OffsetAndMetadata] = {}
         self.dead_letters: list[tuple[TopicPartition, bytes | None, Any]] = []
@@ -198,6 +200,7 @@ class SimulatedKafka:
 
     async def handle_request(self, request: Any, cluster: SimulatedCluster) -> Any:
         """Answer as the broker, or raise BrokerUnavailable."""
+        self.request_count += 1
         await asyncio.sleep(self.rng.choice((0.0, 0.001, 0.01)))
         await cluster.wait_reachable()
         match request:
@@ -371,12 +374,14 @@ class _PendingResponse:
 class SimulatedCluster:
     """The connections of one process.
 
+    lent_spares: how many of its spare connections are in use.
     away: "" while it reaches Kafka, "refused", "silent", or "login": Kafka refuses its login, and
     says something else each time.
     """
 
     def __init__(self, kafka: SimulatedKafka) -> None:
         self.failure_mode = ""
+        self.lent_spares = 0
         self.cluster_id = "simulated"
         self.connections: Any = self
         self.metadata: Any = self
@@ -415,7 +420,11 @@ class SimulatedCluster:
     @asynccontextmanager
     async def borrow_spare(self, node: int) -> AsyncIterator[Any]:
         await self.wait_reachable()
-        yield self
+        self.lent_spares += 1
+        try:
+            yield self
+        finally:
+            self.lent_spares -= 1
 
     async def connect(self, node: int, role: Any) -> Any:
         await self.wait_reachable()

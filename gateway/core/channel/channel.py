@@ -62,6 +62,7 @@ class Channel(ChunkRing):
         view_digest: The digest of the view (topics, filter, format); part of every id.
         topics_ending_on_loss: Topics whose clients end where the log lost records
             (`offsetOutOfRange: fail`).
+        parses_values: The view has fields, or filters that look into values.
         latest_by_partition: The latest offsets of keys, for clients that are conflated.
         total: The sum over all chunks ever published; None on wires that count nothing.
         has_sent_id: An id was published since `announce_position` last ran or the owner reset it.
@@ -77,6 +78,7 @@ class Channel(ChunkRing):
         "has_sent_id",
         "key",
         "latest_by_partition",
+        "parses_values",
         "topics_ending_on_loss",
         "total",
         "view_digest",
@@ -89,6 +91,7 @@ class Channel(ChunkRing):
         encoder: Encoder,
         accepts: Callable[[Record], bool] | None = None,
         *,
+        parses_values: bool = False,
         topics_ending_on_loss: Iterable[str] = (),
         ring_budget: RingBudget | None = None,
     ) -> None:
@@ -96,6 +99,7 @@ class Channel(ChunkRing):
         self.view_digest = view_digest
         self.encoder = encoder
         self.accepts = accepts
+        self.parses_values = parses_values
         self.topics_ending_on_loss = frozenset(topics_ending_on_loss) or _NO_TOPICS
         self.latest_by_partition: WeakValueDictionary[TopicPartition, LatestOffsets] | None = None
         self.total: ByteSum | None = None  # of all chunks ever; None on wires that count nothing

@@ -1,10 +1,11 @@
 """Hand an update of the tail to the channels that it concerns, however many others there are.
 
-A channel without a filter encodes the update itself. Of the others, the filter index finds those
-that a record concerns; gaps, faults and readiness concern all. An event is built once for all
-channels that share an encoder. The channels that got a chunk are noted with the update, and when
-the update is too old they are the only ones to drop chunks, so that idle channels cost nothing:
-2,000 channels, each for one key, take 4 us a record in all.
+A channel without filters and fields encodes the update itself. Of the others, the filter index
+finds those that a record concerns; gaps, faults and readiness concern all. An event is built once
+for all channels that share an encoder. A record is encoded for all of them before the next one, so
+that those which show other fields of it share the parsed value. The channels that got a chunk are
+noted with the update, and when the update is too old they are the only ones to drop chunks, so that
+idle channels cost nothing: 2,000 channels, each for one key, take 4 us a record in all.
 
 The readiness of a partition concerns every channel, but moves no position. Where filtered channels
 are many, they are informed later, some at a time: all at once takes 14 us each, 14 s for a million.
@@ -25,6 +26,7 @@ from .filter_index import FilterIndex
 from .filters import Filters
 
 MAX_UPDATES = 4096  # updates whose chunks and positions are kept at most
+MAX_MOVES = 16 * MAX_UPDATES  # positions that these updates moved: 10 MiB
 MIN_HOLDERS = 4096  # chunk holders that are noted at most before those without a chunk are dropped
 MAX_NOTIFIED_AT_ONCE = 50  # filtered channels that are told at once of a partition's state
 
@@ -44,7 +46,7 @@ class ChannelDispatcher:
         self, tail: Tail, on_unreadable: Callable[[Record], None] = lambda record: None
     ) -> None:
         self.tail = tail
-        self._unfiltered: set[Channel] = set()
+        self._unfiltered: set[Channel] = set()  # without filters and fields
         self._filter_index: FilterIndex[Channel] = FilterIndex(on_unreadable)
         seqs = range(tail.oldest_seq, tail.seq + 1)
         self._chunk_holders: deque[list[Channel]] = deque([] for _ in seqs)
@@ -58,8 +60,8 @@ class ChannelDispatcher:
     def has_notices(self) -> bool:
         return bool(self._notices)
 
-    def add(self, channel: Channel, filters: Filters) -> None:
-        if filters.filters:
+    def add(self, channel: Channel, filters: Filters, *, has_fields: bool = False) -> None:
+        if filters.filters or has_fields:
             self._filter_index.add(channel, filters)
         else:
             self._unfiltered.add(channel)
@@ -101,7 +103,8 @@ class ChannelDispatcher:
             self._notices.popleft()
         update = TailUpdate(self.tail.seq, (), self.tail.token_text)
         for channel in batch:
-            events = _build_events(channel, entries, update.token_text)
+            built = (build_event(channel.encoder, entry, update.token_text) for entry in entries)
+            events = [event for event in built if event is not None]
             if events and channel.followers:
                 channel.publish_events(update, events, entries)
                 published.append(channel)
@@ -122,11 +125,8 @@ class ChannelDispatcher:
             update = self._defer_notices(update)
         # What concerns every channel.
         controls = [entry for entry, _ in update.entries if type(entry) not in (Record, Skip)]
-        events_by_channel = (
-            self._select_conflated_events(update)
-            if self.tail.is_conflated
-            else self._select_events(update)
-        )
+        find = self._find_latest(update) if self.tail.is_conflated else self._find_channels
+        events_by_channel = self._select_events(update, find)
         for channel, events in events_by_channel.items():
             channel.publish_events(update, events, controls)
         return list(events_by_channel)
@@ -144,7 +144,9 @@ class ChannelDispatcher:
         rest = [each for each in update.entries if type(each.entry) not in (Ready, Fault)]
         return update._replace(entries=rest)
 
-    def _select_events(self, update: TailUpdate) -> dict[Channel, list[ChannelEvent]]:
+    def _select_events(
+        self, update: TailUpdate, find: Callable[[Entry], Iterable[Channel]]
+    ) -> dict[Channel, list[ChannelEvent]]:
         """Return the events that each channel shows of an update.
 
         Where ids come in batches, an event gets the last token text before the channel's next
@@ -155,7 +157,7 @@ class ChannelDispatcher:
         text_index, last_text = -1, b""
         for n, (entry, text) in enumerate(update.entries):
             built: dict[Encoder, ChannelEvent | None] = {}
-            for channel in self._find_channels(entry):
+            for channel in find(entry):
                 encoder = channel.encoder
                 if encoder not in built:
                     built[encoder] = build_event(encoder, entry, text)
@@ -173,18 +175,19 @@ class ChannelDispatcher:
                 text_index, last_text = n, text
         return events_by_channel
 
-    def _select_conflated_events(self, update: TailUpdate) -> dict[Channel, list[ChannelEvent]]:
+    def _find_latest(self, update: TailUpdate) -> Callable[[Entry], Iterable[Channel]]:
+        """Return what finds the channels in which an entry is not replaced by a later one."""
         # Filter first, then conflate: a record that a channel does not show replaces none there.
         shown: dict[Channel, list[Entry]] = {}
         for entry, _ in update.entries:
             for channel in self._find_channels(entry):
                 if channel.followers:
                     shown.setdefault(channel, []).append(entry)
-        built = (
-            (channel, _build_events(channel, conflate(entries)))
-            for channel, entries in shown.items()
-        )
-        return {channel: events for channel, events in built if events}
+        latest: dict[int, list[Channel]] = {}
+        for channel, entries in shown.items():
+            for entry in conflate(entries):
+                latest.setdefault(id(entry), []).append(channel)
+        return lambda entry: latest.get(id(entry), ())
 
     def _find_channels(self, entry: Entry) -> Iterable[Channel]:
         if type(entry) is Record:
@@ -192,15 +195,21 @@ class ChannelDispatcher:
         return () if type(entry) is Skip else self._filter_index
 
     def _trim_updates(self) -> None:
-        """Keep a bounded number of updates; channels with older chunks drop these first.
+        """Forget old updates that no channel holds a chunk of, and those beyond the bounds.
 
-        The order matters: followers whose chunks are dropped need `position_before`, which the tail
-        can no longer answer once it has forgotten the update.
+        The last update stays. Channels drop their chunks of an update before it is forgotten:
+        followers that fall behind by this need `position_before`.
         """
         tail = self.tail
-        while tail.seq - tail.oldest_seq > MAX_UPDATES:
+        while tail.seq - tail.oldest_seq > 1:
             before = tail.oldest_seq + 1
-            holders = self._chunk_holders.popleft()
+            holders = self._chunk_holders[0]
+            while holders and not holders[-1].holds_update(tail.oldest_seq):
+                holders.pop()
+                self._holder_count -= 1
+            if holders and tail.seq - before < MAX_UPDATES and tail.move_count <= MAX_MOVES:
+                return
+            self._chunk_holders.popleft()
             self._holder_count -= len(holders)
             for channel in holders:
                 channel.evict_before(before)
@@ -220,10 +229,3 @@ class ChannelDispatcher:
                 holders[:] = [channel for channel in holders if channel.holds_update(seq)]
                 count += len(holders)
         self._holder_count, self._max_holder_count = count, max(MIN_HOLDERS, 2 * count)
-
-
-def _build_events(
-    channel: Channel, entries: Iterable[Entry], text: bytes | None = None
-) -> list[ChannelEvent]:
-    built = (build_event(channel.encoder, entry, text) for entry in entries)
-    return [event for event in built if event is not None]

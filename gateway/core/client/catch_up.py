@@ -132,7 +132,7 @@ class CatchUp:
         for entry in self._next_entries(tp, log, batch, min_remaining):
             position = PartitionPosition(entry.next_offset, entry.epoch, log.lineage)
             positions.put(tp, position)
-            batch.remaining_bytes -= batch.entry_cost
+            batch.count_entry(entry)
             if isinstance(entry, SnapshotBlock):
                 batch.add_block(entry, position)
             else:
@@ -174,6 +174,9 @@ class CatchUp:
             positions.put(tp, position)
             if gap is not None:
                 batch.add_entry(gap, position)
+        end = self._cursor.rebase_end(log)
+        if end is not None and (snapshot := self._cursor.snapshot) and tp in snapshot.remaining:
+            snapshot.set_end(tp, end, position)
         divergence, is_certain = log.find_divergence(position)
         if divergence is None:
             return True
@@ -226,7 +229,7 @@ class CatchUp:
             position = PartitionPosition(window.end_offset, window.epoch, log.lineage)
             for entry in self._buffer.iter_following(tp, log, position):
                 window.add(entry if latest is None else latest.skip_replaced(entry))
-                batch.remaining_bytes -= batch.entry_cost
+                batch.count_entry(entry)
                 if window.is_full or (end is not None and window.end_offset >= end):
                     break
                 if batch.remaining_bytes <= min_remaining:

@@ -12,6 +12,7 @@ A client that follows its channel in all partitions has no private reader: it co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import assert_never
 
 from gateway.core.log.record import (
     NO_EPOCH,
@@ -257,6 +258,8 @@ class PrivateReader:
                 self._cursor.end(EndReason.SLOW)
             case SlowClientPolicy.CATCH_UP:
                 pass
+            case policy:
+                assert_never(policy)
 
     def _skip_behind(self) -> None:
         """Move a slow client to the tail.

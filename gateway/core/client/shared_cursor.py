@@ -11,7 +11,9 @@ from collections.abc import Container, Iterator
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk_ring import Chunk, CohortKey
+from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import (
+    NO_EPOCH,
     RETIRED_EPOCH,
     UNVERIFIED_LINEAGE,
     PartitionPosition,
@@ -42,7 +44,8 @@ class SharedCursor:
 
     Attributes:
         end_offsets: As in `SubscriptionTerms`, like the attributes that are not listed here, but
-            each table that is sent extends its partition's to its own end.
+            each table that is sent extends its partition's to its own end, and they move when a log
+            goes back (`rebase_end`).
         remaining_records: How many more records until the stream ends; None for no end.
         credit: How many more records the client may be sent; None for any number.
         resolve_since: The time as of which the ends of the client's pending partitions are to be
@@ -51,7 +54,9 @@ class SharedCursor:
     """
 
     __slots__ = (
+        "_end_lineages",
         "channel",
+        "client_key",
         "credit",
         "end_offsets",
         "end_reason",
@@ -73,10 +78,17 @@ class SharedCursor:
         self.channel = channel
         self.slow_policy = terms.slow_policy
         self.end_offsets = None if terms.end_offsets is None else dict(terms.end_offsets)
+        # Of the offsets; None without an end, as a dictionary takes 64 bytes of each client.
+        self._end_lineages = (
+            None
+            if terms.end_offsets is None
+            else {tp: log.lineage for tp, log in channel.tail.logs.items()}
+        )
         self.remaining_records = terms.max_records
         self.credit = terms.credit
         self.resolve_since = terms.resolve_since
         self.snapshot = terms.snapshot
+        self.client_key = terms.client_key
         self.traffic = traffic
         self.next_seq = channel.next_seq
         self.end_reason: EndReason | None = None
@@ -101,6 +113,22 @@ class SharedCursor:
     def extend_end(self, tp: TopicPartition, offset: int) -> None:
         if self.end_offsets is not None:
             self.end_offsets[tp] = max(offset, self.end_offsets.get(tp, 0))
+
+    def rebase_end(self, log: PartitionLog) -> int | None:
+        """Return where a partition ends, if its log went back since the end was found; else None.
+
+        Records of a topic that was created again, or from where a log was truncated, are later than
+        the end: the partition ends before them.
+        """
+        if self.end_offsets is None or self._end_lineages is None:
+            return None
+        tp, lineage = log.tp, self._end_lineages.get(log.tp, log.lineage)
+        if lineage == log.lineage:
+            return None
+        end = PartitionPosition(self.end_offsets.get(tp, 0), NO_EPOCH, lineage)
+        self._end_lineages[tp] = log.lineage
+        self.end_offsets[tp] = log.rebase(end)[1].offset or 0
+        return self.end_offsets[tp]
 
     def end_snapshot(self) -> None:
         self.snapshot = None

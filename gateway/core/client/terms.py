@@ -49,6 +49,7 @@ class SubscriptionTerms:
         reads_partition: Whether a partition may hold records of the view. The others' positions of
             a token are neither verified nor read.
         delivered_sum: The sum over the earlier bytes; None on wires without sums.
+        client_key: The client's identity or address, by which clients take turns in being read for.
     """
 
     slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP
@@ -59,6 +60,7 @@ class SubscriptionTerms:
     snapshot: Snapshot | None = None
     reads_partition: PartitionPredicate | None = None
     delivered_sum: ByteSum | None = None
+    client_key: str = ""
 
 
 DEFAULT_TERMS = SubscriptionTerms()

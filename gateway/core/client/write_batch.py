@@ -24,6 +24,9 @@ from .shared_cursor import PrivatePositions, SharedCursor
 from .snapshot import SnapshotBlock
 from .terms import EndReason
 
+# Bytes of a parsed value that count as one that is sent: 64 KiB are 256 KiB of values, 1 to 10 ms.
+PARSED_BYTES_PER_BYTE = 4
+
 
 class WriteBatch:
     """The bytes that one `take` returns, built by a `PrivateReader`.
@@ -31,8 +34,8 @@ class WriteBatch:
     Events are collected first and encoded by `flush_events`, so that the id of the last one can
     still be set. `_writer` is created with the first event that needs an id; from then on it
     follows every move, including those of entries that the view does not show. `remaining_bytes`
-    may become negative; each entry takes `entry_cost` of it. With `has_single_id` only the last
-    event gets an id.
+    may become negative; each entry takes of it what `count_entry` says. With `has_single_id` only
+    the last event gets an id.
     """
 
     __slots__ = (
@@ -55,6 +58,12 @@ class WriteBatch:
         self._positions = positions
         self._events: list[ChannelEvent] = []  # not on the wire yet
         self._writer: TokenWriter | None = None
+
+    def count_entry(self, entry: Entry | SnapshotBlock) -> None:
+        """Count what an entry costs, also if it is not sent: to parse a value takes longest."""
+        self.remaining_bytes -= self.entry_cost
+        if self._cursor.channel.parses_values and type(entry) is Record:
+            self.remaining_bytes -= len(entry.value or b"") // PARSED_BYTES_PER_BYTE
 
     def add_chunk(self, data: bytes) -> None:
         self.pieces.append(data)

@@ -74,6 +74,7 @@ class Replay:
         dead: How many of them failed.
         lacks: What was not replayed.
         error: Why it failed, or what keeps it waiting now.
+        topic_ids: Of `topic` and `target` when it was started, where brokers have ids.
     """
 
     id: str
@@ -92,6 +93,7 @@ class Replay:
     dead: int = 0
     lacks: tuple[MissingRange, ...] = ()
     error: str = ""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_running(self) -> bool:

@@ -58,7 +58,8 @@ class PartitionState:
         is_stopped: It cannot go on from here; a seek helps.
         lineage: How often an answer in flight became useless.
         in_flight: The shell's request for it; a seek does not wait for it.
-        min_bytes: How many bytes the broker waits for before it answers a fetch.
+        min_bytes: How many bytes the broker waits for before it answers a fetch; 0 if `in_flight`
+            is no fetch.
         preferred_replica: The replica to fetch from instead of the leader (KIP-392).
         epoch_starts: From which offset on records of which leader epoch were returned, in order.
             The last entry is that of the record before `position`.

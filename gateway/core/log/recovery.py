@@ -4,8 +4,8 @@ Delays have full jitter (each is drawn between 0 and a bound that grows) per par
 because a thousand partitions that lost one leader must not all retry at the same moment. Sources:
 Kafka's error codes (protocol guide), and KIP-320 for leader epochs.
 
-OFFSET_OUT_OF_RANGE has more than one reaction: `locate_offset` and `find_divergence` decide where
-the reader goes on.
+OFFSET_OUT_OF_RANGE has more than one reaction. `partition_reader` decides it for streams, by
+`find_divergence`, and `kafka.group.prefetch_fetcher` for groups, by `locate_offset`.
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ from .record import (
     TopicPartition,
 )
 
+# Bytes of memory: of a tail, of each partition, of each update and each position that it moved.
+TAIL_BYTES, PARTITION_BYTES, MOVE_BYTES = 8192, 400, 160
 MAX_OVERLAID_TEXTS = 64  # token texts of other positions that are kept until the tail moves
 _tuple_new = tuple.__new__  # not through the named tuple: records are encoded 1.13 times as fast
 
@@ -94,6 +96,7 @@ class Tail:
         pending_since: The time, in seconds since 1970, as of which the end of a partition is to be
             found.
         readers: The clients that read some partitions privately; they register themselves.
+        move_count: How many positions the updates from `oldest_seq` on moved.
     """
 
     # Long tokens are not sent with every event but now and then ("ids come in batches"): they are
@@ -124,6 +127,7 @@ class Tail:
         # What each update from `_oldest_seq` on moved, and the position before all of them:
         # together they give the position before any of these updates.
         self._update_moves: deque[Position] = deque()
+        self.move_count = 0
         self._oldest_position: Position = dict(self._position)
         # The last result of `position_before`: its `seq`, the number of logs then, the position.
         self._position_cache: tuple[int, int, Position] | None = None
@@ -147,6 +151,12 @@ class Tail:
     @property
     def oldest_seq(self) -> int:
         return self._oldest_seq
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes of memory it takes, without the logs."""
+        moves = self.move_count + len(self._update_moves)
+        return TAIL_BYTES + len(self.logs) * PARTITION_BYTES + moves * MOVE_BYTES
 
     def add_partition(self, log: PartitionLog, position: PartitionPosition) -> None:
         """Add a partition, at `position` until its log is opened."""
@@ -209,6 +219,7 @@ class Tail:
                 text, bytes_since_text = self._writer.to_text(), 0
             items.append(_tuple_new(TailEntry, (entry, text)))
         self._update_moves.append(moves)
+        self.move_count += len(moves)
         update = TailUpdate(self.seq, items, self._writer.to_text())
         self.seq += 1
         return update
@@ -239,7 +250,9 @@ class Tail:
 
     def forget_updates(self, before: int) -> None:
         while self._oldest_seq < before:
-            self._oldest_position.update(self._update_moves.popleft())
+            moves = self._update_moves.popleft()
+            self.move_count -= len(moves)
+            self._oldest_position.update(moves)
             self._oldest_seq += 1
 
     def build_token_text(

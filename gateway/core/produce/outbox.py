@@ -94,7 +94,10 @@ class WriteStatus(Enum):
 
 
 class WriteOutcome(NamedTuple, Generic[T]):
-    """The effect of an event on the batch in flight; no items if they are to be sent again."""
+    """The effect of an event on the batch in flight.
+
+    PENDING has the items that wait again, and may be withdrawn; none if the batch is in doubt.
+    """
 
     status: WriteStatus
     items: Sequence[T] = ()
@@ -227,8 +230,7 @@ class Outbox(Generic[T]):
     def _requeue(self) -> WriteOutcome[T]:
         """Let the batch wait again, as it was not written; it may then be withdrawn."""
         self._waiting.extendleft(reversed(self._in_flight))
-        self._in_flight = []
-        return WriteOutcome(WriteStatus.PENDING)
+        return self._settle(WriteStatus.PENDING)
 
     def _settle(self, status: WriteStatus) -> WriteOutcome[T]:
         items = [item for item, _ in self._in_flight]

@@ -49,6 +49,7 @@ class Handover(NamedTuple):
         credit: The number of records that the client has asked for; None for any number.
         ends_at: When its lifetime ends, by the loop's clock in seconds.
         throttle: Set if its route has a `maxRate`.
+        client_key: As in `SubscriptionTerms`.
     """
 
     position: bytes
@@ -62,6 +63,7 @@ class Handover(NamedTuple):
     ends_at: float
     throttle: Throttle | None
     route: str
+    client_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class ClientOptions:
         expires_at: When the client's access expires, in seconds since 1970; None for never.
         position_refused: The client sent a resume token that could not be used; a `gap` says so.
         handover: The state of the client that this one replaces; its lifetime goes on.
+        client_key: As in `SubscriptionTerms`.
     """
 
     heartbeat: float
@@ -84,6 +87,7 @@ class ClientOptions:
     handover: Handover | None = None
     route: str = ""
     rate: Rate | None = None
+    client_key: str = ""
 
 
 class CloseListener(Protocol):
@@ -378,7 +382,7 @@ class Client(ClientSource):
             subscription.end_offsets, subscription.remaining_records, self.credit,
             subscription.delivered_sum, self.ends_at,
             None if rate_limiter is None else rate_limiter.throttle,
-            subscription.traffic.route,
+            subscription.traffic.route, subscription.client_key,
         )  # fmt: skip
 
     def set_close_listener(self, listener: CloseListener) -> None:

@@ -268,7 +268,9 @@ class ClientSource:
             Subscription(
                 subscription.channel,
                 subscription.private_positions,
-                SubscriptionTerms(resolve_since=subscription.resolve_since),
+                SubscriptionTerms(
+                    resolve_since=subscription.resolve_since, client_key=subscription.client_key
+                ),
                 subscription.traffic.create_reader_counts(),
             ),
             self._wire,

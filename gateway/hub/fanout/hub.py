@@ -132,7 +132,8 @@ class Hub:
     below without a value exist only while `started` is true.
 
     A channel, a tail and a shared read live as long as somebody uses them: channels go with their
-    last follower, tails and topics `linger_s` after it.
+    last follower and tails with their last channel, at the next sweep. Topics are read for
+    `linger_s` more.
 
     Attributes:
         name: The name of the cluster; empty where there is only one.
@@ -173,6 +174,7 @@ class Hub:
         self.is_full = False
         self._numbers = numbers or itertools.count(1)
         self._tails: dict[TailKey, SharedTail] = {}
+        self._used_at: dict[str, float] = {}  # when topics had a tail last, by the loop's clock
         # Tails that a reload replaced, until their last client has moved on.
         self._replaced_tails: list[SharedTail] = []
         # Clients of this process, such as the reader of replies: they go on by themselves when
@@ -205,6 +207,7 @@ class Hub:
         self.started, self.draining = True, False
         self.topics = TopicOpener(self.cluster, self.kafka)
         self._tails.clear()
+        self._used_at.clear()
         self._set_ring_limit()
         pace = BatchPacing()
         self.broadcaster = Broadcaster(pace, self.tracing)
@@ -320,12 +323,8 @@ class Hub:
             if metadata is not None:
                 self.shared_reads.watch_topic(name, metadata)
                 self.shared_reads.open_topic(name)
-        if reopened:
-            # No tail uses these topics until their clients have been moved: keep the sweep from
-            # closing them meanwhile.
-            hold = self.topics.hold(tuple(reopened))
-            hold.__enter__()
-            asyncio.get_running_loop().call_later(self.limits.linger_s, hold.__exit__)
+        # No tail uses these topics until their clients have been moved.
+        self._used_at |= dict.fromkeys(reopened, asyncio.get_running_loop().time())
         return changed
 
     def create_writer(self) -> RecordWriter:
@@ -437,7 +436,7 @@ class Hub:
         tail, token, handover = shared_tail.tail, start.token, options.handover
         until = handover.until if handover is not None else None
         if until is None and start.until is not None:
-            until = await fetch_ends(self.cluster, tail, start.until)
+            until = await fetch_ends(self.backfill_reader, tail, start.until)
         positions: Position = {}
         has_history = token is not None or start.since is not None
         reads_partition = (
@@ -470,6 +469,7 @@ class Hub:
             snapshot=await self._create_snapshot(tail, view, start, positions, deadline),
             reads_partition=reads_partition,
             delivered_sum=None if handover is None else handover.delivered_sum,
+            client_key=options.client_key,
         )
         return Subscription(
             # No await may follow: the sweep drops a channel that nobody follows yet.
@@ -525,7 +525,6 @@ class Hub:
             self._tails[key] = shared_tail
             self.shared_reads.attach_tail(shared_tail)
             self.shared_reads.refresh_readiness(shared_tail)
-        shared_tail.used_at = asyncio.get_running_loop().time()
         # On a quiet topic the last update may be long ago. If its time were the time of issue of
         # the client's first id, a resume would seem to come after a long absence (gap `compacted`).
         shared_tail.tail.set_issued(int(time.time()))
@@ -546,6 +545,7 @@ class Hub:
                 self.token_verifier.create_seal(view),
                 encoder,
                 view.filters if view.filters.filters else None,
+                parses_values=bool(view.fields or view.filters.pointers),
                 topics_ending_on_loss=topics_ending_on_loss,
                 ring_budget=self.rings,
             )
@@ -626,24 +626,29 @@ class Hub:
 
     def sweep(self, now: float) -> None:
         """Close what nobody uses any more, announce positions and bound memory."""
+        self._used_at |= {name: now for topics, _ in self._tails for name in topics}
+        held_topics = self.topics.held_topics
         for key, shared_tail in list(self._tails.items()):
             topics = key[0]
             if not shared_tail.is_idle:
-                shared_tail.used_at = now
                 shared_tail.announce_positions(now)
                 self._warn_of_long_ids(topics, shared_tail.tail)
-            elif (
-                now - shared_tail.used_at > self.limits.linger_s
-                and not self.topics.held_topics & set(topics)
-            ):
+            elif topics not in held_topics:
                 self.shared_reads.detach_tail(shared_tail)
                 del self._tails[key]
-        used = {name for topics, _ in self._tails for name in topics} | self.topics.required_topics
-        # Also topics that were never opened: their clients were refused, or went away.
-        for name in self.shared_reads.watched_topics - used:
+        self._used_at = {
+            name: used_at
+            for name, used_at in self._used_at.items()
+            if now - used_at <= self.limits.linger_s
+        }
+        # Topics that no tail ever had are closed at once: their clients were refused, or left.
+        unused = self.shared_reads.watched_topics - self._used_at.keys()
+        for name in unused - self.topics.required_topics:
             self.topics.close_topic(name)
             self.snapshots.tables.drop_topic(name)
-        self._long_id_topics.intersection_update(topics for topics, _ in self._tails)
+        self._long_id_topics = {
+            topics for topics in self._long_id_topics if self._used_at.keys() >= {*topics}
+        }
         self.shared_catch_ups.maintain(now)
         self._limit_memory(now)
 
@@ -697,16 +702,20 @@ class Hub:
             for client in stalled:
                 if client.subscription.private_reader is not None:
                     client.subscription.private_reader.discard_buffer()
+            self.backfill_reader.drop_cached_answers()
             backlog = self._measure_backlog()
         self.snapshots.tables.limit_snapshots()
-        views = sum(shared_tail.view_bytes for shared_tail in self.iter_tails())
+        views = sum(
+            VIEW_COPIES * shared_tail.view_bytes + shared_tail.tail.size
+            for shared_tail in self.iter_tails()
+        )
         self.memory = {
             "rings": self.rings.bytes,
             "tables": self.snapshots.tables.used_bytes,
             "backlog": backlog,
             "writes": self.publisher.pending_bytes,
             "keys": self.publisher.idempotency_window.used_bytes,
-            "views": VIEW_COPIES * views,
+            "views": views,
             "inflated": self.cluster.decompression_slot.held_bytes,
             "dictionaries": self.dictionaries.used_bytes,
         }
@@ -727,11 +736,12 @@ class Hub:
         return self.settings.memory // BACKLOG_MEMORY_DIVISOR
 
     def _measure_backlog(self) -> int:
-        """Return the bytes of records that not all clients have taken for which they were read."""
+        """Return the bytes of records that are kept for clients for which they were read."""
         readers = [
-            reader for shared_tail in self._tails.values() for reader in shared_tail.tail.readers
+            reader for shared_tail in self.iter_tails() for reader in shared_tail.tail.readers
         ]
         answers = {answer for reader in readers for answer in reader.answers}
+        answers.update(self.backfill_reader.cached_answers)
         return (
             self.shared_catch_ups.size
             + sum(reader.own_bytes for reader in readers)

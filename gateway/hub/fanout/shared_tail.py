@@ -45,14 +45,14 @@ ChannelKey: TypeAlias = tuple[View, Wire]
 class SharedTail:
     """A tail and its channels by view, which get what arrives.
 
-    `Hub` creates one for each set of topics and each interval, and drops it `linger_s` after its
-    last client left. `SharedReads` calls `publish`, always after it appended the same entries to
-    the partitions' logs.
+    `Hub` creates one for each set of topics and each interval, and drops it soon after its last
+    client left: each costs every record of its topics. `SharedReads` calls `publish`, always after
+    it appended the same entries to the partitions' logs.
 
     Attributes:
         channels: The channels by view and wire, also those without followers until the next sweep.
-        used_at: When it had a client last, by the loop's clock.
-        refreshed_at: When `SharedReads` last looked at the readiness of the partitions, likewise.
+        refreshed_at: When `SharedReads` last looked at the readiness of the partitions, by the
+            loop's clock.
         resolving_readers: The readers that were looking for their start then.
         ready_waiters: Futures of clients that have not begun; each turn completes them.
     """
@@ -64,7 +64,6 @@ class SharedTail:
     ) -> None:
         self.tail = tail
         self.channels: dict[ChannelKey, Channel] = {}
-        self.used_at = 0.0
         self.view_bytes = 0
         self.refreshed_at = 0.0
         self.resolving_readers: Sequence[PartitionReader] = ()
@@ -105,7 +104,7 @@ class SharedTail:
         self.channels[key] = channel
         channel.key = key
         self.view_bytes += key[0].size
-        self._dispatcher.add(channel, filters)
+        self._dispatcher.add(channel, filters, has_fields=bool(key[0].fields))
         # Its first client has just been sent an id.
         now = asyncio.get_running_loop().time()
         self._schedule_announcement(channel, now + ANNOUNCE_INTERVAL_S)
@@ -129,7 +128,7 @@ class SharedTail:
             self._unannounced.pop(channel, None)
             removed.append(channel)
         if not self.channels:
-            # It is read on for a while, and announces nothing: the queue would keep what is gone.
+            # While it is kept for clients that come, the queue would keep what is gone.
             self._announce_queue.clear()
         return removed
 

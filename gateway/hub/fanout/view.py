@@ -49,6 +49,11 @@ class View:
         return self._hash
 
     @property
+    def condition_count(self) -> int:
+        """Return how many conditions and fields each record costs."""
+        return self.filters.condition_count + len(self.fields)
+
+    @property
     def text(self) -> str:
         """Return what is shown as text, as far as a position is specific to it."""
         shown = (self.format, self.binary, self.fields)

@@ -25,7 +25,7 @@ from gateway.core.log.record import (
 )
 from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import KafkaError
-from gateway.kafka.client import offsets
+from gateway.kafka.client.offsets import READ_UNCOMMITTED, OffsetAndTimestamp
 
 from .position_resolver import StreamStart
 from .services import ReadServices
@@ -178,7 +178,7 @@ class Backfill:
         if snapshot is not None and snapshot.needs_data(tp):
             await self._read_snapshot(tp, position)
             return
-        run = await self._services.backfill_reader.read(tp, position)
+        run = await self._services.backfill_reader.read(tp, position, self._subscription.client_key)
         # Meanwhile the client may have got to the tail by itself, from the log.
         if self._subscription.private_reader is not None:
             self._subscription.private_reader.feed(tp, position, run)
@@ -346,16 +346,13 @@ class Backfill:
         return is_current_epoch and next_offset is not None and offset <= next_offset
 
     async def _fetch_log_end(self, tp: TopicPartition, position: PartitionPosition) -> int | None:
-        cluster = self._services.cluster
-        try:
-            if position.epoch != NO_EPOCH:
-                epoch_end = await self._services.epoch_ends.find_end(tp, position.epoch)
-                if epoch_end is None:
-                    return None
-                if epoch_end.end_offset >= 0:
-                    return epoch_end.end_offset
-            # Uncommitted: the position may be within a transaction that is still open.
-            log_end = (await cluster.list_offsets({tp: LATEST}, offsets.READ_UNCOMMITTED))[tp]
-        except KafkaError:
-            return None
-        return log_end.offset if isinstance(log_end, offsets.OffsetAndTimestamp) else None
+        if position.epoch != NO_EPOCH:
+            epoch_end = await self._services.epoch_ends.find_end(tp, position.epoch)
+            if epoch_end is None:
+                return None
+            if epoch_end.end_offset >= 0:
+                return epoch_end.end_offset
+        # Uncommitted: the position may be within a transaction that is still open.
+        find_offset = self._services.backfill_reader.find_offset
+        log_end = await find_offset(tp, LATEST, READ_UNCOMMITTED)
+        return log_end.offset if isinstance(log_end, OffsetAndTimestamp) else None

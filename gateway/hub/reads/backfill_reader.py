@@ -2,9 +2,10 @@
 
 A partition has one read at a time, and a broker one fetch, however many clients wait: an answer
 goes to all whose offset it covers, and the connection of the live tail is not used. Where n clients
-come back from n offsets that one answer can cover, about ln(n) reads serve them all. A read that
-meets an offset out of range recovers as the shared read would. Starts by time are asked for beside
-the reads: clients choose any number of them, which no answer serves together.
+come back from n offsets that one answer can cover, about ln(n) reads serve them all. Clients take
+turns by identity or address: each may have any number of streams, from offsets that it makes up. A
+read that meets an offset out of range recovers as the shared read would. Starts by time are asked
+for beside the reads: clients choose any number of them, which no answer serves together.
 
 An answer is handed out in slices, between which the event loop runs: it may have 100,000 entries,
 and 1,000 clients may wait for it.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import dropwhile
 from time import perf_counter
@@ -88,6 +89,7 @@ class _ReadRequest(NamedTuple):
 
     start: OffsetStart
     version: _Version
+    client_key: str
     result: asyncio.Future[EntryRun]
 
 
@@ -142,11 +144,13 @@ class BackfillReader:
             max_wait=MAX_WAIT_S,
             get_topic_model=get_topic_model,
         )
+        # By isolation, and whether by time: clients choose times, and ends do not wait for them.
         self._offset_queries = {
-            isolation: LeaderQueries[OffsetAndTimestamp](
+            (isolation, by_time): LeaderQueries[OffsetAndTimestamp](
                 cluster, partial(self._list_offsets, isolation)
             )
             for isolation in (READ_COMMITTED, READ_UNCOMMITTED)
+            for by_time in (False, True)
         }
         self._epoch_queries = LeaderQueries[EpochEnd](cluster, cluster.fetch_epoch_ends)
         self._queues: dict[TopicPartition, dict[asyncio.Future[EntryRun], _ReadRequest]] = {}
@@ -169,6 +173,13 @@ class BackfillReader:
         await self._epoch_queries.close()
         await self._tasks.close()
 
+    @property
+    def cached_answers(self) -> Iterator[ReadAnswer]:
+        return (cached.answer for cached in self._cache.values())
+
+    def drop_cached_answers(self) -> None:
+        self._cache.clear()
+
     def limit_reads(self, is_full: bool) -> None:
         """Hold reads back while clients have not taken too much of them; drop outdated answers."""
         now = asyncio.get_running_loop().time()
@@ -179,8 +190,13 @@ class BackfillReader:
         else:
             self._may_read.set()
 
-    async def read(self, tp: TopicPartition, position: PartitionPosition) -> EntryRun:
-        """Return some entries from a position on. It waits as long as Kafka takes."""
+    async def read(
+        self, tp: TopicPartition, position: PartitionPosition, client_key: str = ""
+    ) -> EntryRun:
+        """Return some entries from a position on. It waits as long as Kafka takes.
+
+        `client_key` is as in `SubscriptionTerms`; the gateway's own reads have an empty one.
+        """
         assert position.offset is not None
         await self._may_read.wait()
         # As of before the read: if the leader changes meanwhile, the answer is of no use to others.
@@ -191,21 +207,24 @@ class BackfillReader:
             "" if metadata is None else str(metadata.topic_id or ""),
             self._get_topic_settings(tp.topic),
         )
-        cached = self._cache.get(tp)
-        if (
-            cached is not None
-            and cached.version == version
-            and (run := cached.answer.find_run(position.offset)) is not None
-        ):
-            self.read_counts[tp.topic, "held"] += 1
-            return run
-        return await self._request_read(tp, OffsetStart(position.offset, position.epoch), version)
+        run = self._find_cached(tp, position.offset, version)
+        if run is None:
+            start = OffsetStart(position.offset, position.epoch)
+            return await self._request_read(tp, start, version, client_key)
+        self.read_counts[tp.topic, "held"] += 1
+        return run
+
+    async def find_offset(
+        self, tp: TopicPartition, timestamp: int, isolation: int = READ_COMMITTED
+    ) -> OffsetAndTimestamp | int | None:
+        """Return the answer to one query of `list_offsets`; None if the request failed."""
+        return await self._offset_queries[isolation, timestamp >= 0].ask(tp, timestamp)
 
     async def resolve_start(self, tp: TopicPartition, start: Start) -> PartitionPosition:
         """Return the position of a start, as the shared read would find it."""
         topic, loop = self._get_topic_settings(tp.topic), asyncio.get_running_loop()
         is_committed = topic.isolation == "read_committed"
-        queries = self._offset_queries[READ_COMMITTED if is_committed else READ_UNCOMMITTED]
+        isolation = READ_COMMITTED if is_committed else READ_UNCOMMITTED
         reader = create_reader(tp, start, topic)
         while reader.position.offset is None:
             leader, epoch = self._cluster.leader_for_partition(tp) or (None, NO_EPOCH)
@@ -213,7 +232,7 @@ class BackfillReader:
             command = reader.next_command(loop.time())
             answer: OffsetAndTimestamp | EpochEnd | int | None = ErrorCode.LEADER_NOT_AVAILABLE
             if isinstance(command, ListOffsetCommand):
-                answer = await queries.ask(tp, command.timestamp)
+                answer = await self.find_offset(tp, command.timestamp, isolation)
             elif isinstance(command, EpochEndCommand):
                 answer = await self._epoch_queries.ask(tp, command.epoch)
             now = loop.time()
@@ -227,16 +246,24 @@ class BackfillReader:
                 await asyncio.sleep(reader.retry_at - now)
         return reader.position
 
+    def _find_cached(self, tp: TopicPartition, offset: int, version: _Version) -> EntryRun | None:
+        # Not in `read`, whose frame would keep the whole answer for as long as its client waits.
+        cached = self._cache.get(tp)
+        if cached is None or cached.version != version:
+            return None
+        return cached.answer.find_run(offset)
+
     async def _list_offsets(
         self, isolation: int, specs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, OffsetAndTimestamp | int]:
         return await self._cluster.list_offsets(specs, isolation)
 
     async def _request_read(
-        self, tp: TopicPartition, start: OffsetStart, version: _Version
+        self, tp: TopicPartition, start: OffsetStart, version: _Version, client_key: str
     ) -> EntryRun:
         future: asyncio.Future[EntryRun] = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(tp, {})[future] = _ReadRequest(start, version, future)
+        request = _ReadRequest(start, version, client_key, future)
+        self._queues.setdefault(tp, {})[future] = request
         if tp not in self._readers:  # else it is this one's turn later
             self._start_next(tp)
         try:
@@ -253,6 +280,10 @@ class BackfillReader:
             self._readers.pop(tp, None)
             return
         topic, first = self._get_topic_settings(tp.topic), next(iter(queue.values()))
+        # The next turn of its client is after those of all others that wait.
+        for request in list(queue.values()):
+            if request.client_key == first.client_key and request is not first:
+                queue[request.result] = queue.pop(request.result)
         reader = self._readers[tp] = create_reader(tp, first.start, topic)
         # If the topic was created again since, the client gets the gap of that.
         reader.on_topic_id(first.version.topic_id)

@@ -265,7 +265,9 @@ class Dictionaries:
             deadline = self._now() + key.timeout_s
             await services.topics.open_topics(deadline, view.topics, may_be_missing=False)
             tail = self._keep_open(view).tail
-            ends: Mapping[TopicPartition, int] = await fetch_ends(services.cluster, tail, "latest")
+            ends: Mapping[TopicPartition, int] = await fetch_ends(
+                services.backfill_reader, tail, "latest"
+            )
             if key.id:
                 ends = await self._parse_id(key, tail, ends)
             id = key.id or self._create_id(key, tail, ends)
@@ -354,13 +356,13 @@ class Dictionaries:
         offset = max(0, end - RECORDS_PER_PARTITION)
         while offset < end:
             position = PartitionPosition(offset, NO_EPOCH, tail.logs[tp].lineage)
-            run = await self._services.backfill_reader.read(tp, position)
-            for entry in run:
+            # A named answer would be kept while the next read waits.
+            for entry in await self._services.backfill_reader.read(tp, position):
                 if type(entry) is Record and entry.offset < end:
                     yield entry
-            if run.next_offset <= offset:
+            if entry.next_offset <= offset:
                 raise TokenForeign("the log of the dictionary went back")
-            offset = run.next_offset
+            offset = entry.next_offset
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -4,7 +4,7 @@ After an election, every client that resumes brings an older epoch for every par
 of 12 partitions would be 6,000 requests to the brokers; asked together they are one per broker.
 
 `EpochEnds` and `StableEnds` ask where a leader epoch ended, and where a partition ends;
-`BackfillReader` asks for starts by time.
+`BackfillReader` asks for starts and ends by time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from gateway.core.log.partition_reader import EARLIEST, LATEST
+from gateway.core.log.partition_reader import LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, TransactionOpen
 from gateway.kafka.client.offsets import READ_UNCOMMITTED, EpochEnd, OffsetAndTimestamp
 from gateway.telemetry.logs import create_detached_task
 
-MAX_REQUESTS_AT_ONCE = 32  # to one leader
+MAX_QUERIES_AT_ONCE = 32  # to one leader, which takes up to 10 ms for an offset by time
 
 A = TypeVar("A")
 
@@ -35,12 +35,12 @@ class LeaderQueries(Generic[A]):
 
     Each leader is asked separately, so that a frozen one delays only its own partitions. A request
     under way is not joined: its answer may be older than the client that asks. A request has one
-    query of each partition, and a leader a limited number of requests at once: more would wait at
-    the broker, and exceed their time there. Its creator closes it. `send` returns an answer or
-    Kafka's error code by partition.
+    query of each partition, and a leader a limited number of queries at once, or one request: more
+    would wait at the broker, and exceed their time there. Its creator closes it. `send` returns an
+    answer or Kafka's error code by partition.
 
     Between calls, a leader that has queries in `_pending` has a call of `_send_requests` scheduled,
-    or as many requests as it may have.
+    or as many queries as it may have.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class LeaderQueries(Generic[A]):
         self._pending: dict[
             int | None, dict[TopicPartition, dict[int, list[asyncio.Future[A | int | None]]]]
         ] = {}
-        self._tasks: dict[asyncio.Task[None], int | None] = {}  # with their leaders
+        # With their leaders and numbers of queries.
+        self._tasks: dict[asyncio.Task[None], tuple[int | None, int]] = {}
         self._is_closed = False
 
     async def ask_until_answered(self, tp: TopicPartition, argument: int) -> A:
@@ -92,13 +93,11 @@ class LeaderQueries(Generic[A]):
 
     def _send_requests(self, node: int | None) -> None:
         pending = self._pending[node]
-        count = sum(each == node for each in self._tasks.values())
-        while pending and count < MAX_REQUESTS_AT_ONCE:
+        count = sum(size for leader, size in self._tasks.values() if leader == node)
+        while pending and count < MAX_QUERIES_AT_ONCE:
             request = {}
             for tp, queries in list(pending.items()):
-                # The ends of the log first, as one answer is for all. Clients choose the others.
-                ends = (end for end in (EARLIEST, LATEST) if end in queries)
-                argument = next(ends, next(iter(queries)))
+                argument = next(iter(queries))
                 futures = [future for future in queries.pop(argument) if not future.done()]
                 if futures:  # else all who asked have gone
                     request[tp] = argument, futures
@@ -106,12 +105,12 @@ class LeaderQueries(Generic[A]):
                     del pending[tp]
             if request:
                 task = create_detached_task(self._send_request(request))
-                self._tasks[task] = node
+                self._tasks[task] = node, len(request)
                 task.add_done_callback(self._on_sent)
-                count += 1
+                count += len(request)
 
     def _on_sent(self, task: asyncio.Task[None]) -> None:
-        self._send_requests(self._tasks.pop(task))
+        self._send_requests(self._tasks.pop(task)[0])
 
     async def _send_request(
         self, request: Mapping[TopicPartition, tuple[int, list[asyncio.Future[A | int | None]]]]

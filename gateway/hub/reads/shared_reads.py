@@ -193,8 +193,9 @@ class SharedReads:
         # Topics that no tail has any more stay open: the hub's sweep closes them.
         for topic in shared_tail.tail.topic_ids:
             self._tails[topic].discard(shared_tail)
-        for read in self.by_partition.values():
-            read.tails.discard(shared_tail)
+        for tp in shared_tail.tail.logs:
+            if tp in self.by_partition:
+                self.by_partition[tp].tails.discard(shared_tail)
 
     def refresh_readiness(self, shared_tail: SharedTail) -> None:
         """Update which partitions of a tail can be read.

@@ -18,12 +18,12 @@ from gateway.core.log.record import (
 )
 from gateway.core.log.tail import Tail
 from gateway.errors import KafkaError
-from gateway.kafka.client import offsets
-from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.offsets import OffsetAndTimestamp
 
 from .backfill_reader import BackfillReader
 
 OTHERS_TIMEOUT_S = 0.25  # seconds that a start by time waits for more partitions than the first
+ENDS_TIMEOUT_S = 10.0  # seconds that a client waits for where its partitions end
 
 
 async def resolve_starts(
@@ -54,29 +54,31 @@ async def resolve_starts(
     }
 
 
-async def fetch_ends(cluster: Cluster, tail: Tail, until: object) -> dict[TopicPartition, int]:
+async def fetch_ends(
+    backfill_reader: BackfillReader, tail: Tail, until: object
+) -> dict[TopicPartition, int]:
     """Return where partitions end: at a time in milliseconds since 1970, or else as of now.
 
     Raises:
-        KafkaError: A partition did not answer.
+        KafkaError: A partition did not answer in time.
     """
-    timestamp = until if isinstance(until, int) else LATEST
-    specs = dict.fromkeys(tail.logs, timestamp)
-    ends = await cluster.list_offsets(specs)
-    # -1: no record is as late as the time. The end of the log is where the partition ends then.
-    without_later_record = {
-        tp
-        for tp, end in ends.items()
-        if isinstance(end, offsets.OffsetAndTimestamp) and end.offset < 0
-    }
-    if without_later_record:
-        ends.update(await cluster.list_offsets(dict.fromkeys(without_later_record, LATEST)))
-    failed = [tp for tp, end in ends.items() if isinstance(end, int)]
-    if failed:
-        raise KafkaError(f"{failed[0]} does not say where it ends; try again", retry_after=1.0)
-    return {
-        tp: end.offset for tp, end in ends.items() if isinstance(end, offsets.OffsetAndTimestamp)
-    }
+
+    async def find_end(tp: TopicPartition) -> tuple[TopicPartition, int]:
+        end = await backfill_reader.find_offset(tp, until if isinstance(until, int) else LATEST)
+        # -1: no record is as late as the time. The end of the log is where the partition ends then.
+        if isinstance(end, OffsetAndTimestamp) and end.offset < 0:
+            end = await backfill_reader.find_offset(tp, LATEST)
+        if not isinstance(end, OffsetAndTimestamp):
+            raise KafkaError(f"{tp} does not say where it ends; try again", retry_after=1.0)
+        return tp, end.offset
+
+    try:
+        async with asyncio.timeout(ENDS_TIMEOUT_S):
+            return dict(await asyncio.gather(*map(find_end, tail.logs)))
+    except TimeoutError:
+        raise KafkaError(
+            "partitions do not say where they end; try again", retry_after=1.0
+        ) from None
 
 
 async def _gather_until(

@@ -324,6 +324,7 @@ class Tables:
                 return False
             if not table.apply(entries):
                 return False
+            del entries  # or they would be kept while the next read waits
             self._enforce_limit(tp.topic)
             if tp.topic in self._get_spilled(type(table)):
                 return False

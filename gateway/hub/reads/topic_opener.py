@@ -38,7 +38,7 @@ class TopicOpener:
         self._settings: dict[str, Topic] = {topic.name: topic for topic in kafka.topics}
         self._reconnect = kafka.reconnect
         self._opening: dict[str, asyncio.Task[None]] = {}
-        self._held_topics: list[Sequence[str]] = []  # one element per `TopicHold` in use
+        self._held_topics: list[tuple[str, ...]] = []  # one element per `TopicHold` in use
         self._bootstrap_tasks: list[asyncio.Task[None]] = []
 
     def apply_settings(self, kafka: Kafka) -> frozenset[str]:
@@ -86,20 +86,22 @@ class TopicOpener:
         self.tombstone_retention.pop(name, None)
 
     @property
-    def held_topics(self) -> set[str]:
-        return {name for topics in self._held_topics for name in topics}
+    def held_topics(self) -> set[tuple[str, ...]]:
+        """Return the topic sets that are held open."""
+        return set(self._held_topics)
 
     @property
     def required_topics(self) -> set[str]:
         """Return the topics that stay open although no tail has them."""
-        return {*self._bootstrap, *self._opening, *self.held_topics}
+        held = (name for topics in self._held_topics for name in topics)
+        return {*self._bootstrap, *self._opening, *held}
 
     def list_unread_bootstrap(self) -> list[str]:
         """Return the bootstrap topics of which not every partition has been read yet."""
         return [name for name in self._bootstrap if not self._is_read(name)]
 
-    def hold(self, topics: Sequence[str]) -> TopicHold:
-        """Return a context manager that holds topics open.
+    def hold(self, topics: tuple[str, ...]) -> TopicHold:
+        """Return a context manager that holds topics open, and the tails of this very set.
 
         The sweep must not take them for unused while other topics of the view are being opened.
         """
@@ -278,7 +280,7 @@ class TopicHold:
 
     __slots__ = ("_held_topics", "_topics")
 
-    def __init__(self, held_topics: list[Sequence[str]], topics: Sequence[str]) -> None:
+    def __init__(self, held_topics: list[tuple[str, ...]], topics: tuple[str, ...]) -> None:
         self._held_topics = held_topics
         self._topics = topics
 

@@ -37,6 +37,7 @@ class ConnectionRole(StrEnum):
     TAIL = "tail"
     FRESH = "fresh"  # partitions that were added while the tail's fetch was waiting for records
     CONTROL = "control"
+    LOOKUP = "lookup"  # offsets by time, for each of which the broker reads a batch
     CATCHUP = "catchup"
     PRODUCE = "produce"
     GROUP = "group"  # heartbeats and commits of all members that the broker coordinates

@@ -14,6 +14,7 @@ import asyncio
 import re
 from collections.abc import Coroutine, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -40,6 +41,7 @@ T = TypeVar("T")
 
 # A topic that is created meanwhile is found by its name, but not by a pattern.
 MAX_AGE_S = 5.0
+MATCH_TURN_S = 0.01  # of matching names, after which other tasks run
 MAX_CACHED_GROUPS = 10_000  # above this the coordinator that was found first is forgotten
 _LOOKUP_RETRY_S = 0.1  # the `retry_after` of a failed lookup
 _NO_NODES: frozenset[int] = frozenset()
@@ -189,9 +191,16 @@ class TopicNames:
     answer serves them for a few seconds. Topics that may not be described are not listed.
     """
 
-    def __init__(self, brokers: Brokers, *, max_age_s: float = MAX_AGE_S) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        *,
+        max_age_s: float = MAX_AGE_S,
+        match_turn_s: float = MATCH_TURN_S,
+    ) -> None:
         self._brokers = brokers
         self._max_age_s = max_age_s
+        self._match_turn_s = match_turn_s
         self._names: frozenset[str] = frozenset()
         self._expires_at = float("-inf")
         self._fetch_task: asyncio.Task[frozenset[str]] | None = None
@@ -217,9 +226,11 @@ class TopicNames:
             known, matches = self._matches.get(pattern, (frozenset[str](), frozenset[str]()))
             if names is not known:
                 found = set(matches & names)
-                for index, name in enumerate(names - known):
-                    if index % 100 == 99:
+                ends_at = perf_counter() + self._match_turn_s
+                for name in names - known:
+                    if perf_counter() >= ends_at:
                         await asyncio.sleep(0)
+                        ends_at = perf_counter() + self._match_turn_s
                     if pattern.fullmatch(name):
                         found.add(name)
                 matches = matches if found == matches else frozenset(found)

@@ -1,10 +1,10 @@
 """Share connections to brokers: one for each broker and role.
 
 Kafka answers the requests of one connection in order, so a fetch that waits for records would hold
-up everything behind it. Therefore the live tail, control requests, catch-up reads and writes have a
-connection each. aiokafka's connection brings TCP, TLS, SASL and the correlation of answers. Its
-client is not used: it connects to all brokers under one lock, so that a frozen broker would hold up
-the others.
+up everything behind it. Therefore the live tail, control requests, lookups by time, catch-up reads
+and writes have a connection each. aiokafka's connection brings TCP, TLS, SASL and the correlation
+of answers. Its client is not used: it connects to all brokers under one lock, so that a frozen
+broker would hold up the others.
 
 A failure starts a backoff (see `broker_node`), and requests fail at once while it lasts. A
 connection whose broker does not answer in time is closed, since later answers would come behind the

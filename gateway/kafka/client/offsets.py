@@ -56,12 +56,14 @@ async def list_offsets(
             EARLIEST, or a record timestamp in ms since 1970, for the first offset that is as late.
         timeout: Seconds to wait for each leader, in place of the cluster's request timeout.
     """
+    by_time = any(timestamp >= 0 for timestamp in specs.values())
     return await _query_leaders(
         connections,
         find_leader,
         specs,
         lambda queries: ListOffsetsRequest(queries, isolation_level),
         timeout,
+        ConnectionRole.LOOKUP if by_time else ConnectionRole.CONTROL,
     )
 
 
@@ -84,6 +86,7 @@ async def _query_leaders(
     values: Mapping[TopicPartition, int],
     create_request: Callable[[dict[TopicPartition, LeaderQuery]], KafkaRequest[LookupResponse[T]]],
     timeout: float | None,
+    role: ConnectionRole = ConnectionRole.CONTROL,
 ) -> dict[TopicPartition, T | int]:
     """Ask all leaders concurrently; an error code where one failed or left a partition out."""
     results: dict[TopicPartition, T | int] = {}
@@ -100,9 +103,8 @@ async def _query_leaders(
         answers: dict[TopicPartition, T | int] = {}
         code: int = ErrorCode.UNKNOWN_SERVER_ERROR
         try:
-            response = await connections.send(
-                node, ConnectionRole.CONTROL, create_request(queries), timeout=timeout
-            )
+            request = create_request(queries)
+            response = await connections.send(node, role, request, timeout=timeout)
             answers = response.answers
         except KafkaError as exc:
             code = code_from_error(exc)

@@ -13,7 +13,6 @@ a thousand consumers of librdkafka in one process are four thousand threads.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -124,11 +123,11 @@ class GroupConsumer:
         """Return the next records once there are `min_bytes` of them, or after `timeout` seconds.
 
         The brokers wait, each leader on its own. Records beyond the limits are kept for the next
-        poll, and so are those that arrive after the caller was cancelled. At least one record is
-        returned, however large. Failures of one partition (AccessDenied; PartitionFailed if there
-        is no offset to go on from) are raised once while the others go on. PartitionFailed is
-        raised again by each poll that has no records. If Kafka is away nothing is raised: see
-        `Cluster.is_reachable`.
+        poll. If the caller is cancelled the brokers wait no longer, and the next poll fetches
+        again. At least one record is returned, however large. Failures of one partition
+        (AccessDenied; PartitionFailed if there is no offset to go on from) are raised once while
+        the others go on. PartitionFailed is raised again by each poll that has no records. If Kafka
+        is away nothing is raised: see `Cluster.is_reachable`.
 
         Raises:
             GroupFailed: The group cannot be used.
@@ -178,9 +177,14 @@ class GroupConsumer:
         return self._take_records(max_records, max_bytes)
 
     async def _wait_for_change(self, deadline: float) -> None:
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout_at(deadline):
                 await self.prefetcher.changed.wait()
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            self.prefetcher.discard_fetches()
+            raise
 
     def _has_enough(self, min_bytes: int, max_records: int) -> bool:
         readable = [state for state in self.prefetcher.states.values() if state.is_readable]

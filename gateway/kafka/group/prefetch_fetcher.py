@@ -1,9 +1,9 @@
 """Fetch the partitions of one consumer ahead of its polls.
 
-A fetch goes over a spare connection, because the broker holds it back while it has no records. A
-request goes on when its caller is cancelled, and its records are kept for the next poll, so that
-nothing is fetched in vain. A partition that is added while a fetch from its broker is held back
-gets a fetch of its own.
+A fetch goes over a spare connection, because the broker holds it back while it has no records. It
+goes on when its poll returns, for the next one, and ends when its poll is cancelled, or when it
+counts for no partition any more. A partition that is added while a fetch from its broker is held
+back gets a fetch of its own.
 
 The module shares only requests and decoder with the two other ways to fetch. The `Fetcher` fetches
 unasked, over connections that all its kind share: with Kafka 4.3 and 12 partitions, 50 of them
@@ -70,15 +70,17 @@ MAX_EXPANSION = 16
 MAX_FORMER_LEADER_ATTEMPTS = 10  # with the delays of NOT_LEADER, a second or two
 RECORD_OBJECT_BYTES = 200  # of one in memory, beside what counts for `max_partition_bytes`
 LEADERLESS_RETRY_S = 0.25  # seconds between looks at metadata for a partition without a leader
+MAX_HELD_S = 30.0  # for which a broker holds a fetch back, also if nobody polls any more
 
 
 @dataclass(slots=True, eq=False)
 class PrefetchFetcher:
     """The fetches of one consumer, which creates and owns it.
 
-    `states` are the partitions that may be read: after changing a state, call `wake`. Between calls
-    at most one request counts for each partition: its task is the state's `in_flight`. The next
-    fetch is sent once less than half of `max_partition_bytes` is buffered.
+    `states` are the partitions that may be read: after changing a state, call `wake`. At most one
+    request counts for each partition: its task is the state's `in_flight`. One that counts for none
+    is cancelled before others start. The next fetch is sent once less than half of
+    `max_partition_bytes` is buffered.
 
     Attributes:
         out_of_range_reset: Where to go on if retention has deleted the next offset: LATEST or
@@ -159,6 +161,8 @@ class PrefetchFetcher:
                 lists.append(state)
             elif limits is not None and self._should_fetch(state):
                 fetches.setdefault(node, []).append(state)
+        if lists or fetches:
+            self._cancel_unused()
         if lists:
             self._start_request(self._list_offsets(lists), lists)
         for node, states in fetches.items():
@@ -197,6 +201,16 @@ class PrefetchFetcher:
         for state in self.states.values():
             state.drop_fetched()
         self.wake()
+
+    def discard_fetches(self) -> None:
+        """End the fetches that brokers hold back, as nobody waits for their records any more."""
+        for state in self.states.values():
+            if state.min_bytes:
+                state.discard_in_flight()
+        self._cancel_unused()
+
+    def _cancel_unused(self) -> None:
+        self._tasks.cancel(keep={state.in_flight for state in self.states.values()})
 
     async def close(self) -> None:
         self.states.clear()
@@ -296,7 +310,7 @@ class PrefetchFetcher:
                     connections,
                     connection,
                     {state.tp: want for state, (want, _) in wants.items()},
-                    limits,
+                    limits._replace(max_wait=min(limits.max_wait, MAX_HELD_S)),
                     self.cluster.settings.rack,
                 )
         except KafkaError as exc:

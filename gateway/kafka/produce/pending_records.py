@@ -83,7 +83,8 @@ class PendingBatch:
 
     Attributes:
         records: The records by partition; empty once all results are known.
-        timer: Ends the wait of records that were not sent in time; None before it is set.
+        timer: Ends the wait of records that were not sent in time; None before it is set, and once
+            that time is over.
         began_at: When the caller handed the records over, in seconds since 1970.
         topic: The one that its bytes count for: that of its first record.
         pending_bytes: The size of the records without a result.

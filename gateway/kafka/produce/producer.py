@@ -140,8 +140,9 @@ class Producer:
 
         Args:
             value: None for a tombstone.
-            timeout_s: A record that was not sent within so many seconds is not written. One that
-                was sent waits for Kafka's answer, for at most two minutes.
+            timeout_s: A record that was not sent within so many seconds is not written, nor one
+                that Kafka has not appended by then. One of which that is not known waits for
+                Kafka's answer, for at most two minutes.
 
         Returns:
             A future of the record's offset; -1 if Kafka has it but does not say where. It raises
@@ -448,8 +449,11 @@ class Producer:
                 self._finish_records(
                     queue, outcome.items, lambda _: build_in_doubt_error(queue.tp, queue.failure)
                 )
-            case WriteStatus.PENDING:  # they are in the queue again
-                pass
+            case WriteStatus.PENDING:
+                # Their time may have ended while they were in flight.
+                expired = [record for record in outcome.items if record.batch.timer is None]
+                if expired:
+                    self._withdraw(queue, expired)
             case _:
                 assert_never(outcome.status)
 
@@ -462,6 +466,7 @@ class Producer:
 
     def _expire_batch(self, batch: PendingBatch) -> None:
         """Take back the records that were not sent in time; those in flight wait for Kafka."""
+        batch.timer = None
         # A copy, because the last result empties `batch.records`.
         for tp, records in list(batch.records.items()):
             self._withdraw(self._partitions[tp], records)

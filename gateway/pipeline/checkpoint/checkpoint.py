@@ -94,6 +94,12 @@ class Checkpoint:
     def read_last_committed(self) -> int | None:
         return max(self._list_numbers("commits"), default=None)
 
+    def read_last_time_ms(self) -> int:
+        """Return when the batch that was committed last began, in ms since 1970; 0 if none was."""
+        number = self.read_last_committed()
+        metadata = "{}" if number is None else self._read_lines(number)[0]
+        return int(_parse_object(metadata).get("batchTimestampMs", 0))
+
     def read_batch(self, number: int) -> BatchOffsets:
         """Return the offsets that a batch reads; raise PipelineError if Spark has removed them."""
         ends = self._read_ends(number)

@@ -61,11 +61,15 @@ RETRY_DELAY_S = 0.5
 
 MAX_DRIVER_ROWS = 1000
 """The most rows of a batch that the driver writes itself: as many as come in a second or so."""
+MAX_DRIVER_ROW_BYTES = 16 * 1024
+"""The most bytes of such a row's value. The JVM holds what it collects several times, and Spark
+compares it with `spark.driver.maxResultSize` only afterwards."""
 _TOO_LARGE = "spark.driver.maxResultSize"  # in Spark's error: the rows have too many bytes
 # After a large batch, so many small ones are written by the workers: a batch that turns out to be
 # too large for the driver is computed twice.
 _RECENT_BATCHES = 5
 _WRITER_COLUMN = "_writer"
+_LARGE_COLUMN = "_is_large"
 # Spark's `monotonically_increasing_id` has the row's index in its partition in the lower bits.
 _INDEX_MASK = (1 << 33) - 1
 
@@ -260,17 +264,19 @@ class ExactlyOnceOutput:
         import pyarrow.compute as pc
 
         writers = task.plan.writers
-        few = rows.where(self._is_within_limit)
+        columns = self._bounded_columns
         if writers > 1:
-            few = few.withColumn(_WRITER_COLUMN, self._get_writer_column(writers))
+            columns = columns | {_WRITER_COLUMN: self._get_writer_column(writers)}
+        few = rows.where(self._is_within_limit).withColumns(columns)
         try:
             table = few.toArrow()
         except Exception as error:
             if _TOO_LARGE not in str(error):
                 raise
             return None
-        if table.num_rows > self._max_driver_rows:
+        if table.num_rows > self._max_driver_rows or pc.any(table[_LARGE_COLUMN]).as_py():
             return None
+        table = table.drop_columns([_LARGE_COLUMN])
         if writers == 1:
             return [task.write(0, table.to_batches())]
         numbers = table[_WRITER_COLUMN]
@@ -295,6 +301,15 @@ class ExactlyOnceOutput:
 
         index = F.monotonically_increasing_id().bitwiseAND(F.lit(_INDEX_MASK))
         return index <= self._max_driver_rows
+
+    @cached_property
+    def _bounded_columns(self) -> dict[str, Column]:
+        """Values without those that are large, and whether a row had one."""
+        from pyspark.sql import functions as F
+
+        is_large = F.octet_length("value") > MAX_DRIVER_ROW_BYTES
+        value = F.when(is_large, None).otherwise(F.col("value"))
+        return {"value": value, _LARGE_COLUMN: is_large}
 
     def _get_writer_column(self, writers: int) -> Column:
         if writers not in self._writer_columns:

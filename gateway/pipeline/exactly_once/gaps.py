@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from gateway.pipeline.progress import counts
 from gateway.pipeline.run.failures import build_kafka_error
+from gateway.pipeline.topics import fetch_config
 from gateway.telemetry import catalog
 
 from .ledger import REQUEST_TIMEOUT_S, Ledger, fetch_log_starts
@@ -89,6 +91,41 @@ def log_gaps(job: str, positions: PartitionOffsets, input_config: Mapping[str, A
     for gap in gaps:
         counts.increment_counter(catalog.PIPELINE_GAPS, 1, job, gap.topic)
         log.warning("job %s did not read records that are gone: %s", job, gap.build_record(job))
+
+
+def log_removed_tombstones(
+    job: str, positions: PartitionOffsets, read_at_ms: int, input_config: Mapping[str, Any]
+) -> None:
+    """Log that compaction may have removed tombstones that a job has not read.
+
+    Kafka keeps a tombstone for `delete.retention.ms`. Log starts do not show that it is gone.
+    """
+    config = {**input_config, "group.id": "gateway-gaps", "enable.auto.commit": False}
+    for topic in {topic for topic, _ in positions}:
+        if "compact" not in (fetch_config(input_config, topic, "cleanup.policy") or ""):
+            continue
+        retention_ms = int(fetch_config(input_config, topic, "delete.retention.ms") or 0)
+        if time.time() * 1000 - read_at_ms < retention_ms:
+            continue
+        consumer = Consumer(config)
+        try:
+            has_unread = any(
+                consumer.get_watermark_offsets(TopicPartition(*place), REQUEST_TIMEOUT_S)[1]
+                > offset
+                for place, offset in positions.items()
+            )
+        except KafkaException as error:
+            raise build_kafka_error(f"gaps of {job} cannot be found", error) from error
+        finally:
+            consumer.close()
+        if has_unread:
+            counts.increment_counter(catalog.PIPELINE_GAPS, 1, job, topic)
+            log.warning(
+                "job %s has not read topic %s for longer than its delete.retention.ms (%d): rows "
+                "whose tombstones compaction has removed since stay in the table; delete its keys "
+                "and start with --fresh",
+                *(job, topic, retention_ms),
+            )
 
 
 class GapReporter:

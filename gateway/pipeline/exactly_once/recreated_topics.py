@@ -4,7 +4,7 @@ The offsets and the state in the checkpoint are then of records that are gone. S
 their names, so it would skip the records of the new topic up to the old offsets. `topics.json`
 beside Spark's own files has the id of each input's topic, with which each start of the query
 compares. While the query runs, its batches and the runner compare, so that no batch of a new topic
-is committed.
+is committed. The same polls ask for the ends of the topics (see `progress.open_transactions`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import TopicPartition as Partition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the types lack it
+
 from gateway.errors import PipelineError
 from gateway.pipeline import topics
+from gateway.pipeline.progress.open_transactions import LogEnd
 from gateway.pipeline.state.files import Files, refuse_damaged
 from gateway.pipeline.topics import TopicDescription, TopicMissing
 
@@ -66,6 +71,8 @@ class InputTopics:
         self._clock = clock
         self._futures: dict[str, tuple[Future[Any], str]] | None = None
         self._next_check_at = clock() + CHECK_INTERVAL_S
+        self._ends: list[tuple[tuple[str, int], Future[Any], Future[Any]]] | None = None
+        self._next_ends_at = clock()
 
     def check(self) -> None:
         """Raise PipelineError if a topic was recreated."""
@@ -88,15 +95,48 @@ class InputTopics:
         except PipelineError:
             return None  # the query itself fails if Kafka does not answer
 
+    def fetch_ends(self) -> dict[tuple[str, int], LogEnd] | None:
+        """Return the ends of all partitions if their answers have arrived since the last call.
+
+        It does not wait for Kafka, as `find_recreated`. Partitions that are added are left out.
+        """
+        if self._ends is None and self._clock() >= self._next_ends_at:
+            self._ends = self._request_ends()
+        if self._ends is None or not all(a.done() and b.done() for _, a, b in self._ends):
+            return None
+        ends, self._ends = self._ends, None
+        self._next_ends_at = self._clock() + CHECK_INTERVAL_S
+        try:
+            return {
+                place: LogEnd(stable.result().offset, end.result().offset)
+                for place, stable, end in ends
+            }
+        except KafkaException:
+            return None  # as in `find_recreated`
+
     def close(self) -> None:
         # An AdminClient has no `close`: it is closed when its last reference is gone.
-        self._admin_clients, self._futures = {}, None
+        self._admin_clients, self._futures, self._ends = {}, None, None
 
     def _request_topics(self) -> dict[str, tuple[Future[Any], str]]:
         return {
             name: (topics.request_topic(admin, topic), topic)
             for name, (admin, topic) in self._admin_clients.items()
         }
+
+    def _request_ends(self) -> list[tuple[tuple[str, int], Future[Any], Future[Any]]]:
+        requests = []
+        for name, (admin, topic) in self._admin_clients.items():
+            partitions = [Partition(topic, n) for n in range(self.topics[name].partitions)]
+            specs = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            stable, ends = (
+                admin.list_offsets(
+                    specs, isolation_level=level, request_timeout=topics.REQUEST_TIMEOUT_S
+                )
+                for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+            )
+            requests += [((topic, each.partition), stable[each], ends[each]) for each in partitions]
+        return requests
 
     def _compare(self, futures: Mapping[str, tuple[Future[Any], str]]) -> PipelineError | None:
         for name, request in futures.items():

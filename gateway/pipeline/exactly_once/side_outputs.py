@@ -28,6 +28,7 @@ from gateway.config.sections.settings import Settings
 from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline import topics
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Sources
+from gateway.pipeline.inputs.schemas import resolve_fields
 from gateway.pipeline.progress import counts
 from gateway.pipeline.spark.client_config import build_client_config, find_cluster
 from gateway.pipeline.state.files import refuse_damaged
@@ -324,6 +325,9 @@ class SideOutputs:
             for catalog in {each.value.catalog for each in inputs.values()} - {None}:
                 if catalog not in self._settings.catalogs:
                     raise PipelineError(f"there is no catalog '{catalog}'")
+            # Older versions of the gateway stored no fields of a schema.
+            catalogs = self._settings.catalogs
+            inputs = {name: resolve_fields(each, catalogs) for name, each in inputs.items()}
             output = self._output.model_copy(update={"kafka": None, **stored.output})
             return self._create_side_outputs(inputs, output)
         except (ValueError, PipelineError) as error:

@@ -35,25 +35,18 @@ _HALF_SURROGATE_REASON = "its text has half of a surrogate pair"
 _TIMESTAMP_REASON = "its timestamp is outside of the years 1 to 9999"
 
 
-def get_columns(input: Input, schema_columns: Mapping[str, str] | None = None) -> dict[str, str]:
+def get_columns(input: Input) -> dict[str, str]:
     if input.value.model == "string":
         return {"value": "string", **RECORD_COLUMN_TYPES}
     value_columns = {
-        name: get_column_type(type_text)
-        for name, type_text in get_fields(input, schema_columns).items()
+        name: get_column_type(type_text) for name, type_text in input.value.fields.items()
     }
     return {**value_columns, **RECORD_COLUMN_TYPES}
-
-
-def get_fields(input: Input, schema_columns: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """Return the fields of the settings with their types, or else those of the schema."""
-    return input.value.fields or schema_columns or {}
 
 
 def parse_values(
     raw: DataFrame,
     input: Input,
-    schema_columns: Mapping[str, str] | None = None,
     *,
     metrics_name: str = "",
     has_event_time: bool = True,
@@ -67,7 +60,7 @@ def parse_values(
             them are counted. "" counts nothing.
         has_event_time: False if records may have any timestamp.
     """
-    parsed_rows = _parse_rows(raw, input, schema_columns, has_event_time)
+    parsed_rows = _parse_rows(raw, input, has_event_time)
     if metrics_name:
         parsed_rows = _observe_counts(parsed_rows, metrics_name)
     from pyspark.sql import functions as F
@@ -79,12 +72,11 @@ def parse_values(
     if input.value.model == "string":
         return parsed_rows.where(reason.isNull()).select("value", *_select_record_columns(raw))
     valid = parsed_rows.where(reason.isNull() & F.col("value").isNotNull())
-    fields = get_fields(input, schema_columns)
     parsed = F.col(_PARSED_COLUMN)
     text = _get_text(raw)
     columns = (
         parsing.get_column(parsed, text, _get_json_name(input, name), type_text).alias(name)
-        for name, type_text in fields.items()
+        for name, type_text in input.value.fields.items()
     )
     return valid.select(*columns, *_select_record_columns(raw))
 
@@ -96,20 +88,13 @@ def _observe_counts(parsed: DataFrame, metrics_name: str) -> DataFrame:
     return parsed.observe(metrics_name, rows, F.count(F.col(REASON_COLUMN)).alias("invalid"))
 
 
-def select_invalid_values(
-    raw: DataFrame, input: Input, schema_columns: Mapping[str, str] | None = None
-) -> DataFrame:
+def select_invalid_values(raw: DataFrame, input: Input) -> DataFrame:
     """Return the records that `parse_values` leaves out as invalid, with the column `_reason`."""
-    rows = _parse_rows(raw, input, schema_columns)
+    rows = _parse_rows(raw, input)
     return rows.where(rows[REASON_COLUMN].isNotNull()).select(*raw.columns, REASON_COLUMN)
 
 
-def _parse_rows(
-    raw: DataFrame,
-    input: Input,
-    schema_columns: Mapping[str, str] | None,
-    has_event_time: bool = True,
-) -> DataFrame:
+def _parse_rows(raw: DataFrame, input: Input, has_event_time: bool = True) -> DataFrame:
     """Add the columns `_parsed` (see `parsing`) and `_reason`, which is null for valid records."""
     from pyspark.sql import functions as F
 
@@ -126,7 +111,7 @@ def _parse_rows(
     # This always true condition makes the expression formally non-deterministic. Otherwise Spark
     # pushes the filter on the parsed value below the projection, and parses each value once more.
     text = F.when(F.rand(0) + 1 > 0, _get_text(raw))  # rand() >= 0 alone is optimized away
-    fields = get_fields(input, schema_columns)
+    fields = input.value.fields
     types = {_get_json_name(input, name): type_text for name, type_text in fields.items()}
     parsed = raw.withColumn(
         _PARSED_COLUMN, parsing.parse_json(text, types, require_finite=_has_json_values(raw))

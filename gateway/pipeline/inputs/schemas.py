@@ -4,6 +4,11 @@ A row that the schema of its output refuses becomes a dead letter: it is written
 as JSON, with the reason in a header. A schema that is missing or cannot be used ends the job, by a
 FormatError. A worker process keeps its codecs, with their schemas and connections to the registry,
 for all its tasks.
+
+Whether a value of an input is invalid is decided twice, by the batch and by the scan for dead
+letters, and again if a batch is repeated. So its bytes alone may decide that: a schema that the
+registry does not have (yet) is none of its faults, nor is a library that a worker lacks, and
+`resolve_fields` names the columns once.
 """
 
 from __future__ import annotations
@@ -17,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.config.sections.job import Fields, Input, Output
+from gateway.config.sections.job import Input, Output
 from gateway.config.sections.security import SchemaRegistry
 from gateway.config.types.formats import needs_catalog
-from gateway.errors import FormatError, RegistryUnavailable
+from gateway.errors import FormatError, PipelineUnavailable, RegistryUnavailable, SchemaNotFound
+from gateway.extras import EXTRA_MODULES, require_extra
 from gateway.formats.codec import (
     Codecs,
     EncodedData,
@@ -49,24 +55,45 @@ def has_schema(model: str) -> bool:
     return needs_catalog(model)
 
 
+def resolve_fields(input: Input, catalogs: Mapping[str, SchemaRegistry]) -> Input:
+    """Return an input with `fields`: by default those of the latest schema of its topic.
+
+    Raises:
+        FormatError: The schema is missing or cannot be used.
+        RegistryUnavailable: The registry does not answer.
+    """
+    value = input.value
+    if value.fields or not has_schema(value.model):
+        return input
+
+    async def fetch_columns() -> dict[str, str]:
+        registry = CachedRegistryClient(catalogs[value.catalog or ""])
+        try:
+            schema = await registry.get_by_version(f"{input.topic}-value", None)
+        finally:
+            await registry.close()
+        _verify_format(input.topic, value.model, schema)
+        return schema_columns.parse_schema_columns(schema.format, schema.text, schema.references)
+
+    # This is in the driver, before the query starts. The loop of `_run_coroutine` is for workers.
+    columns = asyncio.run(fetch_columns())
+    return input.model_copy(update={"value": value.model_copy(update={"fields": columns})})
+
+
 def decode_values(
     raw: DataFrame, input: Input, catalogs: Mapping[str, SchemaRegistry]
-) -> tuple[DataFrame, Mapping[str, str] | None]:
-    """Add the JSON text of values with a schema.
+) -> DataFrame:
+    """Return the rows with the JSON text of values with a schema; those without as they are.
 
-    Returns:
-        The rows with the columns `_text` and `_fault`, one of which is null (both are for a
-        tombstone); and the columns of the topic's latest schema, or None if the input names its
-        fields. Values without a schema are returned as they are.
+    The columns `_text` and `_fault` are added, one of which is null (both are for a tombstone).
     """
     value = input.value
     if not has_schema(value.model):
-        return raw, None
+        return raw
     catalog = catalogs[value.catalog or ""]
-    columns = None if value.fields else fetch_schema_columns(input.topic, value, catalog)
     raw_ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in raw.schema)
     ddl = f"{raw_ddl}, {TEXT_COLUMN} string, {FAULT_COLUMN} string"
-    return raw.mapInArrow(_create_decoder(value.model, catalog), ddl), columns
+    return raw.mapInArrow(_create_decoder(value.model, catalog), ddl)
 
 
 def encode_values(
@@ -86,37 +113,29 @@ def encode_values(
     return rows.mapInArrow(_create_encoder(output, catalogs[output.catalog or ""]), ddl)
 
 
-def fetch_schema_columns(topic: str, value: Fields, catalog: SchemaRegistry) -> dict[str, str]:
-    """Return the columns of a topic's latest schema with their types.
-
-    Raises:
-        FormatError: The schema is missing or cannot be used.
-        RegistryUnavailable: The registry does not answer.
-    """
-
-    async def fetch() -> dict[str, str]:
-        registry = CachedRegistryClient(catalog)
-        try:
-            schema = await registry.get_by_version(f"{topic}-value", None)
-        finally:
-            await registry.close()
-        _verify_format(topic, value.model, schema)
-        return schema_columns.parse_schema_columns(schema.format, schema.text, schema.references)
-
-    # This is in the driver, before the query starts. The loop of `_run_coroutine` is for workers.
-    return asyncio.run(fetch())
-
-
 def _create_decoder(model: str, catalog: SchemaRegistry) -> ArrowFunction:
     def decode_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
+        if model in EXTRA_MODULES:  # which this worker may lack, unlike the driver
+            require_extra(model, f"a worker of a job with model {model}")
         format, codecs = SerializationFormat.parse(model), _get_codecs(catalog)
         for batch in batches:
             values = batch.column("value").to_pylist()
             # Each pair is the text and the fault. `zip` of no pairs gives no columns, so an empty
             # batch gets its columns below.
-            pairs = [_decode_text(codecs, format, value) for value in values]
+            pairs = []
+            for index, value in enumerate(values):
+                try:
+                    pairs.append(_decode_text(codecs, format, value))
+                except SchemaNotFound as error:
+                    topic, partition, offset = (
+                        batch.column(name)[index] for name in ("topic", "partition", "offset")
+                    )
+                    place = f"topic {topic} partition {partition} offset {offset}"
+                    raise PipelineUnavailable(
+                        f"{place}: {error}; the job waits until the registry has it"
+                    ) from None
             for name, column in zip(
                 (TEXT_COLUMN, FAULT_COLUMN), zip(*pairs, strict=True), strict=False
             ):
@@ -132,7 +151,11 @@ def _create_decoder(model: str, catalog: SchemaRegistry) -> ArrowFunction:
 def _decode_text(
     codecs: Codecs, format: SerializationFormat, value: bytes | None
 ) -> tuple[str | None, str | None]:
-    """Return the JSON text of a value and None, or None and the fault of the value."""
+    """Return the JSON text of a value and None, or None and the fault of the value.
+
+    Raises:
+        SchemaNotFound: The registry does not have the schema.
+    """
     if value is None:
         return None, None
     try:
@@ -141,6 +164,8 @@ def _decode_text(
                 return codecs.decode_text_cached(format, value).decode(), None
             except SchemaNotLoaded:
                 _run_coroutine(codecs.load_schemas(format, "", False, [value]))
+    except SchemaNotFound:
+        raise
     except FormatError as error:
         return None, str(error)
 
@@ -170,7 +195,7 @@ def _encode_batch(batch: pa.RecordBatch, output: Output, catalog: SchemaRegistry
             continue
         try:
             values[i] = _run_coroutine(_encode_value(codecs, output, text)).data
-        except RegistryUnavailable:
+        except (RegistryUnavailable, SchemaNotFound):
             raise
         except Exception as error:  # also errors of the codecs' libraries, such as OverflowError
             # If the schema itself is the problem, the job ends. Otherwise every row would become

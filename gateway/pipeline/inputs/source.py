@@ -56,7 +56,7 @@ def read_stream(
     metrics_name: str = "",
     has_event_time: bool = True,
 ) -> DataFrame:
-    """Return an input as a stream of the job's columns, with its watermark.
+    """Return an input, as of `resolve_fields`, as a stream of its columns, with its watermark.
 
     Args:
         input_name: The name of the input, which `find_sources` finds in the plan.
@@ -64,10 +64,6 @@ def read_stream(
             and the `invalid` ones among them. "" counts nothing.
         has_event_time: False if the job does not use event time, so that records may have any
             timestamp.
-
-    Raises:
-        RegistryUnavailable: The schema registry does not answer.
-        FormatError: The schema cannot be used.
     """
     options = (
         build_spark_options(kafka)
@@ -113,7 +109,8 @@ def read_range(
     ranges: Mapping[TopicPartition, tuple[int, int]],
 ) -> DataFrame:
     """Return the records of ranges of offsets, without those that retention has deleted."""
-    return parse_records(read_raw_range(spark, kafka, ranges), input, catalogs)
+    resolved = schemas.resolve_fields(input, catalogs)
+    return parse_records(read_raw_range(spark, kafka, ranges), resolved, catalogs)
 
 
 def read_raw_range(
@@ -139,9 +136,9 @@ def parse_records(
     metrics_name: str = "",
     has_event_time: bool = True,
 ) -> DataFrame:
-    decoded, schema_columns = schemas.decode_values(raw, input, catalogs or {})
+    decoded = schemas.decode_values(raw, input, catalogs or {})
     return fields.parse_values(
-        decoded, input, schema_columns, metrics_name=metrics_name, has_event_time=has_event_time
+        decoded, input, metrics_name=metrics_name, has_event_time=has_event_time
     )
 
 
@@ -149,8 +146,8 @@ def select_invalid_records(
     raw: DataFrame, input: Input, catalogs: Catalogs | None = None
 ) -> DataFrame:
     """Return the records that `parse_records` leaves out as invalid, with the column `_reason`."""
-    decoded, schema_columns = schemas.decode_values(raw, input, catalogs or {})
-    invalid = fields.select_invalid_values(decoded, input, schema_columns)
+    decoded = schemas.decode_values(raw, input, catalogs or {})
+    invalid = fields.select_invalid_values(decoded, input)
     return invalid.select(*raw.columns, fields.REASON_COLUMN)
 
 

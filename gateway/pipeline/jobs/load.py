@@ -1,6 +1,7 @@
 """Jobs of type `load`: load a compacted topic into Redis.
 
-Redis then has the latest value of each key, and no keys whose latest value is a tombstone. A batch
+Redis then has the latest value of each key, and no keys whose latest value is a tombstone, unless
+compaction removed it before it was read: rows that no record deletes stay, as the log says. A batch
 that is repeated writes the same values again, so at-least-once delivery suffices. If a batch has
 several records of a key, the one with the highest offset is written. All records of a key must be
 in one partition, because offsets of different partitions cannot be compared.
@@ -8,6 +9,11 @@ in one partition, because offsets of different partitions cannot be compared.
 After each batch, the progress is written to the hash `<prefix>!loaded`: `topic:partition` has the
 next offset to load, `at` the time in milliseconds since 1970, and `batch of <job>` the batch. Rows
 are written once only, so a job ends if Redis has lost the batch before, and its rows with it.
+
+`owner of <job>` is the query (the id of the checkpoint) that loads the table, as a number. The
+first batch of a process makes its query the owner, unless its checkpoint was only begun because
+the owner's is missing: it would write values of years ago over the latest ones. A process whose
+query is not the owner any more ends.
 
 Before the first row of a batch, `token of <job>` is set to a new number. If it is another one after
 the last row, Redis has lost rows of this batch, which is written again.
@@ -20,6 +26,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
 
 from gateway.config.sections.job import Fields, Input
 from gateway.errors import CheckpointRefused
@@ -64,14 +71,21 @@ def build(settings: Load, tables: Mapping[str, DataFrame]) -> DataFrame:
 class BatchLoader:
     """The function of `foreachBatch` that writes a batch of `build_input` into Redis."""
 
-    def __init__(self, settings: Load) -> None:
+    def __init__(self, settings: Load, query_id: str, *, is_first: bool = False) -> None:
+        """Do nothing yet.
+
+        Args:
+            is_first: As of `Checkpoint`.
+        """
         self._settings, self._server = settings, RedisConfig.from_settings(settings.into)
+        self._owner = UUID(query_id).int
+        self._may_replace_owner = not is_first
 
     def __call__(self, rows: DataFrame, epoch: int) -> None:
         """Write a batch, and then the loaded offsets. Wait while Redis does not answer.
 
         Raises:
-            CheckpointRefused: Redis has lost batches before this one.
+            CheckpointRefused: Redis has lost batches before this one, or another query loads it.
         """
         server = self._server  # a local variable, so that only this is sent to the workers
 
@@ -81,7 +95,10 @@ class BatchLoader:
         name = self._settings.name
         is_stored = False
         while not is_stored:
-            token = begin_batch(server, name, epoch)
+            token = begin_batch(
+                server, name, epoch, self._owner, may_replace_owner=self._may_replace_owner
+            )
+            self._may_replace_owner = False
             latest = build(self._settings, {"from": rows})
             written = latest.mapInArrow(write_partition, _WRITTEN_SCHEMA)
             ends = written.groupBy("topic", "partition").agg({"next": "max"}).collect()
@@ -126,12 +143,27 @@ def write_batches(
     redis.close()
 
 
-def begin_batch(server: RedisConfig, job: str, epoch: int) -> int:
+def begin_batch(
+    server: RedisConfig, job: str, epoch: int, owner: int, *, may_replace_owner: bool
+) -> int:
     """Verify that Redis has the batch before, and return the token that was stored for this one."""
     redis, token = RedisTable(server), secrets.randbits(62)
 
     def verify_and_store() -> None:
         stored = redis.fetch_positions()
+        stored_owner = stored.get(f"owner of {job}")
+        if stored_owner not in (None, owner) and not may_replace_owner:
+            raise CheckpointRefused(
+                f"job {job}: query {UUID(int=stored_owner)} has loaded {server.prefix}* into Redis "
+                f"at {server.display_url}: put its checkpoint back (see `pipelines.checkpoints`), "
+                "or start again with --fresh, which loads all"
+            )
+        if stored and stored_owner != owner and epoch == 0:
+            log.warning(
+                "job %s: rows of earlier loads stay in Redis at %s, also of keys that the topic "
+                "does not have any more: to drop them, delete %s* and start with --fresh",
+                *(job, server.display_url, server.prefix),
+            )
         # Older versions of the gateway stored no batch.
         last = stored.get(f"batch of {job}", epoch - 1 if stored else -1)
         if last < epoch - 1:
@@ -140,7 +172,8 @@ def begin_batch(server: RedisConfig, job: str, epoch: int) -> int:
                 f"job {job}: {problem}: it has {last + 1} of {epoch} batches; start again with "
                 "--fresh, which loads all"
             )
-        redis.store_positions({f"token of {job}": token}, stored.get("at", 0))
+        begun = {f"token of {job}": token, f"owner of {job}": owner}
+        redis.store_positions(begun, stored.get("at", 0))
 
     _retry_while_unavailable(server, verify_and_store)
     redis.close()

@@ -11,8 +11,10 @@ from gateway.pipeline.tables.broadcast import REFRESH_ALERT
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
+from .open_transactions import ALERT_NAME as TRANSACTION_ALERT
+
 LATE_ALERT = "late"
-ALERT_NAMES = (LATE_ALERT, STATE_ALERT, REFRESH_ALERT)
+ALERT_NAMES = (LATE_ALERT, STATE_ALERT, REFRESH_ALERT, TRANSACTION_ALERT)
 QUERY_FAILED = "STREAM_FAILED"  # Spark's name for most failures of a query
 
 

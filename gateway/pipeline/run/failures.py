@@ -106,6 +106,7 @@ _RETRIABLE_PATTERN = re.compile(
     r"|Failed to (?:create new|construct) Kafka\w*"
     # Processes that Spark has lost, and a state store that a task of the last query still holds.
     r"|ExecutorLostFailure|FetchFailedException|UNRELEASED_THREAD_ERROR"
+    r"|Too many open files"
 )
 # The cause in Java is only that of the broken connection.
 _LOST_WORKER_PATTERN = re.compile(

@@ -117,6 +117,10 @@ def start_query(
     close_idle_connections(spark)
     # State that is restored without records that retention has deleted since would be wrong.
     restoring = {"on_data_loss": "fail"} if replay_state else {}
+    inputs = {
+        name: schemas.resolve_fields(each, settings.catalogs)
+        for name, each in resolve_inputs(job).items()
+    }
     tables = {
         name: read_stream(
             spark,
@@ -127,7 +131,7 @@ def start_query(
             metrics_name="" if job.trigger == "realtime" else name,
             has_event_time=not isinstance(job, config.Load),
         )
-        for name, each in resolve_inputs(job).items()
+        for name, each in inputs.items()
     }
 
     stop = stop_event or threading.Event()
@@ -136,7 +140,7 @@ def start_query(
     )
     verify_topics(open_files(job_checkpoint.location, spark), topics.topics)
     writer = _create_writer(
-        spark, job, settings, job_checkpoint, tables, replay_state, stop, topics
+        spark, job, settings, job_checkpoint, inputs, tables, replay_state, stop, topics
     )
     writer = writer.queryName(job.name).option("checkpointLocation", job_checkpoint.location)
     query = writer.trigger(**({"once": True} if replay_state else _build_trigger(job))).start()
@@ -244,6 +248,7 @@ def _create_writer(
     job: Job,
     settings: Settings,
     job_checkpoint: JobCheckpoint,
+    inputs: Mapping[str, Input],
     tables: Mapping[str, DataFrame],
     replay_state: bool,
     stop_event: threading.Event,
@@ -277,7 +282,9 @@ def _create_writer(
         from gateway.pipeline.jobs.load import BatchLoader
 
         _log_gaps(spark, job, settings, job_checkpoint, find_sources(tables["from"]))
-        return write_each_batch(tables["from"], BatchLoader(job))
+        checkpoint = Checkpoint(job_checkpoint.location, spark)
+        loader = BatchLoader(job, job_checkpoint.query_id, is_first=checkpoint.is_first())
+        return write_each_batch(tables["from"], loader)
     assert to is not None
     kafka = find_cluster(settings.clusters, to.kafka)
 
@@ -290,6 +297,7 @@ def _create_writer(
             to,
             settings,
             job_checkpoint,
+            inputs,
             find_sources(rows),
             input_topics,
             compute_key_digests(job, tables),
@@ -368,6 +376,7 @@ def _create_batch_function(
     output: Output,
     settings: Settings,
     job_checkpoint: JobCheckpoint,
+    inputs: Mapping[str, Input],
     sources: Sources,
     input_topics: InputTopics,
     key_digests: Mapping[str, str],
@@ -383,7 +392,7 @@ def _create_batch_function(
 
     verify_ledger(open_files(job_checkpoint.location, spark), output, build_client_config(kafka))
     side_outputs = _create_side_outputs(
-        spark, job, output, settings, job_checkpoint, sources, input_topics
+        spark, job, output, settings, job_checkpoint, inputs, sources, input_topics
     )
     if not is_exactly_once:
         append = _create_append_function(build_sink_options(output, kafka))
@@ -467,6 +476,7 @@ def _create_side_outputs(
     output: Output,
     settings: Settings,
     job_checkpoint: JobCheckpoint,
+    inputs: Mapping[str, Input],
     sources: Sources,
     input_topics: InputTopics,
 ) -> SideOutputs:
@@ -478,7 +488,7 @@ def _create_side_outputs(
         spark,
         job.name,
         job_checkpoint.query_id,
-        resolve_inputs(job),
+        inputs,
         output,
         settings,
         Checkpoint(job_checkpoint.location, spark),
@@ -486,7 +496,7 @@ def _create_side_outputs(
         sources=sources,
         late_filters={
             name: create_late_filter(module, job, name)
-            for name in resolve_inputs(job)
+            for name in inputs
             if hasattr(module, "select_late")
         },
         get_counts=create_batch_counter(lambda: spark.streams.get(job_checkpoint.query_id)),
@@ -509,8 +519,11 @@ def _log_gaps(
     for name, job_input in resolve_inputs(job).items():
         if job_input.on_data_loss == "gap":  # else Spark refuses to go on
             positions = checkpoint.read_positions(sources, name)
-            kafka = find_cluster(settings.clusters, job_input.kafka)
-            gaps.log_gaps(job.name, positions, build_client_config(kafka))
+            client_config = build_client_config(find_cluster(settings.clusters, job_input.kafka))
+            gaps.log_gaps(job.name, positions, client_config)
+            if isinstance(job, config.Load):
+                read_at_ms = checkpoint.read_last_time_ms()
+                gaps.log_removed_tombstones(job.name, positions, read_at_ms, client_config)
 
 
 def build_sink_options(output: Output, kafka: Kafka) -> dict[str, str]:

@@ -26,6 +26,7 @@ from gateway.pipeline import topics
 from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint, prepare_checkpoint
 from gateway.pipeline.inputs.schemas import has_schema
 from gateway.pipeline.jobs import get_output
+from gateway.pipeline.progress.open_transactions import OpenTransactions
 from gateway.pipeline.spark.client_config import build_client_config, find_cluster
 from gateway.pipeline.spark.session import (
     build_checkpoint_conf,
@@ -164,6 +165,7 @@ class _QueryStarter:
         self._lease = job_lease
         self._checkpoint: JobCheckpoint | None = None  # None before the first start
         self._input_topics: InputTopics | None = None  # of the current query
+        self._transactions = OpenTransactions(job.name)
 
     def start_query(self, run: JobRun) -> Any:
         spark, settings, job = self._spark, self._settings, self._job
@@ -205,9 +207,12 @@ class _QueryStarter:
 
     def find_recreated(self) -> PipelineError | None:
         assert self._input_topics is not None
+        if ends := self._input_topics.fetch_ends():
+            self._transactions.update(ends)
         return self._input_topics.find_recreated()
 
     def close_queries(self) -> None:
+        self._transactions.close()
         if self._checkpoint is not None:
             query.close_clients(self._checkpoint.query_id)
 

@@ -129,7 +129,8 @@ def format_jvm_end(status: int) -> str:
     ended = f"exit code {status}" if status >= 0 else f"signal {-status}"
     hints = {
         -signal.SIGKILL: "the machine may have had no memory left: lower spark.memory",
-        _OUT_OF_MEMORY_STATUS: "it had too little memory: raise spark.memory",
+        _OUT_OF_MEMORY_STATUS: "it had too little memory: raise spark.memory, which must hold 500 "
+        "of the largest records of each partition that is read at a time",
     }
     hint = hints.get(status, "its output above has the reason")
     return f"Spark's JVM has ended with {ended}; {hint}. The next start goes on from the checkpoint"

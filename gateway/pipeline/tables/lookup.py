@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gateway.errors import PipelineError
+from gateway.errors import PipelineError, PipelineUnavailable
 
 from .cache import BatchRequest, LookupCache, LookupStats, OutageBackoff
 from .redis import RedisConfig, RedisTable, RedisUnavailable, decode_texts, is_utf8
@@ -131,7 +131,11 @@ class LookupTable:
     def _call_fallback(self, keys: list[str]) -> list[bytes | None]:
         """Return the fallback's values of keys. It does not get keys that are not UTF-8."""
         assert self._fallback is not None
-        values = self._fallback([key for key in keys if is_utf8(key)])
+        try:
+            values = self._fallback([key for key in keys if is_utf8(key)])
+        except Exception as error:  # whatever it raises while its database is away
+            problem = f"{type(error).__name__}: {error}"
+            raise PipelineUnavailable(f"the fallback has failed: {problem}") from error
         self._cache.stats.fallback_keys += sum(values.get(key) is not None for key in keys)
         return [_encode_json(values.get(key)) for key in keys]
 

@@ -76,7 +76,7 @@ class RedisConfig:
         """Return the key of the hash that says how far the table was loaded.
 
         Its fields are `topic:partition` with the next offset, `at` with the time in ms since 1970,
-        `batch of <job>` with the number of the last batch, and `token of <job>` (see `jobs.load`).
+        `batch of <job>` with the number of the last batch, and those that `jobs.load` describes.
         """
         return f"{self.prefix}{LOADED_KEY}"
 

@@ -23,9 +23,9 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 MAX_PATTERN_CHARS = 200
 REPEAT_OPERATORS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")  # names in `re._constants`
 MAX_REPETITIONS = 2  # without a bound, in one pattern, besides a `.*` at its end
-# In how many ways a pattern may be tried on a name: each unbounded repetition takes 0 to 249
-# characters. That takes 0.03 ms for a name of 60 characters.
-MAX_MATCH_PATHS = 16 * (MAX_TOPIC_NAME_CHARS + 1) ** MAX_REPETITIONS
+# In how many steps a pattern may be tried on a name: an unbounded repetition takes 0 to 249
+# characters, and each of these ways takes all steps that follow. That takes at most 2.5 ms.
+MAX_MATCH_STEPS = 16 * (MAX_TOPIC_NAME_CHARS + 1) ** MAX_REPETITIONS
 MAX_POLL_TIMEOUT_MS = 300_000  # longer than usual proxies let a response wait
 
 # By the name in lower case, without underscores and dots.
@@ -104,42 +104,46 @@ def compile_topic_pattern(text: str) -> re.Pattern[str]:
 
     It is matched in the event loop that serves all clients: `(a+)+` would take hours for one name,
     and so would `.?` thirty times. So no repetition and no alternative may be within a repetition,
-    and all of them together may leave no more ways than two unbounded repetitions and 16
-    alternatives. A `.*` at the end takes the rest of any name, in one way.
+    and all of them together may take no more steps than two unbounded repetitions with a dozen
+    characters behind them. A `.*` at the end takes the rest of any name, in one way.
     """
     try:
         compiled = re.compile(text)
         parsed = regular.parse(text)
         if repr(parsed[-1:]) == repr(regular.parse(".*")):
             parsed = parsed[:-1]
-        paths = _count_match_paths(parsed) if len(text) <= MAX_PATTERN_CHARS else math.inf
+        work = sum(_measure_match(parsed)) if len(text) <= MAX_PATTERN_CHARS else math.inf
     except (re.error, OverflowError, RecursionError) as exc:
         raise create_invalid_request("topic_pattern", f"is no regular expression: {exc}") from None
-    if paths > MAX_MATCH_PATHS:
+    if work > MAX_MATCH_STEPS:
         problem = (
             f"has over {MAX_PATTERN_CHARS} characters, {MAX_REPETITIONS} repetitions, "
-            "or a nested one"
+            "a nested one, or too much behind the last one"
         )
         raise create_invalid_request("topic_pattern", f"{problem}; make it simpler")
     return compiled
 
 
-def _count_match_paths(node: Any, is_nested: bool = False) -> float:
-    """Return an upper bound of the ways in which a parsed pattern can be tried on a text."""
-    paths = 1.0
+def _measure_match(node: Any, is_nested: bool = False) -> tuple[float, float]:
+    """Return upper bounds of the ways to try a parsed pattern on a text, and of their steps."""
+    paths, steps = 1.0, 0.0
     for operator, argument in node:
         # The argument of a repetition is (minimum, maximum, sub-pattern), that of a BRANCH
         # (None, branches).
-        repeats = str(operator) in REPEAT_OPERATORS and argument[1] > 1
-        if is_nested and (repeats or str(operator) == "BRANCH"):
-            return math.inf
-        if str(operator) in REPEAT_OPERATORS:
-            paths *= max(1, min(argument[1], MAX_TOPIC_NAME_CHARS) - argument[0] + 1)
-        elif str(operator) == "BRANCH":
-            paths *= len(argument[1])
+        name = str(operator)
+        most = min(argument[1], MAX_TOPIC_NAME_CHARS) if name in REPEAT_OPERATORS else 1
+        if is_nested and (most > 1 or name == "BRANCH"):
+            return math.inf, math.inf
+        ways = max(1.0, most - argument[0] + 1) if name in REPEAT_OPERATORS else 1.0
+        inner_steps = float(MAX_TOPIC_NAME_CHARS) if name == "GROUPREF" else 1.0
         for subpattern in _list_subpatterns(argument):
-            paths *= _count_match_paths(subpattern, is_nested or repeats)
-    return paths
+            sub_paths, sub_steps = _measure_match(subpattern, is_nested or most > 1)
+            ways, inner_steps = ways * sub_paths, inner_steps + sub_steps
+        if name == "BRANCH":
+            ways *= len(argument[1])
+        steps += paths * max(1, most) * inner_steps
+        paths *= ways
+    return paths, steps
 
 
 def _list_subpatterns(argument: Any) -> list[Any]:

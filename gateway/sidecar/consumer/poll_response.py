@@ -15,12 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.log.record import Record
+from gateway.sidecar.http.disconnect import wait_for_disconnect
 
 from .instance import ConsumerInstance
-
-# Asks our own server to report the end of the client's input as a disconnect; the name is that of
-# gateway/web/http/transport.py.
-DISCONNECT_AT_EOF = "gateway.gone_at_eof"
 
 
 class PollResponse(Response):
@@ -57,8 +54,7 @@ class PollResponse(Response):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("extensions", {})[DISCONNECT_AT_EOF] = True
-        gone = asyncio.ensure_future(wait_for_disconnect(receive))
+        gone = asyncio.ensure_future(wait_for_disconnect(scope, receive))
         try:
             async with self._instance.lock_for_poll(self._timeout_s) as remaining_s:
                 await self._deliver(remaining_s, gone, scope, send)
@@ -105,11 +101,3 @@ async def _send_response(response: Response, gone: asyncio.Future[Any], send: Se
         return False
     await send({"type": "http.response.body", "body": b"", "more_body": False})
     return True
-
-
-async def wait_for_disconnect(receive: Receive) -> object:
-    """Drop the body of a request that was not read, and return when its client has disconnected."""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None

@@ -7,7 +7,6 @@ bounds: continuing at another offset would silently lose or repeat records.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from starlette.requests import Request
@@ -19,6 +18,7 @@ from gateway.formats.codec import SerializationFormat
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.sidecar.component import Component
 from gateway.sidecar.context import Context
+from gateway.sidecar.http.disconnect import run_for_client
 from gateway.sidecar.http.middleware import READ_SCOPE
 from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
 from gateway.sidecar.membership_options import build_consumer_options
@@ -35,7 +35,6 @@ from gateway.sidecar.v2.topics import fetch_bounds
 
 from .dialect import TrailingSlashRoute
 from .instance_options import MAX_POLL_TIMEOUT_MS
-from .poll_response import wait_for_disconnect
 from .record_json import hold_records, paired_headers, render_records
 
 
@@ -130,19 +129,8 @@ class Stateless(Component):
     ) -> Sequence[Record]:
         max_bytes = min(max_bytes, self._settings.request_max_bytes)
         max_records = self._settings.max_poll_records
-        polling = asyncio.ensure_future(
-            consumer.poll(timeout_s, max_bytes=max_bytes, max_records=max_records)
-        )
-        draining = asyncio.ensure_future(self._context.draining.wait())
-        gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
-        try:
-            tasks = [polling, draining, gone]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return polling.result() if polling.done() else []
-        finally:
-            for task in (polling, draining, gone):
-                task.cancel()
-            await asyncio.wait([polling])  # the consumer is closed next, and must be idle then
+        polling = consumer.poll(timeout_s, max_bytes=max_bytes, max_records=max_records)
+        return await run_for_client(request, self._context.draining, polling) or ()
 
 
 def _negotiate_format(request: Request) -> SerializationFormat:

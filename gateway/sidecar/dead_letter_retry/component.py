@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.client_memory import GrowingReservation, HeldPart
 from gateway.config.sections.sidecar import Consumer as ConsumerSettings
 from gateway.config.sections.sidecar import Group
 from gateway.core.backoff import BackoffPolicy, ContentionBackoff
@@ -37,6 +38,7 @@ from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.consumer.record_json import hold_records, render_records, text_headers
 from gateway.sidecar.context import AuditEvent, Context
 from gateway.sidecar.http import body
+from gateway.sidecar.http.disconnect import run_for_client
 from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
@@ -44,7 +46,7 @@ from gateway.sidecar.reactive.backend import BackendClient, create_http_client
 from gateway.sidecar.reactive.batch_encoder import BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.message import DeadLetterMessage
-from gateway.sidecar.topics import check_offsets
+from gateway.sidecar.topics import check_not_dead_letters, check_offsets, check_writable
 from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -108,9 +110,14 @@ class DeadLetterComponent(Component):
         parameters = self._context.spec["retryDeadLetters"].parse_parameters(request)
         group = get_group(self._context.section, parameters.get("group"))
         queue = await self._open_queue(request, group.group, self._resolve_topic(parameters, group))
-        lock = self._locks.setdefault((queue.group, queue.topic), asyncio.Lock())
-        async with lock:  # the same request in parallel would want the same dead letters
-            result = await self._retry_batch(queue, group, parameters)
+        result = await self._retry_batch(queue, group, parameters)
+        timeout_s = parameters["timeout"] / 1000
+        if timeout_s and not (result.letters or result.backend_failure):
+            # Without the lock: others, who may not want to wait, need not do so for this client.
+            waiting = queue.fetch_dead_letters(1, 1, timeout_s)
+            found = await run_for_client(request, self._context.draining, waiting)
+            if found is not None and found[0]:
+                result = await self._retry_batch(queue, group, parameters)
         if result.backend_failure and not result.letters:
             raise StatusError(
                 503,
@@ -136,16 +143,18 @@ class DeadLetterComponent(Component):
             self._context.auditor,
         )
         transactions = create_transactions(self._context, queue)
+        lock = self._locks.setdefault(key, asyncio.Lock())
         try:
-            # Before anything is read: this completes or aborts what another retry has begun, and
-            # fences it, so that what is read now is what this retry may change.
-            await transactions.start()
-            dead_letters, offsets = await queue.fetch_dead_letters(
-                group.max_poll_records, group.request_max_bytes, parameters["timeout"] / 1000
-            )
-            result = await retry.retry_batch(
-                transactions, dead_letters, offsets, last=parameters["lastretry"]
-            )
+            async with lock:  # the same request in parallel would want the same dead letters
+                # Before anything is read: this completes or aborts what another retry has begun,
+                # and fences it, so that what is read now is what this retry may change.
+                await transactions.start()
+                dead_letters, offsets = await queue.fetch_dead_letters(
+                    group.max_poll_records, group.request_max_bytes
+                )
+                result = await retry.retry_batch(
+                    transactions, dead_letters, offsets, last=parameters["lastretry"]
+                )
         except Fenced:
             # The back end has the batch, and gets it from the other sidecar, too.
             now = time.monotonic()
@@ -170,7 +179,7 @@ class DeadLetterComponent(Component):
         queue = await self._open_queue(request, parameters["group"], parameters["topic"])
         formats = self._build_formats(parameters)
         settings = self._context.section.consumer or ConsumerSettings()
-        dead_letters, _ = await queue.fetch_dead_letters(
+        waiting = queue.fetch_dead_letters(
             parameters.get("maxRecords", settings.max_poll_records),
             min(
                 parameters.get("max_bytes", settings.request_max_bytes),
@@ -178,6 +187,8 @@ class DeadLetterComponent(Component):
             ),
             parameters["timeout"] / 1000,
         )
+        found = await run_for_client(request, self._context.draining, waiting)
+        dead_letters = found[0] if found is not None else ()
         origins = [dead_letter.origin for dead_letter in dead_letters]
         with hold_records(self._context.client_memory, origins):
             records, _ = await render_records(
@@ -233,6 +244,8 @@ class DeadLetterComponent(Component):
         group = parameters["group"]
         await self._context.authorize(request, WRITE_SCOPE, topics, group)
         for topic in topics:
+            check_writable(self._context, topic)
+            check_not_dead_letters(self._context, topic)
             await self._context.get_topic(topic)
             async with take_turns():
                 self._keep_exact_numbers(data, entries, topic)
@@ -240,20 +253,21 @@ class DeadLetterComponent(Component):
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )
         places = [await self._check_place(item, index) for index, item in enumerate(items)]
-        found = await self._read_records(places)
         dead: list[DeadLetterRecord] = []
         size = 0
-        for index, (item, place) in enumerate(zip(items, places, strict=True)):
-            if (record := found.get(place)) is None:
-                record = await self._encode_record(item, index)
-            size += record if isinstance(record, int) else record.payload_size
-            if size > MAX_ACCEPTED_BYTES and index:
-                problem = f"{index + 1} records have over {MAX_ACCEPTED_BYTES} bytes in Kafka"
-                advice = f"none is written, hand in {index} of them at once"
-                raise StatusError(413, f"{problem}; {advice}")
-            if isinstance(record, Record):
-                dead.append(writer.create_dead_letter(record, item))
-        unwritten, reason, refused = await writer.write(dead)
+        with GrowingReservation(self._context.client_memory, HeldPart.PARSED) as held:
+            found = await self._read_records(places, held)
+            for index, (item, place) in enumerate(zip(items, places, strict=True)):
+                if (record := found.get(place)) is None:
+                    record = await self._encode_record(item, index)
+                size += record if isinstance(record, int) else record.payload_size
+                if size > MAX_ACCEPTED_BYTES and index:
+                    problem = f"{index + 1} records have over {MAX_ACCEPTED_BYTES} bytes in Kafka"
+                    advice = f"none is written, hand in {index} of them at once"
+                    raise StatusError(413, f"{problem}; {advice}")
+                if isinstance(record, Record):
+                    dead.append(writer.create_dead_letter(record, item))
+            unwritten, reason, refused = await writer.write(dead)
         if unwritten:
             problem = f"{len(unwritten)} of {len(dead)} are not known to be written: {reason}"
             if len(unwritten) == len(dead):
@@ -298,7 +312,9 @@ class DeadLetterComponent(Component):
             )
         return tp, int(fields["offset"])
 
-    async def _read_records(self, places: Sequence[Place]) -> dict[Place, Record | int]:
+    async def _read_records(
+        self, places: Sequence[Place], held: GrowingReservation
+    ) -> dict[Place, Record | int]:
         """Read the records that Kafka still has, each batch once.
 
         Behind MAX_ACCEPTED_BYTES only their sizes are kept, to tell how many may be handed in.
@@ -313,6 +329,7 @@ class DeadLetterComponent(Component):
                 async for record in records:
                     size += record.payload_size
                     is_kept = size <= MAX_ACCEPTED_BYTES or not found
+                    held.grow(record.payload_size if is_kept else 0)
                     found[tp, record.offset] = record if is_kept else record.payload_size
         return found
 

@@ -9,8 +9,10 @@ error after the first line is a line of its own, a Status.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
+from sys import getsizeof
 from typing import Any
 
 import orjson
@@ -19,9 +21,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.client_memory import ClientMemory, GrowingReservation, HeldPart
 from gateway.config.types.address import create_trusting_context
 from gateway.sidecar.component import Component, NotReady
 from gateway.sidecar.context import Context
+from gateway.sidecar.http.disconnect import wait_for_disconnect
 from gateway.sidecar.http.middleware import READ_SCOPE
 from gateway.sidecar.http.status import (
     NO_STORE_HEADERS,
@@ -103,17 +107,16 @@ class KsqldbComponent(Component):
             rows = await stack.enter_async_context(self._ksql.stream(query))
         except (KsqlError, KsqlUnavailable) as error:
             raise to_status_error(error) from error
+        drain = self._context.draining.wait
         if NDJSON in request.headers.get("accept", ""):
             limit, timeout = parameters.get("limit"), _to_seconds(parameters.get("timeout"))
-            return NdjsonRowsResponse(
-                _iter_rows(rows, limit, timeout, self._context.draining), stack
-            )
+            return NdjsonRowsResponse(_iter_rows(rows, limit, timeout, drain), stack)
         limit = parameters.get("limit", DEFAULT_PUSH_ROWS if is_push else None)
         timeout = _to_seconds(parameters.get("timeout", PUSH_TIMEOUT_MS if is_push else None))
-        async with stack:
-            return await _build_array_response(
-                _iter_rows(rows, limit, timeout, self._context.draining), is_push
-            )
+        disconnect = partial(wait_for_disconnect, request.scope, request.receive)
+        limited_rows = _iter_rows(rows, limit, timeout, drain, disconnect)
+        async with stack, aclosing(limited_rows):
+            return await _build_array_response(limited_rows, self._context.client_memory)
 
 
 def to_status_error(error: KsqlError | KsqlUnavailable) -> StatusError:
@@ -147,12 +150,15 @@ def _to_seconds(milliseconds: int | None) -> float | None:
 
 
 async def _iter_rows(
-    rows: QueryResult, limit: int | None, timeout_s: float | None, draining: asyncio.Event
-) -> AsyncIterator[bytes]:
-    """Yield rows as JSON until the limit, the time or the sidecar is over."""
+    rows: QueryResult,
+    limit: int | None,
+    timeout_s: float | None,
+    *ends: Callable[[], Coroutine[Any, Any, object]],
+) -> AsyncGenerator[bytes]:
+    """Yield rows as JSON until the limit or the time is over, or one of `ends` returns."""
     loop = asyncio.get_running_loop()
     deadline = None if timeout_s is None else loop.time() + timeout_s
-    drained = asyncio.ensure_future(draining.wait())
+    ending = [asyncio.create_task(end()) for end in ends]
     source, count = aiter(rows), 0
     next_row: asyncio.Future[Any] | None = None
     try:
@@ -162,7 +168,7 @@ async def _iter_rows(
             next_row = asyncio.ensure_future(anext(source))
             remaining_s = None if deadline is None else max(0.0, deadline - loop.time())
             await asyncio.wait(
-                {next_row, drained}, timeout=remaining_s, return_when="FIRST_COMPLETED"
+                [next_row, *ending], timeout=remaining_s, return_when="FIRST_COMPLETED"
             )
             if not next_row.done():
                 return
@@ -173,24 +179,29 @@ async def _iter_rows(
             yield write_row(row)
             count += 1
     finally:
-        drained.cancel()
+        for task in ending:
+            task.cancel()
         if next_row is not None and not next_row.done():
             next_row.cancel()
             await asyncio.wait({next_row})
 
 
-async def _build_array_response(rows: AsyncIterator[bytes], push: bool) -> Response:
+async def _build_array_response(
+    rows: AsyncIterator[bytes], client_memory: ClientMemory
+) -> Response:
     items: list[bytes] = []
     size = 0
-    try:
-        async for row in rows:
-            items.append(row)
-            size += len(row) + 1
-            if size > MAX_ARRAY_BYTES:
-                raise StatusError(413, TOO_MANY_ROWS_MESSAGE)
-    except (KsqlError, KsqlUnavailable) as error:
-        raise to_status_error(error) from error
-    return build_json_response(b"[" + b",".join(items) + b"]")
+    with GrowingReservation(client_memory, HeldPart.RESPONSES) as held:
+        try:
+            async for row in rows:
+                items.append(row)
+                held.grow(2 * getsizeof(row))  # as a row, and in the response
+                size += len(row) + 1
+                if size > MAX_ARRAY_BYTES:
+                    raise StatusError(413, TOO_MANY_ROWS_MESSAGE)
+        except (KsqlError, KsqlUnavailable) as error:
+            raise to_status_error(error) from error
+        return build_json_response(b"[" + b",".join(items) + b"]")
 
 
 class NdjsonRowsResponse(StreamingResponse):

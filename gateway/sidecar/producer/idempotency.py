@@ -115,7 +115,10 @@ class IdempotencyStore:
         # A second more than its owner may take to write: a request that is in time keeps its claim.
         self._claim_timeout_s = settings.timeout + 1.0
         self._transaction_pool = transaction_pool
-        self._recent_responses: SizedCache[bytes, bytes] = SizedCache(MAX_RECENT_RESPONSE_BYTES)
+        # By the place of the answer, too: a key gets another one after its window.
+        self._recent_responses: SizedCache[tuple[bytes, TopicPartition, int], bytes] = SizedCache(
+            MAX_RECENT_RESPONSE_BYTES
+        )
         self._keys_in_takeover: set[bytes] = set()  # by requests of this process
         self._lost_claims: ContentionBackoff[Claim] = ContentionBackoff(
             BackoffPolicy(TAKEOVER_RETRY_DELAY_S, self._claim_timeout_s, jitter=2 / 3),
@@ -295,10 +298,11 @@ class IdempotencyStore:
         if transactions is attempt.transactions:
             self._transaction_pool.release(transactions)
         attempt.finish(transactions)
-        self._store_response(key, body)
         offset = offsets[tp][-1]
         if offset >= 0 and layout == self._layout:
-            self.claims.apply_result(key, ClaimResult(digest, tp, offset, timestamp_ms / 1000))
+            result = ClaimResult(digest, tp, offset, timestamp_ms / 1000)
+            self._store_response(key, result, body)
+            self.claims.apply_result(key, result)
             await self._notify()
         return StoredResponse(body, is_repeated=False)
 
@@ -632,7 +636,7 @@ class IdempotencyStore:
         Raises BrokerUnavailable (with `timeout` once the records are written), or StatusError 409
         if the answer is gone.
         """
-        body = self._recent_responses.get(key)
+        body = self._recent_responses.get((key, result.tp, result.offset))
         if body is None:
             try:
                 batch = await read_committed(self._context.cluster, result.tp, result.offset)
@@ -649,11 +653,12 @@ class IdempotencyStore:
                     409, f"{problem}; use another Idempotency-Key for another request"
                 )
             body = (record.value or b"")[KEY_BYTES:]
-            self._store_response(key, body)
+            self._store_response(key, result, body)
         return body
 
-    def _store_response(self, key: bytes, body: bytes) -> None:
-        self._recent_responses.store(key, body, len(body) + _RESPONSE_OVERHEAD_BYTES)
+    def _store_response(self, key: bytes, result: ClaimResult, body: bytes) -> None:
+        place = key, result.tp, result.offset
+        self._recent_responses.store(place, body, len(body) + _RESPONSE_OVERHEAD_BYTES)
 
     async def _sweep(self) -> None:
         while True:

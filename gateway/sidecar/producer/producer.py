@@ -82,6 +82,9 @@ class ProducerComponent(Component):
         parameters = self._operation.parse_parameters(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON:
             return await self._produce_stream(request, parameters)
+        for name in parameters.keys() & {"keyFormat", "valueFormat"}:
+            problem = "is for NDJSON; make it a field of the body"
+            raise create_invalid_request(f"query {name}", problem)
         data = await body.read_body(request, self.settings.max_bytes)
         encoded, transactional = await self._encode_body(
             topic, data, request.headers.get("content-type")

@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.background_tasks import BackgroundTasks
+from gateway.client_memory import GrowingReservation, HeldPart
 from gateway.core.delivery.replay import Destination, Replay, ReplayState, Span
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable
@@ -34,7 +36,7 @@ from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, has_place
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.reactive.backend import create_http_client
-from gateway.sidecar.topics import check_writable
+from gateway.sidecar.topics import check_not_dead_letters, check_writable
 from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
@@ -64,6 +66,7 @@ class ReplayComponent(Component):
         # With the client that started the replay, by the replay's id.
         self._jobs: dict[str, tuple[str, ReplayJob]] = {}
         self._job_tasks = BackgroundTasks(log)
+        self._stalled: dict[str, str] = {}  # why nobody works on a replay, by its id
         self._client = create_http_client()
         self.routes = [
             Route("/replays", self._create_replay, methods=["POST"]),
@@ -110,22 +113,26 @@ class ReplayComponent(Component):
         """Start jobs for replays whose owner has released them, or has not been heard of."""
         if self._store.failure is not None:
             return
+        stalled = {}
         for id in self._store.replays.list_abandoned(asyncio.get_running_loop().time()):
             replay = self._store.replays.get(id)
             if replay is not None and id not in self._jobs and self._has_place(replay):
-                self._start_job(replay)
+                try:
+                    self._start_job(replay)
+                except StatusError as exc:  # a sidecar with another configuration may take it
+                    stalled[id] = f"no sidecar works on it, and in this one {exc}"
+                    if id not in self._stalled:
+                        log.warning("replay %s waits: %s", id, stalled[id])
+        self._stalled = stalled
 
     def _has_place(self, replay: Replay) -> bool:
         return has_place(replay.by, [client for client, _ in self._jobs.values()], MAX_JOBS)
 
     def _start_job(self, replay: Replay, transactions: TransactionalProducer | None = None) -> None:
-        """Start the job of a replay, unless its back end is not configured here."""
+        """Start the job of a replay; raises StatusError if its back end is not configured here."""
         delivery = None
         if replay.destination is Destination.BACKEND:
-            try:
-                group = get_group(self._context.section, replay.group)
-            except StatusError:
-                return  # a sidecar with another configuration has to work on it
+            group = get_group(self._context.section, replay.group)
             delivery = BackendReplayDelivery(self._context, group, self._client, replay.id)
         job = ReplayJob(
             self._context, self._store, replay.id, self._owner, delivery, transactions=transactions
@@ -159,7 +166,8 @@ class ReplayComponent(Component):
         if target:
             await self._context.authorize(request, WRITE_SCOPE, [target])
             check_writable(self._context, target)
-            await self._context.get_topic(target)
+        else:  # what fails at the back end becomes a dead letter
+            check_not_dead_letters(self._context, body["topic"])
         replay = await self._build_replay(body, target, group, identity)
         await self._wait_until_loaded()
         running = [each.by for each in self._store.replays if each.is_running]
@@ -216,11 +224,11 @@ class ReplayComponent(Component):
     async def _build_replay(
         self, body: Mapping[str, Any], target: str, group: str, identity: str
     ) -> Replay:
-        topic = await self._context.get_topic(body["topic"])
+        topics = [await self._context.get_topic(name) for name in (body["topic"], target) if name]
         now = time.time_ns() // 1_000_000
         replay = Replay(
             uuid.uuid4().hex,
-            topic.name,
+            topics[0].name,
             Destination(body["destination"]),
             target,
             group,
@@ -228,8 +236,9 @@ class ReplayComponent(Component):
             now,
             now,
             identity,
+            topic_ids={topic.name: str(topic.topic_id or "") for topic in topics},
         )
-        return await self._add_spans(replay, body, topic)
+        return await self._add_spans(replay, body, topics[0])
 
     async def _add_spans(
         self, replay: Replay, body: Mapping[str, Any], topic: TopicMetadata
@@ -260,13 +269,15 @@ class ReplayComponent(Component):
     async def _list(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
         await self._wait_until_loaded()
-        rendered = []
-        async with take_turns() as turns:
-            for replay in self._store.replays:
-                if turns.is_over():
-                    await turns.pass_on()
-                rendered.append(self._render(replay))
-        return build_json_response(rendered)
+        rendered: list[bytes] = []
+        with GrowingReservation(self._context.client_memory, HeldPart.RESPONSES) as held:
+            async with take_turns() as turns:
+                for replay in self._store.replays:
+                    if turns.is_over():
+                        await turns.pass_on()
+                    rendered.append(orjson.dumps(self._render(replay)))
+                    held.grow(2 * len(rendered[-1]))
+            return build_json_response(b"[" + b",".join(rendered) + b"]")
 
     async def _get_replay(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
@@ -316,6 +327,8 @@ class ReplayComponent(Component):
 
     def _render(self, replay: Replay) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()
+        if replay.is_running and (problem := self._stalled.get(replay.id)):
+            replay = replace(replay, owner="", error=problem)
         return render_replay(replay, self._store.replays.get_rate(replay.id, now))
 
 

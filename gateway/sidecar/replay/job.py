@@ -18,7 +18,14 @@ from typing import NamedTuple, Protocol
 from gateway.core.delivery.replay import MAX_MISSING_RANGES, Replay, ReplayState, Span
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
-from gateway.errors import BrokerUnavailable, Fenced, GatewayError, KafkaError, RecordTooLarge
+from gateway.errors import (
+    BrokerUnavailable,
+    Fenced,
+    GatewayError,
+    KafkaError,
+    RecordTooLarge,
+    UnknownTopic,
+)
 from gateway.kafka.fetch.bounded_read import PartitionRead, read_committed
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import (
@@ -160,13 +167,22 @@ class ReplayJob:
         replay = self._store.replays.get(self.id)
         if replay is None or not replay.is_running:
             return False
-        await self._context.get_topic(replay.topic)
-        if replay.target:
-            await self._context.get_topic(replay.target)
+        await self._check_topics(replay)
         if self._delivery is not None:
             self._delivery.restart()
         await self._save(replay.with_owner(self._owner, _now()))
         return True
+
+    async def _check_topics(self, replay: Replay) -> None:
+        """Raise UnknownTopic if a topic is not the one any more that the replay was started with.
+
+        Its offsets and its copies are of the former one.
+        """
+        for name in filter(None, (replay.target, replay.topic)):
+            topic, id = await self._context.get_topic(name), replay.topic_ids.get(name)
+            if id and topic.topic_id is not None and id != str(topic.topic_id):
+                problem = f"{name} was deleted and created again; start another replay"
+                raise UnknownTopic(problem, topic=name)
 
     def _is_owned_elsewhere(self, replay: Replay) -> bool:
         """Return whether another process took it over while this one could not write."""
@@ -176,6 +192,7 @@ class ReplayJob:
         remaining = replay.list_remaining()
         self._step_count += 1
         tp, span = remaining[self._step_count % len(remaining)]
+        await self._check_topics(replay)
         batch = await read_committed(self._context.cluster, tp, span.next_offset)
         if batch.lost_until is not None:
             log.warning(

@@ -3,7 +3,7 @@
 A guard reads credentials from a request and returns a `Grant`; all grants of a client together are
 a `Granted`. `routing.routes` asks for every stream and write, and `admin` for operators. `guards`
 combines the guards of a route; each kind has a module of its own (`jwt`, `http`, `inline`, `x509`),
-listed in `guard`, and a section of its own in `gateway.config.guards`, which says how to add one.
+listed in `guards`, and a section of its own in `gateway.config.guards`, which says how to add one.
 Start with `guards`.
 """
 

@@ -94,7 +94,7 @@ class GuardContext:
 class Guard(ABC, Generic[SectionT]):
     """Knows who a client is. Created and owned by `Guards`, one per configured guard.
 
-    Each kind is a subclass, listed in `kinds.GUARD_LOADERS`. `is_renewable` says whether it uses
+    Each kind is a subclass, listed in `guards.GUARD_LOADERS`. `is_renewable` says whether it uses
     the token of a `token` message.
     """
 

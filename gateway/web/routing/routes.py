@@ -37,7 +37,7 @@ from gateway.web.websocket.messages import QueryPairs, build_request, merge_quer
 
 from . import query
 from .foreign_origins import LISTEN_OPTION, ForeignOriginLog, OriginRefusal
-from .limits import Limits
+from .limits import Limits, get_client_address
 from .paths import Match, Parameters, PathMatch, Paths
 from .views import Views
 
@@ -282,6 +282,7 @@ class Routes:
         self.check_parameters(match, query_pairs)
         view = await self.get_view(match, query_pairs)
         start, has_unreadable_token = self._resolve_start(match.route, view, request)
+        client_key = match.granted.identity or get_client_address(request.scope)
         if start.credit is not None and not isinstance(wire, WebSocketWire):
             detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
             raise RequestError(400, "Bad request", detail)
@@ -292,7 +293,7 @@ class Routes:
             log.debug("stream asked wire=%s url=%s", wire.name, redact_url(str(request.url)))
         try:
             return await self._subscribe(
-                match, view, start, wire, position_refused=has_unreadable_token
+                match, view, start, wire, client_key, position_refused=has_unreadable_token
             )
         except TokenError as exc:
             if not query.is_event_source(request):
@@ -302,7 +303,9 @@ class Routes:
             start = replace(start, token=None)
             if isinstance(exc, TokenTooOld):
                 start = replace(start, origin=query.get_oldest_origin(match.route.stream.history))
-            return await self._subscribe(match, view, start, wire, position_refused=True)
+            return await self._subscribe(
+                match, view, start, wire, client_key, position_refused=True
+            )
 
     async def resume_client(
         self, match: Match, query_pairs: QueryPairs, wire: Wire, handover: Handover
@@ -322,8 +325,9 @@ class Routes:
             match.route, view, build_request("/", merge_query(query_pairs, overrides))
         )
         start = replace(start, max_records=handover.records_left, credit=handover.credit)
+        client_key = match.granted.identity or handover.client_key
         return await self._subscribe(
-            match, view, start, wire, position_refused=False, handover=handover
+            match, view, start, wire, client_key, position_refused=False, handover=handover
         )
 
     def _resolve_start(
@@ -357,6 +361,7 @@ class Routes:
         view: View,
         start: StreamStart,
         wire: Wire,
+        client_key: str,
         *,
         position_refused: bool,
         handover: Handover | None = None,
@@ -375,6 +380,7 @@ class Routes:
                 handover=handover,
                 route=match.route.name,
                 rate=with_.max_rate,
+                client_key=client_key,
             ),
         )
         bind_log_context(stream=client.number)

@@ -304,6 +304,6 @@ def parse_target(path: str) -> tuple[str, QueryPairs]:
     return path, parse_qsl(query, keep_blank_values=True)
 
 
-def build_request(path: str, query: QueryPairs) -> HTTPConnection:
-    encoded = urlencode(query).encode()
-    return HTTPConnection({"type": "http", "path": path, "query_string": encoded, "headers": []})
+def build_request(path: str, query: QueryPairs, address: str = "") -> HTTPConnection:
+    scope = {"type": "http", "path": path, "query_string": urlencode(query).encode()}
+    return HTTPConnection(scope | {"headers": [], "client": (address, 0)})

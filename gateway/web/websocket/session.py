@@ -48,12 +48,12 @@ from .messages import (
     build_target,
 )
 from .socket import Socket
-from .stream import WebSocketStream, has_chosen_filter
+from .stream import WebSocketStream, has_selection
 
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 100  # on one socket
-# Of the filters that a socket's client has chosen: each takes about 0.5 us of each record.
+# Of the filters and fields that a socket's client has chosen: about 0.5 us of each record.
 MAX_SOCKET_CONDITIONS = 640
 OTHER_CLIENT_MESSAGE = "this token is another client's; open a socket of its own"
 RESTART_REASON = "the gateway restarts; come back"
@@ -194,9 +194,9 @@ class Session(MessageProcessor):
         path, query = build_target(message)
         match = await self._admit(self.routes.match(path), self._token)
         condition_count = 0
-        if has_chosen_filter(query):  # opening it finds the view in the cache
+        if has_selection(query):  # opening it finds the view in the cache
             view = await self.routes.get_view(match, query)
-            condition_count = view.filters.condition_count
+            condition_count = view.condition_count
             self._check_condition_count(message.id, condition_count)
         try:
             await self._slot.identify(match.granted)
@@ -229,15 +229,16 @@ class Session(MessageProcessor):
         while not self.routes.is_current(match):
             match = await self._refresh_match(match)
             change = await stream.build_change(message, match.granted)
-        if has_chosen_filter(change.query):
-            self._check_condition_count(message.id, change.view.filters.condition_count)
+        if has_selection(change.query):
+            self._check_condition_count(message.id, change.view.condition_count)
         stream.apply_change(change)
 
     def _check_condition_count(self, label: str | None, count: int) -> None:
         others = sum(each.condition_count for each in self._streams.values() if each.label != label)
         if others and others + count > MAX_SOCKET_CONDITIONS:  # one may have many by its route
             detail = (
-                f"the filters of this socket have {MAX_SOCKET_CONDITIONS} conditions; open another"
+                f"the streams of this socket have {MAX_SOCKET_CONDITIONS} conditions and fields; "
+                "open another"
             )
             raise BadMessageError("Too many subscriptions", detail, label)
 

@@ -62,7 +62,10 @@ class WebSocketStream(OpenStream):
         query: QueryPairs,
         condition_count: int = 0,
     ) -> None:
-        """Register a stream, which is opened later; its client's filter has so many conditions."""
+        """Register a stream, which is opened later.
+
+        `condition_count` is that of the view, if the client has chosen filters or fields.
+        """
         super().__init__(owner.routes, match, query, owner.handshake_scope.address)
         self.label = label
         self.condition_count = condition_count
@@ -96,7 +99,7 @@ class WebSocketStream(OpenStream):
                 self.match = await self.routes.refresh(self.match, request)
             # `Last-Event-ID` has no meaning on a WebSocket: only the query says where to resume.
             if request is None or "last-event-id" in request.headers:
-                request = build_request(self.match.path, self.query)
+                request = build_request(self.match.path, self.query, self.address)
             client = await self.routes.open_client(self.match, request, wire)
         self._client = client
         if self.is_closed:  # the socket was closed while Kafka was asked
@@ -147,8 +150,7 @@ class WebSocketStream(OpenStream):
         )
 
     def apply_change(self, change: StreamChange) -> None:
-        has_filter = has_chosen_filter(change.query)
-        self.condition_count = change.view.filters.condition_count if has_filter else 0
+        self.condition_count = change.view.condition_count if has_selection(change.query) else 0
         super().apply_change(change)
 
     def stop(self) -> None:
@@ -208,8 +210,8 @@ class WebSocketStream(OpenStream):
         self._owner.reopen(self, self._take_handover())
 
 
-def has_chosen_filter(query: QueryPairs) -> bool:
-    return any(name == "filter" and text for name, text in query)
+def has_selection(query: QueryPairs) -> bool:
+    return any(name in {"filter", "fields"} and text for name, text in query)
 
 
 def _discard_data(data: bytes) -> None: ...

@@ -159,7 +159,7 @@ def test_what_a_channel_is_told_is_what_it_sees_when_it_looks_at_every_entry_its
         pairs.append(
             [build_channel(tail, each, encoders[n % 2], FrequentIdChannel) for _ in range(2)]
         )
-        spread.add(pairs[-1][0], each)
+        spread.add(pairs[-1][0], each, has_fields=n % 3 == 0)
     nexts = {A: 0, B: 0}
     for entries in turns:
         turn = tail.apply_entries(assign_offsets(entries, nexts), 1)
@@ -330,7 +330,7 @@ def test_turns_are_bounded_and_whoever_holds_older_chunks_lets_go_of_them_first(
     assert spread.announce_position(idle)
     for offset in range(1, MAX_UPDATES + 3):
         spread.publish(tail.apply_entries([Skip(A, offset, offset + 1, 0)], 1))
-    assert tail.seq - tail.oldest_seq == MAX_UPDATES
+    assert tail.seq - tail.oldest_seq == 1  # nobody holds an older chunk
     for channel in (mine, all_, idle):
         assert channel.next_seq == 1 and channel.first_seq == 1
         (follower,) = channel.followers
@@ -343,6 +343,22 @@ def test_turns_are_bounded_and_whoever_holds_older_chunks_lets_go_of_them_first(
         A: PartitionPosition(1, 0),
         B: PartitionPosition(0, 0),
     }
+
+
+def test_an_update_is_forgotten_with_its_last_chunk():
+    """A tail of hundreds of partitions kept the positions of 4096 updates, which nobody needed."""
+    tail = build_tail()
+    spread = ChannelDispatcher(tail)
+    channel = build_channel(tail, EVERYTHING)
+    (follower,) = channel.followers
+    spread.add(channel, EVERYTHING)
+    for offset in range(5):
+        spread.publish(tail.apply_entries([record(A, offset, None)], 1))
+    assert (tail.oldest_seq, tail.move_count) == (0, 5)
+    follower.next_seq = 3
+    channel.drop_consumed()
+    spread.publish(tail.apply_entries([record(A, 5, None)], 1))
+    assert (tail.oldest_seq, tail.move_count) == (3, 3)
 
 
 def test_a_tail_that_has_turned_before_is_trimmed_alike():

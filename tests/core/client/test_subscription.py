@@ -327,6 +327,46 @@ def test_one_that_ends_at_an_offset_hears_first_what_became_of_its_place():
     assert sub.end_reason == "until"
 
 
+def test_a_turn_ends_by_what_is_parsed_for_it_however_little_is_sent():
+    """A view of one field, or a filter that drops everything, had 64 KiB of what is sent parsed in
+    one turn, or 2,000 large values: others waited for seconds."""
+    gateway = TailFixture(parses_values=True)
+    for offset in range(4):
+        gateway.apply_entries(record(A, offset)._replace(value=bytes(100_000)))
+    sub = gateway.subscribe((A, PartitionPosition(0)))
+    assert take_lines(sub, 20_000) == ["record 0 0 -> 1 0"]
+    assert sub.has_more
+    assert take_lines(sub, 20_000) == ["record 0 1 -> 2 0"]
+
+
+@pytest.mark.parametrize(
+    ("gap", "rest"),
+    [
+        (Gap(A, 4, 0, 1, GapReason.RECREATED), ["gap 0 1 -> 0 0"]),
+        (Gap(A, 4, 2, 1, GapReason.TRUNCATED), ["record 0 1 -> 2 0"]),
+    ],
+)
+def test_a_partition_whose_log_went_back_ends_before_what_was_written_since(gap, rest):
+    """Offsets of the former log were the end of the new one: it was sent later records, and did not
+    end."""
+    gateway = TailFixture()
+    gateway.append_records(A, *range(4))
+    sub = gateway.subscribe((A, PartitionPosition(0)), end_offsets={A: 4, B: 0}, credit=1)
+    assert take_lines(sub) == ["record 0 0 -> 1 0"]
+    gateway.apply_entries(gap)
+    gateway.append_records(A, gap.next_offset, epoch=1)
+    # What was before the cut comes from Kafka.
+    log = gateway.logs[A]
+    before_cut = [record(A, n) for n in range(1, gap.next_offset)]
+    sub.grant_credit(9)
+    lines = take_lines(sub)
+    if before_cut:
+        get_reader(sub).feed(A, PartitionPosition(1, 0, log.lineage), build_run(before_cut))
+        lines += take_lines(sub)
+    assert lines == rest
+    assert sub.end_reason == "until"
+
+
 def test_a_client_gets_no_more_than_was_granted_and_rides_again_once_there_is_enough():
     gateway = TailFixture()
     sub = gateway.subscribe(credit=1)

@@ -24,7 +24,7 @@ from gateway.config import Settings
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.client.terms import EndReason
 from gateway.core.error_code import ErrorCode
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import PartitionPosition, TopicPartition
 from gateway.core.token.resume_token import (
     TokenWriter,
     TopicPositions,
@@ -130,6 +130,22 @@ async def test_a_topic_is_no_longer_read_some_time_after_its_last_client(embedde
         client.close()
         await wait_until(lambda: not hub.shared_reads.topics, "nobody looks at it")
         assert not hub.shared_reads.fetcher.partition_fetches
+
+
+async def test_topic_sets_that_clients_left_cost_no_records_while_their_topics_are_read(embedded):
+    """A thousand sets, each opened once and left, took every record for a minute."""
+    for topic in ("one", "two"):
+        embedded.create_topic(topic, 2)
+    async with running_hub(embedded) as hub:
+        views = [View(topics, Filters(), "value", "error") for topics in (("one",), ("one", "two"))]
+        clients = [await subscribe_client(hub, view) for view in views]
+        hub.sweep(asyncio.get_running_loop().time())
+        used_bytes = hub.memory["views"]
+        clients.pop().close()
+        await wait_until(lambda: len(list(hub.iter_tails())) == 1, "its tail is gone")
+        assert hub.memory["views"] < used_bytes
+        assert {len(read.tails) for read in hub.shared_reads.by_topic["one"]} == {1}
+        assert {len(read.tails) for read in hub.shared_reads.by_topic["two"]} == {0}
 
 
 async def test_a_bootstrap_topic_is_read_before_anyone_comes_and_goes_on_being(embedded):
@@ -305,6 +321,17 @@ async def test_rings_are_counted_until_their_channels_are_gone(embedded: Embedde
         client.close()
         await wait_until(lambda: not list(hub.iter_tails()), "its tail is gone")
         assert hub.rings.bytes == 0
+
+
+async def test_an_answer_that_is_kept_for_other_clients_counts_as_backlog(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 1)
+    await produce_records(embedded.bootstrap, "orders", [RecordToSend(b"x" * 1000)])
+    async with running_hub(embedded) as hub:
+        client = await subscribe_client(hub)
+        run = await hub.backfill_reader.read(TopicPartition("orders", 0), PartitionPosition(0))
+        hub.sweep(asyncio.get_running_loop().time())
+        assert hub.memory["backlog"] == run.answer.bytes > 1000
+        client.close()
 
 
 async def test_a_client_that_comes_while_a_reload_replaces_its_tail_leaves_nothing(

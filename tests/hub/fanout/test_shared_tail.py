@@ -3,13 +3,16 @@ from __future__ import annotations
 import asyncio
 import weakref
 
+import pytest
+
 from gateway.core.channel.channel import Channel
+from gateway.core.channel.exact_json import parse_json
 from gateway.core.channel.filters import Filter, Filters
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.tail import Tail
-from gateway.formats import create_format
+from gateway.formats import create_format, projection
 from gateway.hub.fanout.shared_tail import (
     ANNOUNCE_INTERVAL_S,
     MAX_ANNOUNCED_AT_ONCE,
@@ -28,10 +31,10 @@ def publish_record(shared: SharedTail, key: bytes, offset: int) -> None:
     shared.publish([record], 1)
 
 
-def create_tail() -> SharedTail:
+def create_tail(*, is_conflated: bool = False) -> SharedTail:
     log = PartitionLog(TP, 1 << 20, 60.0)
     log.open(0, 0)
-    return SharedTail(Tail("cluster", [log], {"orders": "id"}))
+    return SharedTail(Tail("cluster", [log], {"orders": "id"}, is_conflated=is_conflated))
 
 
 def follow_key(shared: SharedTail, key: bytes) -> Channel:
@@ -44,6 +47,32 @@ def follow_key(shared: SharedTail, key: bytes) -> Channel:
     shared.add_channel((view, SseWire()), channel, filters)
     Subscription(channel).begin()
     return channel
+
+
+@pytest.mark.parametrize("is_conflated", [False, True])
+async def test_a_value_is_parsed_once_for_all_views_of_its_fields(monkeypatch, is_conflated):
+    """One socket with 100 of them had each record parsed 100 times: others waited for seconds."""
+    shared, parsed = create_tail(is_conflated=is_conflated), list[bytes]()
+
+    def parse(value: bytes) -> object:
+        parsed.append(value)
+        return parse_json(value)
+
+    monkeypatch.setattr(projection, "parse_json", parse)
+    channels = []
+    for field in ("/a", "/b", "/c"):
+        format = create_format("value", fields=[field])
+        view = View(("orders",), Filters(), "value", "error", (field,))
+        channels.append(Channel(shared.tail, b"view-", SseWire().create_encoder(format)))
+        shared.add_channel((view, SseWire()), channels[-1], view.filters)
+        Subscription(channels[-1]).begin()
+    values = [b'{"a": %d, "b": 2, "c": 3}' % n for n in range(3)]
+    records = [Record(TP, n, 0, 0, b"%d" % n, value) for n, value in enumerate(values)]
+    for record in records:
+        shared.tail.logs[TP].append(record, 0.0)
+    shared.publish(records, 1)
+    assert [len(channel.get_chunk(0).events) for channel in channels] == [3, 3, 3]
+    assert parsed == values
 
 
 async def test_a_position_is_sent_where_no_event_brought_an_id_for_a_while():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -16,6 +17,7 @@ from support.waiting import wait_until
 
 from gateway.config import Topic
 from gateway.core.client.read_buffer import EntryRun
+from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import (
     EARLIEST,
     LATEST,
@@ -25,7 +27,9 @@ from gateway.core.log.partition_reader import (
     TimestampStart,
 )
 from gateway.core.log.record import Entry, Gap, GapReason, PartitionPosition, Record, TopicPartition
+from gateway.core.log.tail import Tail
 from gateway.hub.reads.backfill_reader import BackfillReader
+from gateway.hub.reads.start_lookup import fetch_ends
 from gateway.kafka.client.offsets import OffsetAndTimestamp
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.fetch.fetcher import Deliver
@@ -188,6 +192,24 @@ async def test_other_places_are_read_one_after_the_other_and_each_gets_its_own(o
         assert [asked[TP] for asked in fetches] == [7, 2]
 
 
+async def test_clients_take_turns_however_many_streams_they_have(held):
+    """One client with 500 streams, each from a position that it made up, kept all others who catch
+    up on the partition waiting for 50 s: reads were first come, first served."""
+    made, _ = held
+    fetcher, order = made.fetcher, list[int]()
+    asked = [(50, "dan"), (40, "ada"), (30, "ada"), (20, "ada"), (7, "bob"), (6, "bob"), (3, "eve")]
+    reads = [
+        asyncio.create_task(made.read(TP, PartitionPosition(at, 0), client)) for at, client in asked
+    ]
+    await asyncio.sleep(0)
+    for _ in reads:
+        await wait_until(lambda: fetcher.readers)
+        order.append(fetcher.readers[TP].position.offset)
+        fetcher.answer_fetch(build_records(order[-1] + 1))  # of use to this one only
+    await asyncio.wait(reads)
+    assert order == [50, 40, 7, 3, 30, 6, 20]
+
+
 async def test_a_partition_that_is_slow_holds_up_no_other(orders: EmbeddedKafka):
     other = TopicPartition("orders", 1)
     orders_ends = PartitionPosition(10, 0)  # nothing there yet: that read waits
@@ -252,6 +274,32 @@ async def test_a_start_by_time_does_not_wait_for_the_reads_of_its_partition(held
     assert await made.resolve_start(TP, live) == PartitionPosition(7, 3)
     assert not reading.done()
     reading.cancel()
+
+
+async def test_ends_by_time_are_looked_up_a_few_at_once_and_hold_up_no_others(held):
+    """Each was a request of its own, however many clients asked at once."""
+    made, cluster = held
+    may_answer, sizes = asyncio.Event(), list[int]()
+
+    async def list_offsets(specs, isolation) -> dict[TopicPartition, OffsetAndTimestamp]:
+        if max(specs.values()) >= 0:
+            sizes.append(len(specs))
+            await may_answer.wait()
+        return {
+            tp: OffsetAndTimestamp(9 if time < 0 else time if time < 9 else -1, time, 3)
+            for tp, time in specs.items()
+        }
+
+    cluster.list_offsets = list_offsets
+    tps = [TopicPartition("orders", partition) for partition in range(20)]
+    tail = Tail("cluster", [PartitionLog(tp, 1 << 20, 60.0) for tp in tps], {"orders": "id"})
+    by_time = [asyncio.create_task(fetch_ends(made, tail, time)) for time in range(100)]
+    await wait_until(lambda: sizes)
+    assert await fetch_ends(made, tail, "latest") == dict.fromkeys(tps, 9)
+    assert sizes == [20, 20]
+    may_answer.set()
+    ends = await asyncio.gather(*by_time)
+    assert [set(each.values()) for each in ends] == [{min(time, 9)} for time in range(100)]
 
 
 async def test_full_hands_are_given_nothing_more_until_they_are_emptied(orders: EmbeddedKafka):
@@ -325,6 +373,25 @@ async def test_who_comes_and_goes_while_an_answer_is_handed_out_holds_up_nobody(
         fetcher.answer_fetch(build_records(10))
         assert (await reading).first.offset == offset
     assert not fetcher.readers
+
+
+async def test_clients_that_wait_for_a_read_keep_no_answer_of_another_place(held):
+    """Each kept the answer that was cached when it came, for as long as it waited: 339 MiB for 500
+    streams of one client, which no part of `memory` counted."""
+    made, _ = held
+    reading = asyncio.create_task(made.read(TP, PartitionPosition(50, 0)))
+    await asyncio.sleep(0)
+    made.fetcher.answer_fetch(build_records(100))
+    answer = (await reading).answer
+    reference_count = sys.getrefcount(answer)
+    others = [asyncio.create_task(made.read(TP, PartitionPosition(at, 0))) for at in range(20)]
+    await asyncio.sleep(0)
+    made.fetcher.answer_fetch(build_records(1))
+    await others[0]
+    assert not others[1].done()
+    assert sys.getrefcount(answer) == reference_count - 1, "it is not cached any more"
+    for other in others:
+        other.cancel()
 
 
 async def test_closing_ends_those_who_wait_while_an_answer_is_handed_out(held):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.fake_broker import FakeBroker
+from support.fake_broker import BrokerRequest, FakeBroker
 from support.records import RecordToSend, open_transaction, produce_records
 from support.topic_reads import open_cluster
 
@@ -62,12 +62,16 @@ async def test_the_end_of_an_epoch_is_told(kafka, topic):
         assert await kafkas.fetch_epoch_ends({tp: 5}) == {tp: EpochEnd(-1, -1)}
 
 
-async def test_one_bad_broker_costs_only_its_own_partitions():
-    good = b"\0" + b"\0\0\0\0" + b"\2\7orders\2" + bytes(4) + bytes(2)
-    good += (-1).to_bytes(8, signed=True) + (42).to_bytes(8) + (7).to_bytes(4) + b"\0\0\0"
+TIME = 1_700_000_000_004
+END_OF_ORDERS = (  # of partition 0: 42, in epoch 7
+    b"\0" + b"\0\0\0\0" + b"\2\7orders\2" + bytes(4) + bytes(2)
+    + (-1).to_bytes(8, signed=True) + (42).to_bytes(8) + (7).to_bytes(4) + b"\0\0\0"
+)  # fmt: skip
 
+
+async def test_one_bad_broker_costs_only_its_own_partitions():
     async def answer(_: object) -> bytes:
-        return good
+        return END_OF_ORDERS
 
     async with FakeBroker(answer) as well, FakeBroker(is_mute=True) as frozen:
         connections = Connections(request_timeout=0.2)
@@ -76,6 +80,32 @@ async def test_one_bad_broker_costs_only_its_own_partitions():
         leaders = {tps[0]: (1, 0), tps[1]: (2, 0)}  # the last one has none
         listed = await list_offsets(connections, leaders.get, dict.fromkeys(tps, LATEST))
         assert listed == {tps[0]: OffsetAndTimestamp(42, -1, 7), tps[1]: 7, tps[2]: 5}
+        await connections.close()
+
+
+async def test_a_lookup_by_time_holds_up_no_other_request():
+    """Metadata and the ends of new topics waited for it, up to 6 s, on the same connection."""
+    request_sent = asyncio.Event()
+
+    async def answer_ends(request: BrokerRequest) -> bytes:
+        if TIME.to_bytes(8) in request.body:
+            request_sent.set()
+            await asyncio.Event().wait()
+        return END_OF_ORDERS
+
+    async with FakeBroker(answer_ends) as broker:
+        connections = Connections(request_timeout=60.0)
+        connections.update_addresses({1: broker.address})
+        tp = TopicPartition("orders", 0)
+
+        def find_leader(_: TopicPartition) -> tuple[int, int]:
+            return 1, 0
+
+        by_time = asyncio.create_task(list_offsets(connections, find_leader, {tp: TIME}))
+        await request_sent.wait()
+        ends = await list_offsets(connections, find_leader, {tp: LATEST})
+        assert ends == {tp: OffsetAndTimestamp(42, -1, 7)}
+        by_time.cancel()
         await connections.close()
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from support.simulated_kafka import SimulatedCluster, SimulatedKafka
+from support.virtual_time import run_in_virtual_time
 
 from gateway.core.group.partition_state import EARLIEST, PartitionState
 from gateway.core.log.record import TopicPartition
+from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group import prefetch_fetcher
+from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.group.consumer_options import ConsumerOptions
 from gateway.kafka.group.prefetch_fetcher import MAX_FORMER_LEADER_ATTEMPTS, PrefetchFetcher
 
@@ -75,3 +81,27 @@ async def test_an_offset_of_another_log_stops_a_consumer_without_a_reset(monkeyp
         await fetcher.resolve_out_of_range(state, state.lineage)
     assert state.is_stopped
     assert TP in fetcher.failures
+
+
+def test_a_fetch_that_no_poll_waits_for_has_no_connection():
+    """Each seek during a long poll left one behind, for as long as the poll was to wait: a client
+    with two connections took all descriptors of the process."""
+
+    async def play() -> None:
+        kafka = SimulatedKafka(random.Random(1))
+        kafka.create_topic(TP.topic, 1)
+        cluster = SimulatedCluster(kafka)
+        consumer = GroupConsumer(cast(Cluster, cluster), "")
+        consumer.assign([TP])
+        consumer.seek(TP, 0)
+        poll = asyncio.create_task(consumer.poll(300.0))
+        for _ in range(3):
+            await asyncio.sleep(1.0)  # of virtual time, in which requests take at most 0.02 s
+            assert cluster.lent_spares == 1
+            consumer.seek(TP, 0)
+        poll.cancel()
+        await asyncio.sleep(1.0)
+        assert cluster.lent_spares == 0
+        await consumer.close()
+
+    run_in_virtual_time(play())

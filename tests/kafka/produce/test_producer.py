@@ -215,6 +215,21 @@ async def test_what_cannot_be_sent_in_time_is_not_written_and_kafka_that_is_back
         assert [record.value for record in await read_log(kafkas, T)] == [b"next"]
 
 
+async def test_what_kafka_refuses_after_its_time_is_not_sent_again(one):
+    """Without enough replicas, a record whose time ended in flight was sent again for hours, and
+    written when they were back."""
+    async with running_producer(one.bootstrap, "t") as (_, producer):
+        assert await producer.send(T, None, b"first", timeout_s=LONG) == 0
+        one.fail(ApiKey.PRODUCE, *[ErrorCode.NOT_ENOUGH_REPLICAS] * 1000)
+        one.delay(1, 0.3)
+        with pytest.raises(BrokerUnavailable, match="t-0 was not written to: ") as told:
+            await producer.send(T, None, b"late", timeout_s=0.1)
+        assert not told.value.timeout and producer.pending_bytes == 0
+        one.delay(1, 0.0)
+        one.forgive(ApiKey.PRODUCE)
+        assert await producer.send(T, None, b"next", timeout_s=LONG) == 1
+
+
 @pytest.mark.parametrize("codes", [(), (ErrorCode.INVALID_RECORD,)], ids=["written", "refused"])
 async def test_a_record_is_not_told_of_an_outage_that_ended(embedded, codes):
     """Once a partition had failed, every later record that waited too long was told that reason,

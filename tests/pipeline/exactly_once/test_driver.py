@@ -23,7 +23,7 @@ from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
 from gateway.pipeline.exactly_once import ExactlyOnceOutput
-from gateway.pipeline.exactly_once.driver import choose_writer
+from gateway.pipeline.exactly_once.driver import MAX_DRIVER_ROW_BYTES, choose_writer
 from gateway.pipeline.exactly_once.ledger import Ledger, ledger_topic, open_ledger, writer_key
 from gateway.pipeline.exactly_once.producers import LedgerProducer, drop_query_producers
 from gateway.pipeline.run.query import reset_metrics
@@ -344,6 +344,26 @@ def test_small_and_large_batches_are_written_once_by_the_driver_and_by_the_worke
     assert again(rows, len(counts) - 1) == 0
     values = Counter(each.value() for each in read_committed(kafka, output.topic))
     assert len(values) == sum(counts) and set(values.values()) == {1}
+
+
+@pytest.mark.needs("java17")
+def test_a_batch_with_a_large_row_is_not_collected(kafka, spark, output, query, ledger, tmp_path):
+    """Only rows were counted: 360 of 0.9 MB ended Spark's JVM, and all jobs with it."""
+    held, repeated = checkpoint(tmp_path / "held", *range(3)), []
+    write = ExactlyOnceOutput(
+        query,
+        output,
+        ledger.client_config,
+        checkpoint=held,
+        on_repeat=lambda: repeated.append(True),
+    )
+    values = ["small", "x" * MAX_DRIVER_ROW_BYTES, "x" * (MAX_DRIVER_ROW_BYTES + 1)]
+    for epoch, value in enumerate(values):
+        assert not repeated
+        assert write(spark.createDataFrame([("k", value)], "key string, value string"), epoch) == 1
+    assert repeated
+    written = [each.value().decode() for each in read_committed(kafka, output.topic)]
+    assert sorted(written) == sorted(values)
 
 
 @pytest.mark.needs("java17")

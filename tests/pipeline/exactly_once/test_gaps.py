@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from confluent_kafka import Producer
@@ -17,6 +18,7 @@ from gateway.pipeline.exactly_once.gaps import (
     add_partitions,
     find_gaps,
     log_gaps,
+    log_removed_tombstones,
 )
 from gateway.pipeline.exactly_once.ledger import Ledger, open_ledger
 from gateway.pipeline.exactly_once.side_outputs import SideOutputs
@@ -73,6 +75,22 @@ def test_a_job_without_gap_records_has_its_gaps_in_the_log(
     kafka.admin.delete_records(orders, {1: 5})
     log_gaps("sums", {(orders, 0): 15}, client)
     assert "'partition': 1, 'from': 0, 'to': 5" in caplog.messages[-1]
+
+
+def test_tombstones_that_compaction_may_have_removed_unread_are_in_the_log(
+    kafka: KafkaCluster, caplog: pytest.LogCaptureFixture
+):
+    """Rows that were deleted while `load` was stopped stayed in Redis, and nothing said so."""
+    client, now_ms = {"bootstrap.servers": kafka.bootstrap_servers}, int(time.time() * 1000)
+    users = kafka.create_unique_topic(configs={"cleanup.policy": "compact"})
+    producer = Producer(client)
+    producer.produce(users, "ann", "1")
+    producer.flush(30)
+    log_removed_tombstones("load", {(users, 0): 0}, now_ms, client)
+    log_removed_tombstones("load", {(users, 0): 1}, 0, client)
+    assert not caplog.messages
+    log_removed_tombstones("load", {(users, 0): 0}, 0, client)
+    assert "for longer than its delete.retention.ms" in caplog.text
 
 
 def test_a_batch_that_reads_an_added_partition_reports_what_is_gone_of_it(kafka, tmp_path):

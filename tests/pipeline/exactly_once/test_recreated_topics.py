@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 from support.brokers import KafkaCluster
 from support.waiting import block_until
 
@@ -58,6 +58,28 @@ def test_a_recreated_topic_is_found_in_each_way_of_asking_and_a_missing_one_is_n
             with pytest.raises(PipelineError, match=topic) as raised:
                 check()
             assert not isinstance(raised.value, PipelineUnavailable)  # another try does not help
+    finally:
+        inputs.close()
+
+
+def test_the_ends_of_a_topic_show_an_open_transaction(kafka: KafkaCluster):
+    client_config = {"bootstrap.servers": kafka.bootstrap_servers}
+    topic, now = kafka.create_unique_topic(2), [0.0]
+    producer = Producer(client_config | {"transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=1)
+    assert producer.flush(30) == 0
+    inputs = InputTopics({"from": (client_config, topic)}, lambda: now[0])
+
+    def fetch_ends() -> dict[int, tuple[int, int]]:
+        now[0] += 1
+        return {partition: end for (_, partition), end in (inputs.fetch_ends() or {}).items()}
+
+    try:
+        block_until(lambda: fetch_ends() == {0: (0, 0), 1: (0, 1)}, "the open transaction")
+        producer.abort_transaction(30)
+        block_until(lambda: fetch_ends() == {0: (0, 0), 1: (2, 2)}, "its end")
     finally:
         inputs.close()
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from datetime import UTC, datetime
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.app_server import running_app
@@ -13,10 +16,13 @@ from support.registry import FakeRegistry
 
 from gateway.config import Kafka, SchemaRegistry
 from gateway.config.sections.job import Input, Output
+from gateway.errors import ExtraMissing
 from gateway.formats.codec import Codecs, SerializationFormat
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.exactly_once import ExactlyOnceOutput
+from gateway.pipeline.inputs.schemas import decode_values, resolve_fields
 from gateway.pipeline.inputs.source import parse_records, select_invalid_records
+from gateway.pipeline.run.job_run import classify_error
 from gateway.pipeline.run.output import encode_rows
 from gateway.pipeline.run.query import build_sink_options
 from gateway.pipeline.spark.client_config import build_client_config
@@ -62,7 +68,7 @@ async def test_avro_becomes_columns_of_its_schema_and_rows_become_avro(spark):
 
 def through(spark, rows, catalogs):
     raw = spark.createDataFrame(rows, SCHEMA)
-    given = Input.model_validate(GIVEN)
+    given = resolve_fields(Input.model_validate(GIVEN), catalogs)
     table = parse_records(raw, given, catalogs)
     output = Output(topic="out", model="avro", catalog="r")
     records = encode_rows(table, output, ("id",), catalogs)
@@ -71,6 +77,44 @@ def through(spark, rows, catalogs):
         select_invalid_records(raw, given, catalogs).collect(),
         records.collect(),
     )
+
+
+async def test_only_its_bytes_decide_whether_a_value_is_invalid(spark):
+    """The registry's answer of the moment did: a value whose schema it did not have yet was invalid
+    for the batch, and valid when dead letters were looked for, so that it was written nowhere. So
+    was a value that does not fit the columns of the query, but those of a later schema."""
+    registry = FakeRegistry()
+    registry.register_schema("orders-value", ORDER)
+    text_schema = json.dumps(ORDER).replace('["null", "long"]', '["null", "string"]')
+    async with running_app(registry.app) as url:
+        catalogs = {"r": SchemaRegistry(type="schema-registry", url=[url], timeout="60s")}
+        given = await asyncio.to_thread(resolve_fields, Input.model_validate(GIVEN), catalogs)
+
+        def read(schema_id: int, values: bytes) -> list[Any]:
+            value = b"\0" + schema_id.to_bytes(4, "big") + values
+            row = (None, value, "orders", 3, 17, datetime.now(UTC))
+            raw = spark.createDataFrame([row], SCHEMA)
+            return select_invalid_records(raw, given, catalogs).collect()
+
+        with pytest.raises(
+            Exception, match=r"orders partition 3 offset 17: .* the id 9 "
+        ) as caught:
+            await asyncio.to_thread(read, 9, b"")
+        assert classify_error(caught.value).is_transient
+        registry.register_schema("orders-value", text_schema)
+        # The id "a", a time, and the text "x".
+        assert await asyncio.to_thread(read, 2, b"\x02a" + b"\0" + b"\x02\x02x")
+
+
+def test_a_worker_without_the_library_of_the_model_ends_the_job(monkeypatch):
+    """It took all values for invalid, and another worker, which looked for dead letters, none."""
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    raw = Mock(schema=[])
+    catalog = SchemaRegistry(type="schema-registry", url=["http://nowhere"])
+    decode_values(raw, Input.model_validate(GIVEN), {"r": catalog})
+    decode_batches, _ = raw.mapInArrow.call_args.args
+    with pytest.raises(ExtraMissing, match="a worker of a job with model avro needs fastavro"):
+        list(decode_batches([]))
 
 
 PRICE = {

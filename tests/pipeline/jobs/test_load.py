@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from support.redis import RedisServer
@@ -14,6 +15,7 @@ from gateway.pipeline.jobs import load
 from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
+QUERY = str(uuid4())
 RECORDS = (
     "value string, _key binary, _topic string, _partition int, _offset bigint, _timestamp timestamp"
 )
@@ -51,7 +53,7 @@ def test_redis_holds_what_the_topic_holds_when_compacted(spark: Any, redis_serve
             table.pop(key, None)
         else:
             table[key] = value
-    job = load.BatchLoader(settings(redis_server.url))
+    job = load.BatchLoader(settings(redis_server.url), QUERY)
     job(records(spark, *rows[:350]), 0)
     job(records(spark, *rows[350:], first=350), 1)
     assert stored(redis_server) == table
@@ -66,7 +68,7 @@ def test_redis_holds_what_the_topic_holds_when_compacted(spark: Any, redis_serve
 
 def test_records_without_a_key_are_no_rows_and_a_note_is_not_overwritten(spark, redis_server):
     rows = records(spark, (None, "1"), ("!loaded", "2"), ("a", "3"))
-    load.BatchLoader(settings(redis_server.url))(rows, 0)
+    load.BatchLoader(settings(redis_server.url), QUERY)(rows, 0)
     assert stored(redis_server) == {"a": "3"}
     assert (
         RedisTable(RedisConfig(redis_server.url, "users:", keys_per_command=1)).fetch_positions()[
@@ -78,7 +80,7 @@ def test_records_without_a_key_are_no_rows_and_a_note_is_not_overwritten(spark, 
 
 def test_a_job_ends_if_redis_has_lost_what_was_loaded(spark: Any, redis_server: RedisServer):
     """After a restart of Redis, further rows were loaded, and nobody missed those before."""
-    job = load.BatchLoader(settings(redis_server.url))
+    job = load.BatchLoader(settings(redis_server.url), QUERY)
     job(records(spark, ("a", "1")), 0)
     job(records(spark, (None, "2")), 1)
     with redis_server.create_client() as client:
@@ -91,8 +93,31 @@ def test_a_job_ends_if_redis_has_lost_what_was_loaded(spark: Any, redis_server: 
     for _ in range(2):  # it does not pass once rows were written
         with pytest.raises(CheckpointRefused, match=r"lost rows of users:\*: it has 0 of 3"):
             job(records(spark, ("c", "4")), 3)
-    job(records(spark, ("a", "1"), ("b", "3"), ("c", "4")), 0)  # --fresh
+    fresh = load.BatchLoader(settings(redis_server.url), str(uuid4()))
+    fresh(records(spark, ("a", "1"), ("b", "3"), ("c", "4")), 0)
     assert stored(redis_server) == {"a": "1", "b": "3", "c": "4"}
+
+
+def test_a_checkpoint_that_was_begun_as_none_was_found_loads_no_table_again(
+    spark: Any, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+):
+    """With a volume that was not mounted, the table had values of years ago until it was loaded,
+    and the process that went on with the old checkpoint asked for --fresh."""
+    url, old = redis_server.url, records(spark, ("a", "1"))
+    running = load.BatchLoader(settings(url), QUERY, is_first=True)
+    running(old, 0)
+    running(records(spark, ("a", "2"), first=1), 1)
+    restarted = load.BatchLoader(settings(url), QUERY, is_first=True)
+    restarted(records(spark, ("a", "3"), first=2), 2)
+    with pytest.raises(CheckpointRefused, match=rf"query {QUERY} has loaded users:\* .* --fresh"):
+        load.BatchLoader(settings(url), str(uuid4()), is_first=True)(old, 0)
+    assert stored(redis_server) == {"a": "3"}
+    assert not caplog.messages
+    load.BatchLoader(settings(url), other := str(uuid4()))(old, 0)  # --fresh
+    assert "rows of earlier loads stay in Redis" in caplog.text
+    with pytest.raises(CheckpointRefused, match=f"query {other} has loaded"):
+        running(records(spark, ("a", "3"), first=2), 3)
+    assert stored(redis_server) == {"a": "1"}
 
 
 def test_a_batch_is_written_again_if_redis_is_lost_meanwhile(spark, redis_server, tmp_path):
@@ -110,7 +135,7 @@ def test_a_batch_is_written_again_if_redis_is_lost_meanwhile(spark, redis_server
         yield from batches
 
     rows = records(spark, ("a", "1"), ("b", "2")).repartition(1)
-    load.BatchLoader(settings(url))(rows.mapInArrow(lose_rows_once, RECORDS), 0)
+    load.BatchLoader(settings(url), QUERY)(rows.mapInArrow(lose_rows_once, RECORDS), 0)
     assert runs.read_text() == "run\nrun\n"
     assert stored(redis_server) == {"a": "1", "b": "2"}
 
@@ -132,7 +157,7 @@ def test_keys_of_any_bytes_are_loaded_and_looked_up(spark: Any, redis_server: Re
     """A key that is no UTF-8 ended the job."""
     keys = [b"\xff\xfe", b"\x00\x01", "ä".encode()]
     made = [(f'{{"n":{n}}}', key, "users", 0, n, None) for n, key in enumerate(keys)]
-    load.BatchLoader(settings(redis_server.url))(spark.createDataFrame(made, RECORDS), 0)
+    load.BatchLoader(settings(redis_server.url), QUERY)(spark.createDataFrame(made, RECORDS), 0)
     with redis_server.create_client() as client:
         found = [client.get(b"users:" + key) for key in keys]
     assert found == [b'{"n":0}', b'{"n":1}', b'{"n":2}']

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+
 import pytest
 from support.query_progress import (
     BATCH_0_TIME_S,
@@ -86,3 +89,31 @@ def test_a_port_that_is_taken_is_told():
         pytest.raises(PipelineError, match="use another port"),
     ):
         MetricsServer("127.0.0.1", first.port, MetricSamples)
+
+
+def test_clients_that_do_not_end_their_requests_hold_few_connections_and_not_for_ever():
+    """One that sent a byte every 9 s held a thread and a descriptor for each of its connections,
+    until none were left and all jobs of the process had failed."""
+    with (
+        MetricsServer("127.0.0.1", 0, MetricSamples, max_connections=1, timeout_s=600) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as slow,
+        socket.create_connection(("127.0.0.1", server.port)) as other,
+    ):
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert other.recv(1) == b""
+    with (
+        MetricsServer("127.0.0.1", 0, MetricSamples, timeout_s=1) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as slow,
+    ):
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        slow.settimeout(0.1)
+        deadline, is_closed = time.monotonic() + 60, False
+        while not is_closed:
+            assert time.monotonic() < deadline, "each byte is given time of its own"
+            try:
+                slow.sendall(b"x")
+                is_closed = not slow.recv(4096)
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                is_closed = True

@@ -47,5 +47,6 @@ def test_every_counter_and_gauge_of_a_job_has_a_series_before_its_query_starts()
     assert present == expected
     assert samples[catalog.PIPELINE_GAPS] == {("paid", "orders"): 0, ("paid", "payments"): 0}
     assert samples[catalog.PIPELINE_ALERTS].keys() == {
-        ("paid", "late"), ("paid", "state-damaged"), ("paid", "table-not-refreshed")
+        ("paid", "late"), ("paid", "state-damaged"), ("paid", "table-not-refreshed"),
+        ("paid", "open-transaction"),
     }  # fmt: skip

@@ -71,6 +71,7 @@ def test_our_own_errors_say_enough_by_themselves():
         (SPARK, "Lost task 0.3 (executor 3): ExecutorLostFailure (code 137)", True),
         (SPARK, "org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output", True),
         ("x", "[CANNOT_LOAD_STATE_STORE.UNRELEASED_THREAD_ERROR] An error occurred", True),
+        ("py4j.Py4JException", PYTHON + "OSError: [Errno 24] Too many open files: 'x'", True),
         ("java.io.IOException", "No space left on device", False),
         ("org.apache.kafka.common.errors.TopicAuthorizationException", "Not authorized", False),
         ("org.apache.kafka.common.errors.RecordTooLargeException", "too large", False),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.redis import RedisServer
 
-from gateway.errors import PipelineError
+from gateway.errors import PipelineError, PipelineUnavailable
 from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.lookup import LookupConfig, LookupTable
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable, RedisUnavailable, decode_texts
@@ -215,6 +215,17 @@ def test_the_fallback_is_asked_for_all_while_redis_is_away(fallback: ModuleType)
 def test_a_fallback_that_is_not_there_is_told():
     with pytest.raises(PipelineError, match=r"'users_of_nobody:find' cannot be imported"):
         table(looked(fallback="users_of_nobody:find"), Stored(Clock(), {}))
+
+
+def test_a_fallback_that_fails_may_answer_later(fallback: ModuleType):
+    """The job ended for good when the fallback's database restarted."""
+
+    def find(_: list[str]) -> None:
+        raise OSError("connection refused")
+
+    fallback.find = find  # type: ignore[attr-defined]
+    with pytest.raises(PipelineUnavailable, match="fallback has failed: OSError: connection re"):
+        table(looked(fallback="users_of_tests:find"), Stored(Clock(), {})).get_values(["b"])
 
 
 @pytest.mark.needs("java17")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 from gateway.config import Kafka
 from gateway.config.sections.pipelines import Broadcast, Load
@@ -46,7 +47,9 @@ def test_a_compacted_topic_is_a_table(spark, kafka, tmp_path, redis_server):
 
     def loaded() -> None:
         stream = read_stream(spark, load.build_input(job), cluster, {})
-        writer = stream.writeStream.foreachBatch(load.BatchLoader(job)).trigger(availableNow=True)
+        writer = stream.writeStream.foreachBatch(load.BatchLoader(job, str(uuid4()))).trigger(
+            availableNow=True
+        )
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         query.awaitTermination()
         assert query.exception() is None

@@ -90,6 +90,28 @@ async def test_rows_are_streamed_as_they_come_until_the_client_leaves(kafka):
         await wait_until(lambda: ksqldb.closed_query_ids == ["query_1"], "the query closed")
 
 
+async def test_arrays_of_rows_are_counted_in_memory_and_end_with_their_clients(kafka):
+    """30 queries of a day held 1.7 GB at `memory: 64MiB`, also once their clients had gone."""
+    one_day, asked = "/ksqldb/active?timeout=86400000", {"query": SELECT, "queryType": "push"}
+    async with (
+        running_ksqldb() as ksqldb,
+        running_sidecar(kafka.bootstrap, memory="16MiB", ksqldb={"url": ksqldb.url}) as http,
+    ):
+        left = asyncio.create_task(http.post(one_day, json=asked))
+        await wait_until(lambda: ksqldb.open_query_count == 1, "the query", 60.0)
+        left.cancel()
+        await wait_until(lambda: ksqldb.open_query_count == 0, "its end at the server", 60.0)
+
+        queries = [asyncio.create_task(http.post(one_day, json=asked)) for _ in range(2)]
+        await wait_until(lambda: ksqldb.open_query_count == 2, "both queries", 60.0)
+        for id in range(400):
+            ksqldb.send_row(id, "x" * 60_000)
+        done, running = await asyncio.wait(queries, return_when=asyncio.FIRST_COMPLETED)
+        assert [query.result().status_code for query in done] == [503]
+        for query in running:
+            query.cancel()
+
+
 async def test_what_goes_wrong_behind_the_first_line_is_the_last_line(kafka):
     async with running_pair(kafka) as (http, ksqldb):
         ksqldb.send_row(1, "x")

@@ -179,6 +179,24 @@ async def test_a_request_that_was_done_is_not_told_as_undone_while_its_answer_ca
         assert told.value.timeout
 
 
+async def test_an_answer_is_not_that_of_an_earlier_request_with_the_key():
+    """Another replica did it again after the window, and this one repeated its own answer."""
+    async with running_unread_ledger() as ledger:
+
+        async def do_first(
+            by: TransactionalProducer, result: Callable[[bytes], ProducerRecord]
+        ) -> tuple[bytes, WrittenOffsets]:
+            return b"first", {result(b"first").tp: [2]}
+
+        assert not (await ledger.store.run_once("k", DIGEST, do_first)).is_repeated
+        repeated = await ledger.store.run_once("k", DIGEST, do_nothing)
+        assert (repeated.body, repeated.is_repeated) == (b"first", True)
+        result = ClaimResult(DIGEST, TopicPartition("keys", 1), 4, time.time())
+        ledger.store.claims.on_result(KEY, result)
+        with pytest.raises(BrokerUnavailable, match="its answer cannot be read"):
+            await ledger.store.run_once("k", DIGEST, do_nothing)
+
+
 async def test_a_request_that_another_works_on_may_be_done_by_it():
     """A client that repeated its request was told that it is not written, and the first of its
     requests wrote it."""

@@ -318,6 +318,14 @@ async def test_a_body_of_another_kind_is_refused(http, name):
         assert "Content-Encoding gzip" in answer.text
 
 
+async def test_formats_of_ndjson_are_refused_with_a_json_body(http, name):
+    """They were ignored, so that "abcd" was written as the base64 that it also is."""
+    body = {"records": [{"value": "abcd"}]}
+    answer = await http.post(f"/producers/{name}?valueFormat=json", json=body)
+    assert answer.status_code == 400
+    assert "query valueFormat: is for NDJSON" in answer.text
+
+
 async def test_the_api_is_described_as_openapi_and_as_a_page(http):
     result = (await http.get("/openapi.json")).json()
     assert result["openapi"].startswith("3.1")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from gateway.config import Limits as Settings
 from gateway.core.client.terms import EndReason
 from gateway.errors import RequestError
 from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.view import View
 from gateway.web.access import NO_GRANTS, Granted
 from gateway.web.routing.limits import Limits
 from gateway.web.routing.views import parse_selection
@@ -107,7 +107,8 @@ class SessionSurroundings:
     def check_parameters(self, match: Any, query: Any) -> None: ...
 
     async def get_view(self, match: Any, query: Any) -> Any:
-        return SimpleNamespace(filters=parse_selection(query).filters)
+        filters, fields = parse_selection(query)
+        return View(("orders",), filters, "value", "error", fields)
 
     # the socket
 
@@ -243,10 +244,12 @@ async def test_the_filters_of_a_socket_have_a_limited_number_of_conditions(house
         subscribe(f"{n}", 64)
     house.receive_message("subscribe", id="plain", path="/open")
     subscribe("filtered", 1)
+    house.receive_message("subscribe", id="projected", path="/open", fields=["/a"])
     house.receive_message("change", id="plain", filter={"key": "ada"})
     await wait_until(lambda: len(house.list_sent("begin")) == 11)
     assert [(error["id"], error["code"]) for error in house.list_sent("error")] == [
         ("filtered", "too-many-subscriptions"),
+        ("projected", "too-many-subscriptions"),
         ("plain", "too-many-subscriptions"),
     ]
     house.receive_message("unsubscribe", id="0")

@@ -27,6 +27,7 @@ class FakeStreamOwner:
 
     deflate = full = closed = False
     topics = ("orders",)
+    condition_count = 0  # of its views
 
     def __init__(self, *, ready: bool = False) -> None:
         self.clients: list[Client] = []
