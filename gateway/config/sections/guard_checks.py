@@ -80,8 +80,8 @@ def check_route_guards(settings: Settings, route: Route, loc: Loc) -> Iterator[P
                 what = f"this route is not guarded by '{name}'; {near}"
                 place = ("with", "fields", index, "guarded", name)
                 yield Problem(place, what, is_key=True, needs=((*loc, "guarded", name),))
-    place = ("with", "fields")
-    yield from nest(place, _find_unmasked(route.with_.fields, (*loc, *place)))
+    unmasked = _find_unmasked(route.with_.fields, (*loc, "with", "fields"))
+    yield from nest(("with", "fields"), unmasked)
 
 
 def _find_unmasked(fields: Sequence[str | Shown], loc: Loc) -> Iterator[Problem]:
