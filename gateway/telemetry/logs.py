@@ -148,7 +148,7 @@ LEVELS = ("debug", "info", "warning", "error")
 # Packages that log in a process that serves. A name covers the packages within it.
 COMPONENTS = (
     "api", "config", "formats", "hub", "hub.fanout", "hub.reads", "hub.wires", "kafka",
-    "kafka.admin", "kafka.client", "kafka.fetch", "kafka.group", "kafka.produce", "sidecar",
+    "kafka.client", "kafka.fetch", "kafka.group", "kafka.produce", "sidecar",
     "sidecar.consumer", "sidecar.http", "sidecar.ksqldb", "sidecar.producer", "sidecar.reactive",
     "sidecar.replay", "sidecar.v2", "telemetry", "web", "web.access", "web.admin", "web.app",
     "web.console", "web.demo", "web.exchange", "web.http", "web.routing", "web.streams",

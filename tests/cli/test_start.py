@@ -111,7 +111,6 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["config"],
     ["reload", "--pid", "1"],
     ["sidecar"],
-    ["dlq", "list"],
     ["pipeline", "list"],
     ["pipeline", "run", "all"],
 )

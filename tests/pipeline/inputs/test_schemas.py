@@ -108,6 +108,7 @@ async def test_only_its_bytes_decide_whether_a_value_is_invalid(spark):
 
 def test_a_worker_without_the_library_of_the_model_ends_the_job(monkeypatch):
     """It took all values for invalid, and another worker, which looked for dead letters, none."""
+    pytest.importorskip("pyarrow")
     monkeypatch.setitem(sys.modules, "fastavro", None)
     raw = Mock(schema=[])
     catalog = SchemaRegistry(type="schema-registry", url=["http://nowhere"])
