@@ -41,7 +41,7 @@ def build_sidecar(options: str) -> str:
     [
         ("avro", build_topic("avro"), "kafka.topics[0].value.model"),
         ("protobuf", build_topic("protobuf"), "kafka.topics[0].value.model"),
-        ("avro", build_sidecar("producer: {keyFormat: AVRO}"), "sidecar.producer.keyFormat"),
+        ("avro", build_sidecar("producer: {keyFormat: avro}"), "sidecar.producer.keyFormat"),
         (
             "protobuf",
             build_sidecar("consumer: {}, topics: {o: {valueFormat: protobuf}}"),
