@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, as the sidecar returns it.")]
 UrlOption = Annotated[
     str,
     typer.Option("--url", "-u", envvar="GATEWAY_SIDECAR_URL", help="The address of the sidecar."),
@@ -120,9 +121,7 @@ def show(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=MAX_LETTERS, help="Print at most so many.")
     ] = 20,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, as the sidecar returns it.")
-    ] = False,
+    as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
     token: TokenOption = None,
 ) -> None:
@@ -355,9 +354,7 @@ def start(
 
 @replay.command("list", epilog=format_exit_codes(reads_config=False))
 def list_(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, as the sidecar returns it.")
-    ] = False,
+    as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
     token: TokenOption = None,
 ) -> None:

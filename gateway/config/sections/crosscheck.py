@@ -91,7 +91,8 @@ def _check_catalogs(settings: Settings, kafka: Kafka) -> Iterator[Problem]:
 def _check_paths(settings: Settings) -> Iterator[Problem]:
     """Yield the paths that are taken by the gateway itself or by an earlier route."""
     metrics = settings.telemetry.metrics.prometheus
-    earlier_paths: dict[str, list[tuple[int, str, PathPattern]]] = {}
+    # By method; with the shape of each, as it is compared with those of all later ones.
+    earlier_paths: dict[str, list[tuple[int, str, PathPattern, object]]] = {}
     for index, loc, method, text, pattern in _iter_paths(settings):
         if is_reserved_path(text) or text == metrics:
             what = f"path '{text}' is the gateway's own; use another"
@@ -99,11 +100,12 @@ def _check_paths(settings: Settings) -> Iterator[Problem]:
             yield Problem(loc, what, needs=(METRICS_LOC,) if is_metrics else ())
         elif settings.sidecar is not None and is_sidecar_path(settings.sidecar, text):
             yield Problem(loc, f"path '{text}' is the sidecar's own; use another")
-        for earlier_index, other, earlier in earlier_paths.setdefault(method, []):
+        shape = pattern.shape
+        for earlier_index, other, earlier, earlier_shape in earlier_paths.setdefault(method, []):
             place = f"routes[{earlier_index}]"
             named: Loc = ("routes", earlier_index)
             needs = ((*named, "when"), (*loc[:-1], "method"))
-            if earlier.shape == pattern.shape:
+            if earlier_shape == shape:
                 what = f"path '{text}' is taken by {place} ('{other}'); remove one"
                 yield Problem(loc, what, needs=needs, named=named)
                 break
@@ -112,7 +114,7 @@ def _check_paths(settings: Settings) -> Iterator[Problem]:
                 what = f"{what}; put this route before it"
                 yield Problem(loc, what, needs=needs, named=named)
                 break
-        earlier_paths[method].append((index, text, pattern))
+        earlier_paths[method].append((index, text, pattern, shape))
 
 
 def _iter_paths(settings: Settings) -> Iterator[tuple[int, Loc, str, str, PathPattern]]:

@@ -78,7 +78,19 @@ REFUSED_RETRY_AFTER_S = 60.0  # when one reconnects that asks for something wron
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 
-class SseResponse(EventSourceResponse):
+class _ClosingResponse(Response):
+    """A response that calls `_on_close` at its end, also if it never begins."""
+
+    _on_close: Callable[[], Any]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_close()
+
+
+class SseResponse(_ClosingResponse, EventSourceResponse):
     """The ASGI response of a stream of events, for connections that cannot be taken over."""
 
     stream_type = "text/event-stream; charset=utf-8"
@@ -86,16 +98,9 @@ class SseResponse(EventSourceResponse):
     def __init__(
         self, content: AsyncIterator[bytes], on_close: Callable[[], Any], headers: Mapping[str, str]
     ) -> None:
-        """Prepare a response; `on_close` is called also if it never begins."""
         super().__init__(content, headers=headers, ping=0)
         del self.headers["connection"]  # the ASGI server decides whether the connection lasts
         self._on_close = on_close
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_close()
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         """Send without sse-starlette's cancel scope: an overhead of 0.6 us instead of 3.6."""
@@ -192,7 +197,7 @@ def _parse_accept(accept: str) -> tuple[MediaPreference, MediaPreference]:
     return lines, get_media_preference(accept, "text/event-stream")
 
 
-class NdjsonResponse(StreamingResponse):
+class NdjsonResponse(_ClosingResponse, StreamingResponse):
     """The ASGI response of a stream of lines, for connections that cannot be taken over."""
 
     stream_type = NDJSON_TYPE
@@ -200,15 +205,8 @@ class NdjsonResponse(StreamingResponse):
     def __init__(
         self, content: AsyncIterator[bytes], on_close: Callable[[], Any], headers: Mapping[str, str]
     ) -> None:
-        """Prepare a response; `on_close` is called also if it never begins."""
         super().__init__(content, headers=headers, media_type=NDJSON_TYPE)
         self._on_close = on_close
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_close()
 
 
 async def respond_with_lines(routes: Routes, match: Match, request: Request) -> AsgiResponse:
