@@ -26,7 +26,6 @@ from gateway.errors import (
     GroupFailed,
     GroupInUse,
     KafkaError,
-    PartitionFailed,
     UnknownGroup,
     UnknownTopic,
 )
@@ -49,9 +48,7 @@ from gateway.kafka.protocol.group_messages import (
 from gateway.kafka.protocol.requests import KafkaRequest
 from gateway.kafka.protocol.topic_messages import (
     BROKER_DEFAULT,
-    DELETE_TIMEOUT_MS,
     CreateTopicsRequest,
-    DeleteRecordsRequest,
 )
 
 log = logging.getLogger(__name__)
@@ -310,36 +307,3 @@ async def create_topic(
             )
     # Before KRaft only the controller creates topics, and it may be changing now.
     raise BrokerUnavailable(f"no broker creates the topic {topic} now; try again", retry_after=1.0)
-
-
-async def delete_records(cluster: Cluster, before_offsets: Mapping[TopicPartition, int]) -> None:
-    """Delete the records before an offset in each partition of watched topics.
-
-    The leaders are asked one after the other, so when this raises, some records may be deleted.
-
-    Raises:
-        AccessDenied: The gateway may not delete records of a topic.
-        PartitionFailed: A leader answered with another error code.
-        BrokerUnavailable: A partition has no leader now, or it did not answer.
-    """
-    offsets_by_node: dict[int, dict[TopicPartition, int]] = {}
-    for tp, offset in before_offsets.items():
-        leader = cluster.leader_for_partition(tp)
-        if leader is None:
-            raise BrokerUnavailable(f"{tp} has no leader; try again", retry_after=1.0)
-        offsets_by_node.setdefault(leader[0], {})[tp] = offset
-    for node, offsets in offsets_by_node.items():
-        request = DeleteRecordsRequest(offsets)
-        # The broker may take all of its timeout before it answers.
-        response = await cluster.connections.send(
-            node, ConnectionRole.CONTROL, request, timeout=DELETE_TIMEOUT_MS / 1000 + 5
-        )
-        for tp, code in response.errors.items():
-            if code in AUTHORIZATION_ERRORS:
-                message = f"the gateway may not delete records of {tp.topic}; allow it DELETE"
-                raise AccessDenied(message, topic=tp.topic)
-            if code:
-                raise PartitionFailed(
-                    f"records of {tp} are not deleted (code {code})",
-                    topic=tp.topic, partition=tp.partition, code=code,
-                )  # fmt: skip

@@ -226,7 +226,7 @@ class Client(ClientSource):
         )
 
     def begin(self) -> bytes:
-        """Return the first block. `attach` does it for who has not called it."""
+        """Return the first block; `attach` writes it unless this was called."""
         if self.ends_at != UNLIMITED:
             self.ends_at += asyncio.get_running_loop().time()
         options, self._options, self._deadline = self._options, None, 0.0
@@ -248,7 +248,7 @@ class Client(ClientSource):
         self.push()
 
     def pull(self) -> PulledBytes:
-        """Write to an outlet that is iterated."""
+        """Begin, and return an outlet whose bytes are iterated."""
         outlet = PulledBytes(self)
         self.attach(outlet)
         return outlet

@@ -1,4 +1,4 @@
-"""An outlet for bytes that are pulled, as by an ASGI server or a program, instead of written."""
+"""Let the bytes of a client be pulled, as by an ASGI server or a program."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from .client import Client
 
-MAX_UNREAD_BYTES = 64 << 10  # bytes that wait to be pulled, and one more chunk; then it is full
+MAX_UNREAD_BYTES = 64 << 10  # with so many that were not pulled, it is full
 
 
 class PulledBytes:
-    """Iterate the bytes of a client, until its stream ends or another client goes on with it.
+    """An outlet. Iterate it until the stream ends or another client goes on with it.
 
-    `anext` may be cancelled and called again. The client's owner, which closes it, closes this as
-    well if somebody may be waiting.
+    `anext` may be cancelled and called again. Who closes the client while somebody may be waiting
+    closes this as well.
 
     Attributes:
         end_position: The resume token behind the last bytes; empty until they were written.

@@ -33,7 +33,6 @@ from .requests import (
 T = TypeVar("T")  # the answer for one partition
 
 BROKER_DEFAULT = -1  # for the number of partitions or replicas: the broker's default (KIP-464)
-DELETE_TIMEOUT_MS = 10_000  # until the replicas have deleted the records
 MAX_REQUEST_BYTES = 90 << 20
 """Of all batches of a request. A broker closes the connection where one is larger than its
 `socket.request.max.bytes`, by default 100 MiB, and no answer says why."""
@@ -142,27 +141,6 @@ class DescribeConfigsRequest(KafkaRequest[DescribeConfigsResponse]):
                     read.string()
                     read.i8()
         return DescribeConfigsResponse(throttle, error, values)
-
-
-@dataclass(slots=True)
-class DeleteRecordsRequest(KafkaRequest[PartitionErrors]):
-    """Ask a leader to delete the records of its partitions before the given offsets."""
-
-    API = Api(key=21, name="DeleteRecords", lowest=0, highest=1, first_flexible=2)
-
-    before_offsets: Mapping[TopicPartition, int]
-
-    def write_body(self, out: FieldWriter, version: int) -> None:
-        for offset in out.partitions(self.before_offsets):
-            out.i64(offset)
-        out.i32(DELETE_TIMEOUT_MS)
-
-    def read_body(self, read: FieldReader, version: int) -> PartitionErrors:
-        throttle, errors = read.i32(), dict[TopicPartition, int]()
-        for tp in read.partitions():
-            read.i64()  # the new log start offset
-            errors[tp] = read.i16()
-        return PartitionErrors(throttle, errors)
 
 
 class LeaderQuery(NamedTuple):
