@@ -75,7 +75,7 @@ class Routes:
         self.hubs = hubs
         self.settings = settings
         self.limits = limits
-        self.stream_registry = StreamRegistry()
+        self.stream_registry = StreamRegistry(hubs.client_memory)
         self._foreign_origins = ForeignOriginLog()
         self._access = access
         self._views = Views(hubs, settings)

@@ -123,9 +123,6 @@ class HttpStream(OpenStream):
             memory.release(HeldPart.UNSENT, self)
             self.close()
 
-    def release_memory(self) -> None:
-        self.end(EndReason.SLOW)
-
     # The owner of the outlet.
 
     @property

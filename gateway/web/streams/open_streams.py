@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from starlette.exceptions import HTTPException
 
 from gateway.background_tasks import BackgroundTasks
+from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.config import Route
 from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.errors import GatewayError, KafkaError, RequestError, UnknownTopic
@@ -135,6 +136,9 @@ class OpenStream:
         self._end_reason = self._end_reason or reason
         if self._client is not None:
             self._client.end(reason)
+
+    def release_memory(self) -> None:
+        self.end(EndReason.SLOW)
 
     async def renew(self, granted: Granted) -> None:
         """Go on with new grants: until they expire, and with the view that they allow.
@@ -327,8 +331,9 @@ class StreamRegistry:
             access was revoked. The blocklist sets it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, client_memory: ClientMemory | None = None) -> None:
         self.instance_id = secrets.token_hex(4)
+        self._client_memory = client_memory or ClientMemory()
         # Numbers only grow, so that the dictionary is ordered by them.
         self._by_number: dict[int, OpenStream] = {}
         self._last_number = 0
@@ -348,6 +353,11 @@ class StreamRegistry:
     def add(self, stream: OpenStream) -> int:
         self._last_number += 1
         self._by_number[self._last_number] = stream
+        # A stream keeps its request, by which a reload finds its route again.
+        texts = (stream.match.path, *stream.match.values, *(value for _, value in stream.query))
+        size = sum(map(len, texts))
+        if size > MAX_UNCOUNTED_BYTES:
+            self._client_memory.hold(HeldPart.RECEIVED, stream, size)
         return self._last_number
 
     def iter_after(self, number: int) -> Iterator[OpenStream]:
@@ -364,6 +374,7 @@ class StreamRegistry:
 
     def discard(self, stream: OpenStream) -> None:
         self._by_number.pop(stream.number, None)
+        self._client_memory.release(HeldPart.RECEIVED, stream)
         self._by_renewal_name.pop(stream.renewal_name, None)
 
     def ensure_renewal_name(self, stream: OpenStream) -> str:

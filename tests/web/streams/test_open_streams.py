@@ -11,6 +11,7 @@ from starlette.requests import Request
 from support.outlet import FakeOutlet
 from support.single_client import create_client, write_records
 
+from gateway.client_memory import ClientMemory
 from gateway.config import Route
 from gateway.core.client.terms import EndReason
 from gateway.hub.wires.sse import SseWire
@@ -79,3 +80,20 @@ async def test_a_renewal_that_waits_for_brokers_does_not_undo_a_reload():
     stream.routes.answered.set()  # type: ignore[attr-defined]
     await renewing
     assert [match.path for match in stream.matches] == ["/old", "/new"]
+
+
+async def test_streams_of_long_paths_count_as_memory_and_end_above_its_limit():
+    """4,500 streams of a path of 60 KB each held 275 MiB of a gateway that was given 64."""
+    memory = ClientMemory(limit=100_000)
+    routes: Any = SimpleNamespace(stream_registry=StreamRegistry(memory))
+    request = Request({"type": "http", "headers": [], "path": "/", "query_string": b"q=1"})
+    streams = [
+        HttpStream(routes, build_match("/" + "x" * size), request, SseWire(), lambda: None)
+        for size in (9, 60_000, 59_000)
+    ]
+    assert memory.total > 119_000
+    await asyncio.sleep(0)
+    assert [stream._end_reason for stream in streams] == [None, EndReason.SLOW, None]
+    for stream in streams:
+        stream.close()
+    assert memory.total == 0
