@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import NamedTuple
 
 import orjson
@@ -51,15 +52,12 @@ class FetchExchange(Exchange):
     async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
         """Return the document, 304 if the client has it, 404 without one, 502 if it is invalid."""
         routes.check_parameters(match, get_query_pairs(request))
-        while True:
-            response = await _respond_once(routes, match, request)
-            if routes.is_unchanged(match):
-                return response
-            # The wait may have been long, and the configuration was reloaded meanwhile.
-            match = await routes.refresh(match, request)
+        return await routes.respond_as_configured(
+            match, request, partial(_respond_once, routes, request)
+        )
 
 
-async def _respond_once(routes: Routes, match: Match, request: Request) -> Response:
+async def _respond_once(routes: Routes, request: Request, match: Match) -> Response:
     view, key = _require_single_key(await routes.get_view(match, get_query_pairs(request)))
     if_none_match = ",".join(request.headers.getlist("if-none-match"))
     wait_s = parse_preferences(request).wait_s

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Literal
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from gateway.config import AccessControl, GuardSection, Route, Settings
 from gateway.core.client.terms import SlowClientPolicy
@@ -147,6 +149,23 @@ class Routes:
         Call it just before the effect, and await nothing in between. It raises as `admit`.
         """
         return match if self.is_current(match) else await self.admit(match, connection, token)
+
+    async def respond_as_configured(
+        self,
+        match: Match,
+        connection: HTTPConnection,
+        respond: Callable[[Match], Awaitable[Response]],
+    ) -> Response:
+        """Return the response to a read, which may wait; it raises as `admit`.
+
+        What was configured or blocked meanwhile counts: it is read again if the match has changed.
+        """
+        while True:
+            match = await self.refresh(match, connection)
+            response = await respond(match)
+            self.check_blocklist(match)
+            if self.is_unchanged(match):
+                return response
 
     def _look_up_again(self, match: Match) -> Match:
         path_match = self._find_path(match.path, match.purpose)

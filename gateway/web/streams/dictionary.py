@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
+from functools import partial
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -73,16 +74,16 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
         raise RequestError(404, "No dictionary", detail)
     release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
     try:
-        while True:
-            match = await routes.refresh(match, request)
-            dictionaries, view = await _get_dictionaries(routes, match, request)
-            newest = await dictionaries.get_newest(view, match.route.name)
-            # The wait may have been long: what was configured or blocked meanwhile counts.
-            routes.check_blocklist(match)
-            if routes.is_current(match):
-                break
+        return await routes.respond_as_configured(
+            match, request, partial(_respond_with_newest, routes, request)
+        )
     finally:
         release_slot()
+
+
+async def _respond_with_newest(routes: Routes, request: Request, match: Match) -> Response:
+    dictionaries, view = await _get_dictionaries(routes, match, request)
+    newest = await dictionaries.get_newest(view, match.route.name)
     return _build_response(routes, match, request, newest)
 
 

@@ -32,6 +32,7 @@ from gateway.errors import (
     RequestError,
     UnknownTopic,
 )
+from gateway.hub.fanout.client import Handover
 from gateway.hub.reads import page
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire, encode_control
@@ -226,34 +227,35 @@ async def _respond_with_page(
     If a reload changes its route meanwhile, the page is read again from where it began.
     """
     release_slot = await routes.limits.acquire_slot(request.scope, match.granted)
-    now, start = asyncio.get_running_loop().time, None
+    now = asyncio.get_running_loop().time
     deadline = now() + wait_s
-    try:
-        while True:
-            match = await routes.refresh(match, request)
-            if start is None:
-                client = await routes.open_client(
-                    match, request, wire, page_records=page.MAX_PAGE_RECORDS
-                )
-            else:
-                query_pairs = query.get_query_pairs(request)
-                client = await routes.resume_client(match, query_pairs, wire, start)
-            if request.method == "HEAD":
+    start: Handover | None = None
+
+    async def respond(match: Match) -> Response:
+        nonlocal start
+        if start is None:
+            client = await routes.open_client(
+                match, request, wire, page_records=page.MAX_PAGE_RECORDS
+            )
+        else:
+            query_pairs = query.get_query_pairs(request)
+            client = await routes.resume_client(match, query_pairs, wire, start)
+        if request.method == "HEAD":
+            client.close()
+            return Response(headers=STREAM_HEADERS, media_type=NDJSON_TYPE)
+        with page.PageBuffer(wire, routes.hubs.client_memory) as buffer:
+            try:
+                reading = page.read_page(client, buffer, max(0.0, deadline - now()))
+                result = await run_while_connected(request, reading)
+            finally:
                 client.close()
-                return Response(headers=STREAM_HEADERS, media_type=NDJSON_TYPE)
-            with page.PageBuffer(wire, routes.hubs.client_memory) as buffer:
-                try:
-                    reading = page.read_page(client, buffer, max(0.0, deadline - now()))
-                    result = await run_while_connected(request, reading)
-                finally:
-                    client.close()
-                body, coding_headers = await negotiate_body(result.body, match.route, request)
-            # The wait may have been long: what was configured or blocked meanwhile counts.
-            routes.check_blocklist(match)
-            if routes.is_unchanged(match):
-                headers = build_link_headers(request.scope, result) | coding_headers
-                return Response(body, headers=STREAM_HEADERS | headers, media_type=NDJSON_TYPE)
-            start = result.start
+            body, coding_headers = await negotiate_body(result.body, match.route, request)
+        start = result.start
+        headers = build_link_headers(request.scope, result) | coding_headers
+        return Response(body, headers=STREAM_HEADERS | headers, media_type=NDJSON_TYPE)
+
+    try:
+        return await routes.respond_as_configured(match, request, respond)
     except ClientDisconnected:
         return Response(status_code=204)  # the client does not receive it
     finally:
