@@ -66,6 +66,7 @@ class Channel(ChunkRing):
         latest_by_partition: The latest offsets of keys, for clients that are conflated.
         total: The sum over all chunks ever published; None on wires that count nothing.
         has_sent_id: An id was published since `announce_position` last ran or the owner reset it.
+        announce_at: When it is to run next, by the clock of the owner, who sets it.
     """
 
     MAX_BYTES_WITHOUT_ID = 64 * 1024  # where ids come in batches: at most this much without one
@@ -74,6 +75,7 @@ class Channel(ChunkRing):
         "_bytes_without_id",
         "_last_token_text",
         "accepts",
+        "announce_at",
         "encoder",
         "has_sent_id",
         "key",
@@ -104,6 +106,7 @@ class Channel(ChunkRing):
         self.latest_by_partition: WeakValueDictionary[TopicPartition, LatestOffsets] | None = None
         self.total: ByteSum | None = None  # of all chunks ever; None on wires that count nothing
         self.has_sent_id = False
+        self.announce_at = 0.0
         self.key: Hashable = None
         self._last_token_text = tail.token_text  # of the last id that was published
         self._bytes_without_id = 0  # published since then, where ids come in batches

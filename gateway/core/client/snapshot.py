@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from gateway.core.channel.channel import Channel
@@ -149,10 +149,6 @@ _get_offset = attrgetter("offset")
 REFERENCE_BYTES = 8  # bytes for an entry in the list of a snapshot
 
 
-class EncodedSnapshot(Protocol):
-    bytes: int
-
-
 class TableSnapshot:
     """A table at one moment, which does not change.
 
@@ -173,7 +169,7 @@ class TableSnapshot:
         self.tp = tp
         self.entries = entries
         self.end_position = end
-        self.encoded_by_channel: WeakKeyDictionary[object, EncodedSnapshot] = WeakKeyDictionary()
+        self.encoded_by_channel: WeakKeyDictionary[Channel, SnapshotBlocks] = WeakKeyDictionary()
         self.is_released = False
 
     @property
@@ -424,7 +420,7 @@ class SnapshotBlocks:
     @classmethod
     def for_channel(cls, snapshot: TableSnapshot, channel: Channel) -> SnapshotBlocks:
         blocks = snapshot.encoded_by_channel.get(channel)
-        if not isinstance(blocks, SnapshotBlocks):
+        if blocks is None:
             blocks = snapshot.encoded_by_channel[channel] = cls(channel)
         return blocks
 

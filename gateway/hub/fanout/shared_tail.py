@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -50,7 +50,8 @@ class SharedTail:
     it appended the same entries to the partitions' logs.
 
     Attributes:
-        channels: The channels by view and wire, also those without followers until the next sweep.
+        channels: The channels by view and wire, also those without followers until the next sweep,
+            in the order in which they are to announce their positions.
         refreshed_at: When `SharedReads` last looked at the readiness of the partitions, by the
             loop's clock.
         resolving_readers: The readers that were looking for their start then.
@@ -63,7 +64,7 @@ class SharedTail:
         self, tail: Tail, on_unreadable: Callable[[Record], None] = lambda record: None
     ) -> None:
         self.tail = tail
-        self.channels: dict[ChannelKey, Channel] = {}
+        self.channels: OrderedDict[ChannelKey, Channel] = OrderedDict()
         self.view_bytes = 0
         self.refreshed_at = 0.0
         self.resolving_readers: Sequence[PartitionReader] = ()
@@ -72,9 +73,6 @@ class SharedTail:
         self._counted_partitions = 0  # the number of partitions that the counts are of
         self._dispatcher = ChannelDispatcher(tail, on_unreadable)
         self._is_publishing_notices = False  # in this turn of the loop or the next
-        # When channels are to announce their positions next, the earliest first. Channels that are
-        # due at the same time share an item.
-        self._announce_queue: deque[tuple[float, list[Channel]]] = deque()
         self._is_announcing = False
         self._announcements_left = 0  # of this sweep
         # Channels that a client left since the last sweep: they may have no followers. Of a million
@@ -106,8 +104,7 @@ class SharedTail:
         self.view_bytes += key[0].size
         self._dispatcher.add(channel, filters, has_fields=bool(key[0].fields))
         # Its first client has just been sent an id.
-        now = asyncio.get_running_loop().time()
-        self._schedule_announcement(channel, now + ANNOUNCE_INTERVAL_S)
+        channel.announce_at = asyncio.get_running_loop().time() + ANNOUNCE_INTERVAL_S
 
     @property
     def has_left_channels(self) -> bool:
@@ -127,9 +124,6 @@ class SharedTail:
             self._dispatcher.remove(channel, key[0].filters)
             self._unannounced.pop(channel, None)
             removed.append(channel)
-        if not self.channels:
-            # While it is kept for clients that come, the queue would keep what is gone.
-            self._announce_queue.clear()
         return removed
 
     def publish(self, entries: Iterable[Entry], wall: int) -> None:
@@ -213,26 +207,19 @@ class SharedTail:
 
     def _take_due(self, now: float) -> Channel | None:
         """Schedule a channel that is due again, and return it; None if this sweep has no more."""
-        queue = self._announce_queue
-        while self._announcements_left and queue and queue[0][0] <= now:
+        next_at = now + ANNOUNCE_INTERVAL_S
+        while self._announcements_left and self.channels:
+            key, channel = next(iter(self.channels.items()))
+            if channel.announce_at > now:
+                break
             self._announcements_left -= 1
-            channels = queue[0][1]
-            channel = channels.pop()
-            if not channels:
-                queue.popleft()
-            if self.channels.get(cast("ChannelKey", channel.key)) is not channel:
-                continue  # it was removed
             # Also without followers: another client may come before it is removed.
-            self._schedule_announcement(channel, now + ANNOUNCE_INTERVAL_S)
+            self.channels.move_to_end(key)
+            channel.announce_at = next_at
             if channel.followers and not channel.has_sent_id:
                 return channel
             channel.has_sent_id = False
         return None
-
-    def _schedule_announcement(self, channel: Channel, due: float) -> None:
-        if not self._announce_queue or self._announce_queue[-1][0] != due:
-            self._announce_queue.append((due, []))
-        self._announce_queue[-1][1].append(channel)
 
 
 MAX_STEP_BYTES = 16 << 20  # bytes of entries that cause a step before the interval is over

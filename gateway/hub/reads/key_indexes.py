@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gateway.config import Topic
 from gateway.core.client.terms import PartitionPredicate
@@ -19,15 +19,14 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.produce.pending_records import compute_partition
 
+if TYPE_CHECKING:
+    from .shared_reads import SharedRead
+
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.1  # seconds from one look at all logs to the next
 SLICE_S = 0.001  # seconds of building before other tasks get a turn
 ENTRIES_PER_CLOCK_CHECK = 512  # entries from one look at the clock to the next: 0.2 ms
-
-
-class LogHolder(Protocol):
-    log: PartitionLog
 
 
 class KeyIndexBuilder:
@@ -39,7 +38,7 @@ class KeyIndexBuilder:
     """
 
     def __init__(
-        self, reads: Mapping[TopicPartition, LogHolder], on_growth: Callable[[int], None]
+        self, reads: Mapping[TopicPartition, SharedRead], on_growth: Callable[[int], None]
     ) -> None:
         self._reads = reads
         self._on_growth = on_growth

@@ -12,22 +12,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from gateway.core.log.partition_reader import LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, TransactionOpen
+from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.offsets import READ_UNCOMMITTED, EpochEnd, OffsetAndTimestamp
 from gateway.telemetry.logs import create_detached_task
 
 MAX_QUERIES_AT_ONCE = 32  # to one leader, which takes up to 10 ms for an offset by time
 
 A = TypeVar("A")
-
-
-class Leaders(Protocol):
-    def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
-        """Return the node and the leader epoch of a partition's leader; None if it has none."""
 
 
 class LeaderQueries(Generic[A]):
@@ -45,10 +41,10 @@ class LeaderQueries(Generic[A]):
 
     def __init__(
         self,
-        leaders: Leaders,
+        cluster: Cluster,
         send: Callable[[Mapping[TopicPartition, int]], Awaitable[Mapping[TopicPartition, A | int]]],
     ) -> None:
-        self._leaders = leaders
+        self._cluster = cluster
         self._send = send
         # By leader, partition and argument: the futures of those who ask.
         self._pending: dict[
@@ -71,7 +67,7 @@ class LeaderQueries(Generic[A]):
         if self._is_closed:
             raise asyncio.CancelledError
         loop = asyncio.get_running_loop()
-        leader = self._leaders.leader_for_partition(tp)
+        leader = self._cluster.leader_for_partition(tp)
         node = None if leader is None else leader[0]
         pending = self._pending.setdefault(node, {})
         if not pending:
@@ -132,17 +128,10 @@ def _answer(futures: Iterable[asyncio.Future[A]], answer: A) -> None:
             future.set_result(answer)
 
 
-class EpochCluster(Leaders, Protocol):
-    async def fetch_epoch_ends(
-        self, epochs: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, EpochEnd | int]:
-        """Return where each epoch ended, or Kafka's error code."""
-
-
 class EpochEnds:
     """Find where leader epochs ended, to compare the positions of clients with the log."""
 
-    def __init__(self, cluster: EpochCluster) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._queries: LeaderQueries[EpochEnd] = LeaderQueries(cluster, cluster.fetch_epoch_ends)
 
     async def find_end(self, tp: TopicPartition, epoch: int) -> EpochEnd | None:
@@ -158,18 +147,11 @@ RETRY_DELAY_S = 0.05  # seconds until a partition that did not answer is asked a
 TRANSACTION_TIMEOUT_S = 5.0  # seconds for which open transactions are waited for
 
 
-class OffsetCluster(Leaders, Protocol):
-    async def list_offsets(
-        self, specs: Mapping[TopicPartition, int], isolation_level: int = ...
-    ) -> dict[TopicPartition, OffsetAndTimestamp | int]:
-        """Return the offset of each partition, or Kafka's error code."""
-
-
 class StableEnds:
     """Find where partitions end (the last stable offset)."""
 
     def __init__(
-        self, cluster: OffsetCluster, transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
+        self, cluster: Cluster, transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
     ) -> None:
         # By default `list_offsets` is read_committed: LATEST is the last stable offset.
         self._queries: LeaderQueries[OffsetAndTimestamp] = LeaderQueries(

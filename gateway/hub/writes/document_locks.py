@@ -23,7 +23,7 @@ ANY_KEY = b""
 
 
 class DocumentKeyLocks:
-    """Lock the keys of documents for writers; the `DocumentLocks` of a `Publisher`.
+    """Lock the keys of documents for writers.
 
     `Hub` creates one at each start. A lock exists while somebody holds it or waits for it.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from .idempotency_log import Headers, IdempotencyLog
 
 if TYPE_CHECKING:
     from gateway.hub.wires.models import Models
+    from gateway.hub.writes.document_locks import DocumentKeyLocks
     from gateway.telemetry.traces import Tracing
 
 
@@ -85,15 +86,6 @@ class KeyLocks(Protocol):
         """Release the key: its record is written, or given up."""
 
 
-class DocumentLocks(Protocol):
-    """Define locks of record keys, for topics whose writers may compare before they write."""
-
-    def is_compared(self, topic: str) -> bool: ...
-
-    async def lock_keys(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
-        """Wait until nobody else writes these keys; return the function that releases them."""
-
-
 class Publisher:
     """The shared parts of all writers of a hub, which creates one at each start and closes it.
 
@@ -122,7 +114,7 @@ class Publisher:
             max_keys, window_s
         )
         self.key_locks: KeyLocks | None = None
-        self.document_locks: DocumentLocks | None = None
+        self.document_locks: DocumentKeyLocks | None = None
         self.tracing: Tracing | None = None
         self._pending_bytes = PendingBytes(max_pending_bytes)
         self._window_s = window_s

@@ -143,10 +143,13 @@ async def test_a_channel_that_was_empty_for_a_moment_is_announced_to_the_next_cl
 
 
 async def test_channels_without_clients_are_not_kept_by_a_topic_that_is_read_on():
-    """They stayed until the topic was closed, a minute later."""
+    """They stayed until the topic was closed, a minute later; beside others, until they were due to
+    announce their positions: 4,500 clients with keys of 60 KB, one after the other, took 260 MiB.
+    """
     shared = create_tail()
+    follow_key(shared, b"stays")
     encoder, gone = SseWire().create_encoder(create_format("value")), list[weakref.ref[Channel]]()
-    for key in (b"a", b"b"):
+    for key in (b"%d" % n for n in range(200)):
         filters = Filters((Filter(key=key),))
         channel = Channel(shared.tail, b"view-", encoder, filters.matches)
         shared.add_channel(
@@ -159,6 +162,6 @@ async def test_channels_without_clients_are_not_kept_by_a_topic_that_is_read_on(
         channel.remove_follower(subscription)
         shared.on_client_left(channel)
         gone.append(weakref.ref(channel))
-    assert len(shared.remove_left_channels(10)) == 2
+    assert len(shared.remove_left_channels(200)) == 200
     del channel, subscription
-    assert [each() for each in gone] == [None, None]
+    assert sum(each() is not None for each in gone) < 100
