@@ -23,7 +23,7 @@ from typing import Self
 from gateway.core.client.terms import EndReason
 from gateway.core.token.token_parser import parse_token
 from gateway.errors import GatewayError, StreamEnded
-from gateway.hub.fanout.client import Client, ClientOptions
+from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.pulled_bytes import PulledBytes
 from gateway.hub.fanout.view import View
@@ -158,8 +158,8 @@ class Stream:
             # While chunks are there, nothing below waits: other tasks must get their turn.
             await asyncio.sleep(0)
             data = await anext(self._pulled, None)
-            if data is None and self._client.subscription.end_reason is EndReason.CHANGED:
-                self._prepare_to_go_on(self._client)
+            if data is None and self._pulled.handover is not None:
+                self._prepare_to_go_on(self._pulled.handover)
                 await self._open()
                 return
         finally:
@@ -202,10 +202,8 @@ class Stream:
         self._fill_buffer(events)
         return True
 
-    def _prepare_to_go_on(self, client: Client) -> None:
+    def _prepare_to_go_on(self, handover: Handover) -> None:
         """Let the stream open anew where it stands: a reload has changed how topics are read."""
-        handover = client.take_handover()
-        client.close()
         self._start = replace(
             self._start,
             token=parse_token(handover.position.decode()),

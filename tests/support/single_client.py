@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from gateway.client_memory import ClientMemory
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk_ring import RingBudget
 from gateway.core.client.shared_cursor import UNREPORTED_TRAFFIC
@@ -47,6 +48,7 @@ class FakeHub:
         self.broadcaster = Broadcaster(self.pace, **options)
         self.shared_catch_ups = SharedCatchUps(self.broadcaster, 1 << 27, max_piece_bytes)
         self.removed_clients: list[Client] = []
+        self.client_memory = ClientMemory()
         self.by_partition: dict[TopicPartition, Any] = {}
 
     def refresh_readiness(self, shared_tail: SharedTail) -> None: ...

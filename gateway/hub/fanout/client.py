@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -247,9 +247,9 @@ class Client(ClientSource):
             outlet.write(first)
         self.push()
 
-    def pull(self) -> PulledBytes:
+    def pull(self, abort: Callable[[], object] | None = None) -> PulledBytes:
         """Begin, and return an outlet whose bytes are iterated."""
-        outlet = PulledBytes(self)
+        outlet = PulledBytes(self, abort)
         self.attach(outlet)
         return outlet
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Self, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
 from gateway.core.client.terms import EndReason
 from gateway.errors import GatewayError, MemoryFull
 from gateway.hub.fanout.client import Client, Handover
@@ -99,28 +98,25 @@ class HttpStream(OpenStream):
         Raises:
             MemoryFull: It cannot be aborted otherwise.
         """
-        memory = self.routes.hubs.client_memory
         try:
             while (client := self._client) is not None:
                 self._on_attached(client)
-                async for data in client.pull():
-                    if len(data) <= MAX_UNCOUNTED_BYTES:
+                pulled = client.pull(partial(abort_response, scope))
+                try:
+                    async for data in pulled:
                         yield data
-                    elif memory.has_capacity(len(data)):
-                        memory.hold(HeldPart.UNSENT, self, 0, data)
-                        yield data
-                        memory.release(HeldPart.UNSENT, self)
-                    elif abort_response(scope):
-                        return
-                    else:
-                        raise MemoryFull
-                if client.subscription.end_reason is not EndReason.CHANGED:
+                except MemoryFull:
+                    if not abort_response(scope):
+                        raise
                     return
-                last_bytes = await self._open_next_client(self._take_handover())
+                finally:
+                    pulled.drop()
+                if pulled.handover is None:
+                    return
+                last_bytes = await self._open_next_client(self._take_handover(pulled.handover))
                 if last_bytes:
                     yield last_bytes
         finally:
-            memory.release(HeldPart.UNSENT, self)
             self.close()
 
     # The owner of the outlet.

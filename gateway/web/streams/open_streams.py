@@ -259,13 +259,13 @@ class OpenStream:
         if error is not None:
             self.end(error.reason)
 
-    def _take_handover(self) -> Handover:
+    def _take_handover(self, taken: Handover | None = None) -> Handover:
         """Return the handover of a client that ended by `CHANGED`, and apply the change."""
         client, self._client, self._has_begun = self._client, None, False
         assert client is not None and self._pending_change is not None
         self.match, self.query, _, _ = self._pending_change
         self._pending_change = None
-        return client.take_handover()
+        return taken or client.take_handover()
 
     def mark_closed(self) -> None:
         self.is_closed = True

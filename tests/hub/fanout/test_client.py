@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import pytest
 from support.outlet import FakeOutlet
 from support.single_client import create_client, get_hub, run_loop_turns, write_records
 
+from gateway.client_memory import HeldPart
 from gateway.core.channel.channel import Channel
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason, Throttle
+from gateway.errors import MemoryFull
 from gateway.hub.fanout.broadcaster import Audience
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.pacing import RateLimiter
@@ -158,3 +161,38 @@ async def test_a_rate_and_a_credit_limit_a_client_together():
     client.grant_credit(2)
     assert (client.credit, client.subscription.credit) == (3, 1)
     client.close()
+
+
+async def test_the_handover_of_a_pulled_client_is_where_it_stopped():
+    """It was taken when somebody had pulled the last bytes. By then the closed client stood where
+    the tail stood: what came meanwhile was lost at each reload."""
+    client = create_client()
+    stream = client.pull()
+    write_records(client, b"sent")
+    await run_loop_turns(5)
+    position = client.subscription.token
+    client.end(EndReason.CHANGED)
+    await run_loop_turns(5)
+    write_records(client, b"later")
+    assert b"sent" in b"".join([piece async for piece in stream])
+    assert stream.handover is not None and stream.handover.position == position
+
+
+async def test_bytes_that_nobody_pulls_are_counted_and_dropped_for_others():
+    """300 clients of HTTP/1.0 that read nothing held 667 MiB of a gateway that was given 128."""
+    aborted: list[bool] = []
+    client = create_client()
+    memory = get_hub(client).client_memory
+    stream = client.pull(lambda: aborted.append(True))
+    write_records(client, b"x" * 40_000)
+    await run_loop_turns(5)
+    assert memory.total > 40_000
+    await anext(stream)
+    assert memory.total > 40_000, "it is being sent"
+    memory.limit = 1000
+    memory.hold(HeldPart.RECEIVED, create_client().pull(), 10)  # alone, it might have any size
+    write_records(client, b"x" * 40_000)
+    await run_loop_turns(5)
+    assert aborted == [True] and memory.total == 10
+    with pytest.raises(MemoryFull):
+        await anext(stream)
