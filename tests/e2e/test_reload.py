@@ -163,17 +163,19 @@ async def test_what_needs_a_restart_is_named_and_stays(kafka: EmbeddedKafka):
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("routes", "topics"),
     [
-        [at("/orders"), at("/other", heartbeat="5s")],
-        [at("/orders", filters=[{"key": "b"}]), at("/other")],
+        ([at("/orders"), at("/other", heartbeat="5s")], ["orders"]),
+        ([at("/orders", filters=[{"key": "b"}]), at("/other")], ["orders"]),
+        ([at("/orders"), at("/other")], [{"name": "orders", "cache": {"bytes": "1MiB"}}]),
     ],
-    ids=["another route", "its own"],
+    ids=["another route", "its own", "its topic"],
 )
 async def test_a_page_that_waits_loses_nothing_by_a_reload(
-    kafka: EmbeddedKafka, oracle: StreamOracle, changed: list[dict[str, Any]]
+    kafka: EmbeddedKafka, oracle: StreamOracle, routes: list[dict[str, Any]], topics: list[Any]
 ):
-    """It was thrown away, and the next one began behind its records."""
+    """It was thrown away, and the next one began behind its records; or it waited for a read of its
+    topic that nobody fed any more."""
     old = config_of(kafka, at("/orders"), at("/other"))
     async with (
         running_gateway(old) as gateway,
@@ -183,7 +185,7 @@ async def test_a_page_that_waits_loses_nothing_by_a_reload(
             http.get("/orders?wait=30", headers={"Accept": "application/x-ndjson"})
         )
         await wait_until(lambda: sum(len(hub.clients) for hub in gateway.app.gateway.hubs) == 1)
-        await gateway.reload(config_of(kafka, *changed))
+        await gateway.reload(config_of(kafka, *routes, topics=topics))
         await oracle.produce_records("orders", 1, key=b"b")
         page = await waiting
         lines = [json.loads(line) for line in page.text.splitlines()]

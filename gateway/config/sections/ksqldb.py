@@ -167,7 +167,8 @@ class Ksqldb(Section):
         queries = raw.get("queries")
         for index, query in enumerate(queries if isinstance(queries, (list, tuple)) else ()):
             name = query.get("name") if isinstance(query, Mapping) else None
-            if isinstance(name, str) and name in names:
-                what = f"'{name}' is used twice; use another name"
-                yield Problem(("queries", index, "name"), what)
-            names.add(name)
+            if isinstance(name, str):
+                if name in names:
+                    what = f"'{name}' is used twice; use another name"
+                    yield Problem(("queries", index, "name"), what)
+                names.add(name)

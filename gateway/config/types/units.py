@@ -65,10 +65,10 @@ class Rate:
 
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration, to microseconds; raise ValueError saying what to write."""
-    seconds = round(_parse_quantity(text, DURATION_UNITS, "duration", "5s"), 6)
+    seconds = _parse_quantity(text, DURATION_UNITS, "duration", "5s")
     if seconds > MAX_DURATION_S:
         raise ValueError(f"{text!r} is too long; the longest duration is 10000d")
-    return float(seconds)
+    return float(round(seconds, 6))
 
 
 def parse_size(text: str) -> int:

@@ -376,6 +376,8 @@ class Client(ClientSource):
     def build_handover(self) -> Handover:
         """Return the state as of now; to be called after BEGIN."""
         subscription, rate_limiter = self.subscription, self.rate_limiter
+        for log_ in subscription.channel.tail.logs.values():
+            subscription.rebase_end(log_)  # the next client takes its ends for those of now
         return Handover(
             subscription.token, self.hub.name,
             frozenset(subscription.channel.tail.topic_ids), self.number,

@@ -13,6 +13,7 @@ reader of its own: after each piece the whole position is known.
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -72,6 +73,7 @@ class SharedCatchUp:
         # The number of the piece each gets next.
         self._member_indexes: dict[ClientSource, int] = {}
         self._counts_by_index: Counter[int] = Counter()  # how many get which piece next
+        self._member_counts: Counter[str] = Counter()  # by `client_key`
         self._first_index = 0  # the number of the first piece that is kept
         self._pieces: deque[CatchUpPiece] = deque()
         self._bytes = 0
@@ -93,6 +95,7 @@ class SharedCatchUp:
         """Add a client, which begins with the first piece; its own subscription is detached."""
         self._member_indexes[source] = 0
         self._counts_by_index[0] += 1
+        self._member_counts[source.subscription.client_key] += 1
         self.last_joined_at = now
         source.subscription.detach()
 
@@ -104,6 +107,10 @@ class SharedCatchUp:
     def _pop_index(self, source: ClientSource) -> int:
         index = self._member_indexes.pop(source)
         self._counts_by_index[index] -= 1
+        client_key = source.subscription.client_key
+        self._member_counts[client_key] -= 1
+        if not self._member_counts[client_key]:
+            del self._member_counts[client_key]
         return index
 
     def take_piece(self, source: ClientSource) -> bytes | None:
@@ -168,6 +175,10 @@ class SharedCatchUp:
         subscription = self.subscription
         if not self._is_reading or (self.is_full and not subscription.end_reason):
             return
+        # It is read for in the turn of one of its members: not always of the same, who may make
+        # others wait by all else that he asks for.
+        if self._member_counts:
+            subscription.client_key = random.choice(list(self._member_counts))
         data = self._leader.take()
         if data:
             self._add_piece(data)

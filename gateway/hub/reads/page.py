@@ -112,6 +112,7 @@ async def read_page(
     is_unreadable = _is_unreadable(client.subscription)
     page.add(client.begin())
     start = client.build_handover()
+    client.hub.own_clients.add(client)  # no stream sees to it when its topics are read anew
     pulled = client.pull()
     if is_unreadable:
         deadline = 0.0

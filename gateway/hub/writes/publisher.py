@@ -24,8 +24,9 @@ from .idempotency_log import Headers, IdempotencyLog
 
 if TYPE_CHECKING:
     from gateway.hub.wires.models import Models
-    from gateway.hub.writes.document_locks import DocumentKeyLocks
     from gateway.telemetry.traces import Tracing
+
+    from .document_locks import DocumentKeyLocks
 
 
 class Produced(NamedTuple):

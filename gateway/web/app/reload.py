@@ -195,6 +195,9 @@ def log_reload_errors(counts: ReloadCounts) -> Iterator[None]:
     except (GatewayError, OSError) as exc:
         counts.count_refused()
         log.error("configuration not reloaded, all stays as it was: %s", exc)
+    except Exception:  # a fault of the gateway: it goes on, and obeys the next signal
+        counts.count_refused()
+        log.exception("configuration not reloaded")
 
 
 async def reload_on_hangup(app: ReloadableApp, load: SettingsLoader) -> None:

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Set
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from starlette.exceptions import HTTPException
 
@@ -35,6 +35,8 @@ STREAMS_PER_SLICE = 100  # streams that are visited before other tasks run
 UNTOUCHED, MOVED = "untouched", "moved"  # what becomes of a stream that a reload does not end
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class StreamChange(NamedTuple):
@@ -145,12 +147,18 @@ class OpenStream:
 
         If they do not allow the stream, it stays as it was, and a `RequestError` is raised.
         """
+        self.apply_change(await self._plan(partial(self.build_renewal, granted)))
+
+    async def _plan(self, build: Callable[[], Awaitable[T]]) -> T:
+        """Return a change of the stream that is as it was when the change was begun to be built.
+
+        Brokers may be asked meanwhile: a reload, a renewal or the client itself may be faster.
+        """
         while True:
             match = self._latest_match_and_query[0]
-            change = await self.build_renewal(granted)
+            change = await build()
             if self._latest_match_and_query[0] is match:
-                break  # else a reload has changed the stream meanwhile
-        self.apply_change(change)
+                return change
 
     async def build_renewal(self, granted: Granted) -> StreamChange:
         """Return the change to new grants, without applying it; raises as `renew`."""
@@ -165,7 +173,9 @@ class OpenStream:
         self, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
     ) -> str:
         """Adapt to a configuration; return `untouched`, `moved`, or `ended (REASON)`."""
-        change = await self._plan_reload(self.routes, changed_guards, changed_topics)
+        change = await self._plan(
+            partial(self._plan_reload, self.routes, changed_guards, changed_topics)
+        )
         if isinstance(change, EndReason):
             self.end(change)
             return f"ended ({change})"

@@ -233,24 +233,27 @@ async def _respond_with_page(
 
     async def respond(match: Match) -> Response:
         nonlocal start
-        if start is None:
-            client = await routes.open_client(
-                match, request, wire, page_records=page.MAX_PAGE_RECORDS
-            )
-        else:
-            query_pairs = query.get_query_pairs(request)
-            client = await routes.resume_client(match, query_pairs, wire, start)
-        if request.method == "HEAD":
-            client.close()
-            return Response(headers=STREAM_HEADERS, media_type=NDJSON_TYPE)
-        with page.PageBuffer(wire, routes.hubs.client_memory) as buffer:
-            try:
-                reading = page.read_page(client, buffer, max(0.0, deadline - now()))
-                result = await run_while_connected(request, reading)
-            finally:
+        result: page.Page | None = None
+        # Again if a reload changes how its topics are read.
+        while result is None or result.reason is EndReason.CHANGED:
+            if start is None:
+                client = await routes.open_client(
+                    match, request, wire, page_records=page.MAX_PAGE_RECORDS
+                )
+            else:
+                query_pairs = query.get_query_pairs(request)
+                client = await routes.resume_client(match, query_pairs, wire, start)
+            if request.method == "HEAD":
                 client.close()
-            body, coding_headers = await negotiate_body(result.body, match.route, request)
-        start = result.start
+                return Response(headers=STREAM_HEADERS, media_type=NDJSON_TYPE)
+            with page.PageBuffer(wire, routes.hubs.client_memory) as buffer:
+                try:
+                    reading = page.read_page(client, buffer, max(0.0, deadline - now()))
+                    result = await run_while_connected(request, reading)
+                finally:
+                    client.close()
+                body, coding_headers = await negotiate_body(result.body, match.route, request)
+            start = result.start
         headers = build_link_headers(request.scope, result) | coding_headers
         return Response(body, headers=STREAM_HEADERS | headers, media_type=NDJSON_TYPE)
 

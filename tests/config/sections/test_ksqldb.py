@@ -39,6 +39,12 @@ def test_a_pull_query_may_have_a_limit():
     assert loads(text(f"    queries: [{json.dumps(query)}]"))
 
 
+def test_a_name_of_a_query_is_a_text():
+    queries = json.dumps([{"name": {"a": "b"}, "query": "x"}])
+    with pytest.raises(ConfigError, match="name"):
+        loads(text(f"    queries: {queries}"))
+
+
 def test_two_queries_have_two_names():
     queries = json.dumps([{"name": "q", "query": "x"}] * 2)
     with pytest.raises(ConfigError, match="'q' is used twice"):

@@ -46,7 +46,8 @@ def test_a_size_is_bytes(text: str, count: int):
         ("5", "no unit"), ("5 s", "'5s'"), ("5S", "'5s'"), ("5secs", "'5s'"), ("10M", "'10m'"),
         ("s", "a number and a unit"), ("", "a number and a unit"), ("-1s", "a number and a unit"),
         ("1h30m", "a number and a unit"), ("\u0665s", "a number and a unit"), ("1e3s", "unit"),
-        ("99999d", "too long"), ("5\n", "no unit"), ("250", "did you mean '250ms'"),
+        ("99999d", "too long"), (f"{'9' * 18}d", "too long"), ("5\n", "no unit"),
+        ("250", "did you mean '250ms'"),
     ],
 )  # fmt: skip
 def test_what_is_no_duration_says_what_to_write(text: str, hint: str):

@@ -7,12 +7,13 @@ import gc
 
 import pytest
 from support.outlet import FakeOutlet
-from support.single_client import create_client, get_hub, run_loop_turns, write_records
+from support.single_client import TP, create_client, get_hub, run_loop_turns, write_records
 
 from gateway.client_memory import HeldPart
 from gateway.core.channel.channel import Channel
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason, Throttle
+from gateway.core.log.record import Gap, GapReason
 from gateway.errors import MemoryFull
 from gateway.hub.fanout.broadcaster import Audience
 from gateway.hub.fanout.client import Client
@@ -176,6 +177,15 @@ async def test_the_handover_of_a_pulled_client_is_where_it_stopped():
     write_records(client, b"later")
     assert b"sent" in b"".join([piece async for piece in stream])
     assert stream.handover is not None and stream.handover.position == position
+
+
+async def test_a_client_that_follows_another_ends_before_what_a_recreated_topic_brings():
+    """It took the ends of the former log for those of the new one, and never ended."""
+    client = create_client(end_offset=5)
+    log = client.subscription.channel.tail.logs[TP]
+    client.begin()
+    log.append(Gap(TP, 5, 0, 1, GapReason.RECREATED), 0.0)
+    assert client.build_handover().until == {TP: 0}
 
 
 async def test_bytes_that_nobody_pulls_are_counted_and_dropped_for_others():

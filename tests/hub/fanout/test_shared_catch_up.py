@@ -273,3 +273,18 @@ async def test_compressed_streams_of_a_herd_end_with_the_right_sum():
     for outlet in outlets:
         outlet.chunks = [gzip.decompress(b"".join(outlet.chunks))]  # checks the sum
     assert all(set(range(10, MISSED + 5)) <= set(outlet.values) for outlet in outlets)
+
+
+async def test_a_shared_catch_up_takes_the_turns_of_all_its_members():
+    """It took those of its first member, whose other streams made the crowd wait for 18 s."""
+    first = await build_first_client()
+    clients = [build_late_client(first, 0) for _ in range(12)]
+    for client, key in zip(clients, ["first", "other", "third"] * 4, strict=True):
+        client.subscription.client_key = key
+        client.attach(FakeOutlet())
+    (shared,) = find_shared(first)
+    keys = set()
+    for _ in range(100):
+        shared.push()
+        keys.add(shared.subscription.client_key)
+    assert keys == {"first", "other", "third"}

@@ -20,6 +20,8 @@ from gateway.web.routing.paths import Match
 from gateway.web.streams.http_stream import HttpStream
 from gateway.web.streams.open_streams import StreamChange, StreamRegistry
 
+ROUTE = Route.model_validate({"when": [{"path": "/"}], "with": {"topic": "t"}})
+
 
 class FakeRoutes:
     """As far as a stream knows them. Brokers are asked for a view until `answered` is set."""
@@ -30,7 +32,10 @@ class FakeRoutes:
 
     async def get_view(self, match: Match, query: object) -> Any:
         await self.answered.wait()
-        return match.path
+        return SimpleNamespace(topics=(), cluster="", path=match.path)
+
+    def match(self, path: str) -> Match:
+        return build_match(path)
 
     def get_challenge_lead(self, guard: str) -> None: ...
 
@@ -42,7 +47,7 @@ def build_stream() -> HttpStream:
 
 
 def build_match(path: str) -> Match:
-    return Match(Route.model_construct(), path=path)
+    return Match(ROUTE, path=path)
 
 
 def build_change(path: str) -> StreamChange:
@@ -69,16 +74,20 @@ async def test_a_stream_that_opens_during_a_reload_shows_nothing_by_the_old_rout
     assert outlet.is_finished and b"secret" not in b"".join(outlet.chunks)
 
 
-async def test_a_renewal_that_waits_for_brokers_does_not_undo_a_reload():
+@pytest.mark.parametrize("change", ["renewal", "reload"])
+async def test_a_change_that_waits_for_brokers_undoes_no_later_one(change: str):
+    """A reload gave a stream the rights of a token back that had been renewed meanwhile."""
     stream = build_stream()
     client = create_client()
     client.view = SimpleNamespace()  # type: ignore[assignment]
     stream._set_client(client)
-    renewing = asyncio.create_task(stream.renew(NO_GRANTS))
+    waiting = asyncio.create_task(
+        stream.renew(NO_GRANTS) if change == "renewal" else stream.apply_reload(set(), set())
+    )
     await asyncio.sleep(0)
     stream.apply_change(build_change("/new"))
     stream.routes.answered.set()  # type: ignore[attr-defined]
-    await renewing
+    await waiting
     assert [match.path for match in stream.matches] == ["/old", "/new"]
 
 
