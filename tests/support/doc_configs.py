@@ -77,7 +77,7 @@ def _complete_topics(part: dict[str, Any], kafka: dict[str, Any]) -> None:
 def _complete_guards(part: dict[str, Any]) -> None:
     """Guards that are named: users with the roles that are asked for."""
     known = part.get("guards", {})
-    for guarded in _find_values(part, "guarded"):
+    for guarded in list(_find_values(part, "guarded")):
         roles_by_guard = guarded if isinstance(guarded, Mapping) else dict.fromkeys(guarded, ())
         for name, roles in roles_by_guard.items():
             if name not in known:
