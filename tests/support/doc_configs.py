@@ -67,7 +67,7 @@ def _complete_topics(part: dict[str, Any], kafka: dict[str, Any]) -> None:
     known = {each if isinstance(each, str) else each["name"] for each in topics}
     named: list[str] = []
     for route in part.get("routes", ()):
-        target = route.get("with", {})
+        target = route.get("with", route)  # options stand in a route of one path
         named += [target.get("topic", ""), *target.get("topics", ()), target.get("replyTo", "")]
     for name in dict.fromkeys(named):
         if re.fullmatch(r"[\w.-]+", name or "") and name not in known:
@@ -77,8 +77,9 @@ def _complete_topics(part: dict[str, Any], kafka: dict[str, Any]) -> None:
 def _complete_guards(part: dict[str, Any]) -> None:
     """Guards that are named: users with the roles that are asked for."""
     known = part.get("guards", {})
-    for guarded in _find_values(part, "guarded"):
-        for name, roles in guarded.items():
+    for guarded in list(_find_values(part, "guarded")):
+        roles_by_guard = guarded if isinstance(guarded, Mapping) else dict.fromkeys(guarded, ())
+        for name, roles in roles_by_guard.items():
             if name not in known:
                 users = {"ada": {"password": "${env.PASSWORD}", "roles": list(roles)}}
                 guard = {"type": "inline", "users": users}
