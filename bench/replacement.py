@@ -8,7 +8,7 @@ which nobody is replaced shows what the machine adds. Members have the heartbeat
 group of the sidecar. A killed one is ended without a word to the broker, in the same process.
 
 The result is kept in `bench/results` as JSON, and drawn into `docs/assets/rebalances.svg`; the
-table of docs/rebalances.md is printed. Exit status 1: a goal is missed. The goal for REBALANCING is
+table of bench/README.md is printed. Exit status 1: a goal is missed. The goal for REBALANCING is
 one for KIP-848: a member of a classic group is in that state, and reads on, until the last member
 has heard of the rebalance by its heartbeat. There is none for a member that leaves just when
 another one has joined: by KIP-848 the broker makes that wait (`assignment.interval.ms`).
@@ -46,7 +46,7 @@ from .replacement_result import Replacement
 
 Ending = Literal["none", "leaves", "killed"]
 GROUP_TIMEOUT_S = 90.0
-ORIGINAL_SILENCE_S = 48.0  # of the blog post that docs/rebalances.md names, with the defaults
+ORIGINAL_SILENCE_S = 48.0  # of the blog post that bench/README.md names, with the defaults
 HEARTBEAT_INTERVAL_S = float(Group.model_fields["heartbeat_interval"].default)
 SILENCE_GOAL_S, REBALANCING_GOAL_S, EXPIRY_GOAL_S = 0.25, 0.1, 1.0
 PAUSE_INTERVALS = 3.0  # without a record

@@ -229,7 +229,7 @@ def iter_options() -> Iterator[tuple[str, str, str]]:
 
 def test_the_tables_of_options_have_their_real_names_and_defaults():
     options = list(iter_options())
-    assert len(options) > 20
+    assert len(options) > 10
     for page, path, default in options:
         real = option(path).get("default")
         said: Any = {"none": None, "[]": [], "false": False, "1": 1}.get(default, default)

@@ -13,7 +13,7 @@ from bench.kafka import RealKafka
 from bench.replacement import Case, Size
 from bench.replacement_result import Replacement, read_result
 
-DOCS = Path(__file__).parents[2] / "docs"
+README = Path(__file__).parents[2] / "bench" / "README.md"
 
 
 @pytest.mark.night
@@ -76,7 +76,7 @@ def test_a_silence_beyond_its_goal_is_named() -> None:
 
 def test_the_docs_show_the_result_that_was_kept_last() -> None:
     runs = read_result(max(results.DIRECTORY.glob("*-replacement.json")))
-    assert replacement.render_table(runs) in (DOCS / "rebalances.md").read_text()
+    assert replacement.render_table(runs) in README.read_text()
     drawn = replacement_plot.draw_timelines(
         [replacement.choose_worst(some) for _, some in replacement.group_by_case(runs)]
     )
