@@ -163,6 +163,7 @@ async def test_a_stream_by_asgi_for_which_there_is_no_memory_does_not_end_as_if_
     kafka: EmbeddedKafka,
 ):
     async with running_gateway(build_gateway_config(kafka, "1MiB")) as gateway:
+        memory = gateway.app.gateway.hubs.client_memory
 
         def read_stream() -> None:
             with RawConnection(gateway.port) as wire:
@@ -172,8 +173,11 @@ async def test_a_stream_by_asgi_for_which_there_is_no_memory_does_not_end_as_if_
                 while True:
                     wire.read_until(b"\n")
 
-        with pytest.raises(ConnectionReset):
-            await asyncio.to_thread(read_stream)
+        with RawConnection(gateway.port) as other:  # alone, a record of any size gets through
+            await asyncio.to_thread(other.send_bytes, b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000)
+            await wait_until(lambda: memory.total > 0)
+            with pytest.raises(ConnectionReset):
+                await asyncio.to_thread(read_stream)
 
 
 async def test_sockets_with_unfinished_messages_are_closed_when_they_are_too_many(

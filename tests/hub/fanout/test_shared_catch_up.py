@@ -277,7 +277,7 @@ async def test_compressed_streams_of_a_herd_end_with_the_right_sum():
 
 async def test_a_shared_catch_up_takes_the_turns_of_all_its_members():
     """It took those of its first member, whose other streams made the crowd wait for 18 s."""
-    first = await build_first_client()
+    first = await build_first_client(hub=FakeHub(max_take_bytes=50))
     clients = [build_late_client(first, 0) for _ in range(12)]
     for client, key in zip(clients, ["first", "other", "third"] * 4, strict=True):
         client.subscription.client_key = key
