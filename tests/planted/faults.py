@@ -264,7 +264,7 @@ key = record.key or b""
 WEB = (
     PlantedFault(
         "forwarded-for-read-from-left",
-        "gateway/web/http/proxy_headers.py",
+        "gateway/web/http/asgi_middleware.py",
         "for text in reversed(addresses):",
         "for text in addresses:",
         ("tests/web/http",),
@@ -338,7 +338,7 @@ WEB = (
     ),
     PlantedFault(
         "counters-added-twice",
-        "gateway/web/workers/counter_history.py",
+        "gateway/web/app/metrics.py",
         "if last is not None and current.started_at > last.started_at:",
         "if last is not None and current.started_at >= last.started_at:",
         ("tests/web/workers",),

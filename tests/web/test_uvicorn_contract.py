@@ -1,7 +1,7 @@
 """What the edge takes for granted of uvicorn, uvloop and asyncio, none of which promises it.
 
 A failure here means that a new version does otherwise: read what the message names before
-`TESTED_VERSIONS` in gateway/web/http/uvicorn_internals.py is moved.
+`TESTED_VERSIONS` in gateway/web/http/edge.py is moved.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from gateway.internals import find_missing
-from gateway.web.http.outlet import BufferedHead
-from gateway.web.http.transport import GatewayProtocol
-from gateway.web.http.uvicorn_internals import (
+from gateway.web.http.edge import (
     PROTOCOL_INTERNALS,
     SERVER_INTERNALS,
     describe_fallback,
 )
+from gateway.web.http.outlet import BufferedHead
+from gateway.web.http.transport import GatewayProtocol
 from gateway.web.workers.sockets import bind
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}

@@ -37,8 +37,8 @@ from gateway.web.access.guards import Guards
 from gateway.web.app.health import build_readiness
 from gateway.web.app.metrics import Metrics
 from gateway.web.app.reload import Reloader
+from gateway.web.http.browsers import is_foreign_request
 from gateway.web.http.problems import EXCEPTION_HANDLERS, build_problem
-from gateway.web.routing.foreign_origins import is_foreign_request
 from gateway.web.routing.limits import Limits, get_client_address
 from gateway.web.routing.routes import Routes
 from gateway.web.workers.bus import Bus
@@ -46,8 +46,8 @@ from gateway.web.workers.log_levels import LogLevels
 from gateway.wire.host import get_requested_host
 
 from .blocklist import Blocklist, BlocklistEntry
+from .configuration import ReloadCoordinator, ReloadRefused
 from .listing import BUS_TIMEOUT_S, ListCursor, StreamFilter, StreamListing, format_time
-from .reload_coordinator import ReloadCoordinator, ReloadRefused
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,8 @@ say it all, so the answer is as quick while a broker is away.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -30,7 +32,6 @@ from gateway.hub.fanout.lag_scan import LagScan
 from gateway.hub.reads.shared_reads import STALE_S, SharedRead
 from gateway.telemetry.logs import redact_url
 from gateway.web.access import Granted
-from gateway.web.http.tcp_info import get_acknowledged_bytes
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import OpenStream
 from gateway.web.workers.bus import Bus
@@ -390,3 +391,32 @@ def _get_state(
     if not is_readable or position.is_pending:
         return PartitionState.PENDING
     return PartitionState.LIVE if lag == 0 else PartitionState.BEHIND
+
+
+_TCP_INFO = getattr(socket, "TCP_INFO", None)  # Linux only
+_BYTES_ACKED_STRUCT = struct.Struct("=Q")
+# Where struct tcp_info (linux/tcp.h) has tcpi_bytes_acked. Kernels before 4.1 return a shorter
+# structure without it.
+_BYTES_ACKED_OFFSET = 120
+
+
+def get_acknowledged_bytes(transport: asyncio.BaseTransport | None) -> int | None:
+    """Return how many bytes of a connection the peer has acknowledged since it began.
+
+    These include HTTP heads and TLS records. It is None where the kernel does not tell, or if
+    another server owns the connection.
+    """
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if _TCP_INFO is None or connection is None:
+        return None
+    try:
+        info: bytes = connection.getsockopt(
+            socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED_OFFSET + _BYTES_ACKED_STRUCT.size
+        )
+    except OSError:  # it is no TCP connection, or it was closed in the meantime
+        return None
+    return (
+        int(_BYTES_ACKED_STRUCT.unpack_from(info, _BYTES_ACKED_OFFSET)[0])
+        if len(info) >= _BYTES_ACKED_OFFSET + _BYTES_ACKED_STRUCT.size
+        else None
+    )

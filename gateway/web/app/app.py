@@ -53,11 +53,11 @@ from gateway.web.app import assets, health
 from gateway.web.app.assets import CoHostedApp, CoHostedAppFactory
 from gateway.web.app.metrics import Metrics
 from gateway.web.app.reload import Reloader
-from gateway.web.app.tracing import TracingMiddleware
 from gateway.web.console.console import Console
 from gateway.web.exchange.key_locks import KeyLocks
+from gateway.web.http.asgi_middleware import TracingMiddleware
+from gateway.web.http.browsers import NOSNIFF_HEADERS, PAGE_HEADERS
 from gateway.web.http.problems import EXCEPTION_HANDLERS
-from gateway.web.http.security_headers import NOSNIFF_HEADERS, PAGE_HEADERS
 from gateway.web.routing.limits import Limits
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.middleware import PagePaths, StreamMiddleware

@@ -15,20 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
 
-from .incident_log import MAX_INCIDENTS, Incident
 from .partition_watch import SEVERITIES, PartitionKey, PartitionRow
-
-
-class Counters(NamedTuple):
-    """The counters of one worker at one moment; histograms by `LATENCY_BUCKETS_S`."""
-
-    clock: float
-    delivered: int
-    sent_bytes: int
-    fetched: int
-    fetched_bytes: int
-    latency: Sequence[int]
-    loop_lag: Sequence[int]
+from .worker_report import MAX_INCIDENTS, Counters, Incident
 
 
 class Rates(NamedTuple):

@@ -17,22 +17,22 @@ from gateway.errors import Busy, GatewayError
 from gateway.web.app import assets
 from gateway.web.app.assets import CoHostedApp
 from gateway.web.exchange import dispatch
-from gateway.web.http.cors import (
+from gateway.web.http.browsers import (
     CorsPolicies,
     CorsPolicy,
     CorsRequest,
     add_cors_headers,
+    add_security_headers,
+    is_foreign_request,
     parse_cors_request,
 )
 from gateway.web.http.problems import build_problem
-from gateway.web.http.security_headers import add_security_headers
 from gateway.web.routing import query
-from gateway.web.routing.foreign_origins import is_foreign_request
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import endpoint as websocket
 
-from . import dictionary, responses
+from . import responses
 from .http_stream import AsgiResponse
 from .renewal import TokenRenewer, parse_renewal_path
 
@@ -224,8 +224,8 @@ class StreamMiddleware:
 
     async def _respond_stream(self, request: Request, match: Match) -> AsgiResponse:
         match = await self._routes.admit(match, request)
-        if dictionary.is_asked_for(request):
-            return await dictionary.respond(self._routes, match, request)
+        if responses.wants_dictionary(request):
+            return await responses.respond_with_dictionary(self._routes, match, request)
         if responses.prefers_lines(request):
             return await responses.respond_with_lines(self._routes, match, request)
         return await responses.respond_with_events(self._routes, match, request)

@@ -23,7 +23,7 @@ from gateway.client_memory import ClientMemory, HeldPart
 from gateway.errors import GatewayError, RequestError
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.writes.writer import RecordWriter
-from gateway.web.exchange.write_request import check_current, parse_produce_message
+from gateway.web.exchange.produce import check_current, parse_produce_message
 from gateway.web.http import problems
 from gateway.web.routing.attempts import Attempts
 from gateway.web.routing.routes import Routes
