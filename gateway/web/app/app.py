@@ -54,12 +54,12 @@ from gateway.web.app.assets import CoHostedApp, CoHostedAppFactory
 from gateway.web.app.metrics import Metrics
 from gateway.web.app.reload import Reloader
 from gateway.web.console.console import Console
-from gateway.web.exchange.key_locks import KeyLocks
 from gateway.web.http.asgi_middleware import TracingMiddleware
 from gateway.web.http.browsers import NOSNIFF_HEADERS, PAGE_HEADERS
 from gateway.web.http.problems import EXCEPTION_HANDLERS
 from gateway.web.routing.limits import Limits
 from gateway.web.routing.routes import Routes
+from gateway.web.routing.shared_counts import KeyLocks
 from gateway.web.streams.middleware import PagePaths, StreamMiddleware
 from gateway.web.streams.renewal import TokenRenewer
 from gateway.web.workers.bus import Bus
@@ -212,7 +212,7 @@ def create_app(
     if co_hosted_app is not None:
         gateway.hubs.drain_callbacks.add(co_hosted_app.drain)
         metrics.collectors.append(co_hosted_app.collect_metrics)
-    app.key_locks = KeyLocks(bus) if bus.worker_count > 1 else None
+    app.key_locks = KeyLocks(app.state.limits) if bus.worker_count > 1 else None
     # Paths are exact: `/path/` is unknown, and is not redirected to `/path`.
     app.router.redirect_slashes = False
     return app

@@ -27,8 +27,8 @@ from gateway.background_tasks import BackgroundTasks
 from gateway.client_memory import ClientMemory
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.routing.connection_counts import LimitKind
 from gateway.web.routing.limits import ConnectionSlot, LimitReached, PortLimits
+from gateway.web.routing.shared_counts import LimitKind
 
 from .tls_transport import READ_BYTES, TlsTransport
 

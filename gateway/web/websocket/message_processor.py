@@ -25,7 +25,7 @@ from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.writes.writer import RecordWriter
 from gateway.web.exchange.produce import check_current, parse_produce_message
 from gateway.web.http import problems
-from gateway.web.routing.attempts import Attempts
+from gateway.web.routing.limits import Attempts
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import messages
 from gateway.web.websocket.handshake import HandshakeScope

@@ -17,8 +17,7 @@ from starlette.requests import HTTPConnection
 from gateway.errors import Busy, GatewayError, RequestError
 from gateway.hub.fanout.client import Handover
 from gateway.web.http import problems
-from gateway.web.routing.attempts import Attempts
-from gateway.web.routing.limits import ConnectionSlot, normalize_address
+from gateway.web.routing.limits import Attempts, ConnectionSlot, normalize_address
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.open_streams import StreamChange

@@ -1,11 +1,11 @@
 """Run several processes on one port, and restart those that crash.
 
 The supervisor binds the port, starts the workers, forwards their messages (`relay`), counts
-connections for them (`routing.limits`), locks keys for them (`exchange.key_locks`), logs their
-outages of Kafka (`outage_log`), keeps the operators' blocklist, and restarts workers that crashed.
-It serves no clients. It also holds the listening sockets: clients that connect while their worker
-is being restarted wait a moment and are served. If that takes longer because the worker crashed
-again, its socket is closed, and they go to the other workers.
+connections and locks keys for them (`routing.shared_counts`), logs their outages of Kafka
+(`outage_log`), keeps the operators' blocklist, and restarts workers that crashed. It serves no
+clients. It also holds the listening sockets: clients that connect while their worker is being
+restarted wait a moment and are served. If that takes longer because the worker crashed again, its
+socket is closed, and they go to the other workers.
 
 Workers are processes of their own, not forks: librdkafka's threads, an event loop and its signal
 handlers would not survive a fork. Starting one takes about a second.
@@ -44,9 +44,8 @@ from gateway.web.app import metrics
 from gateway.web.app.assets import CoHostedAppFactory
 from gateway.web.app.metrics import CounterHistory
 from gateway.web.app.reload import ReloadCounts, SettingsLoader, log_reload_errors
-from gateway.web.exchange.key_locks import serve_key_locks
 from gateway.web.http.edge import bind_admin_socket
-from gateway.web.routing.limits import serve_limits
+from gateway.web.routing.shared_counts import serve_counts
 
 from .outage_log import serve_outages
 from .relay import Relay
@@ -218,8 +217,7 @@ class Supervisor:
         if self._load_settings is not None:
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup, self._load_settings)
         self._relay.join_callbacks.append(self._on_joined)
-        serve_limits(self._relay, self._settings.listen.limits)
-        serve_key_locks(self._relay)
+        serve_counts(self._relay, self._settings.listen.limits)
         serve_outages(self._relay)
         self._relay.add_handler(configuration.RELOAD_TOPIC, self._handle_reload)
         self._relay.add_handler(metrics.SUPERVISOR_TOPIC, self._handle_metrics_query)

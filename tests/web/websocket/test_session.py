@@ -31,6 +31,7 @@ class FakeMatch(str):
     """A path, as what it leads to."""
 
     granted = NO_GRANTS
+    values = ()
 
     @property
     def path(self) -> str:
