@@ -49,6 +49,7 @@ from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
 from gateway.kafka.embedded import EmbeddedKafka
+from gateway.web.access.admission import GUARD_LOADERS
 from gateway.web.access.grant import Grant
 from gateway.web.access.guard import (
     AccessRequest,
@@ -58,7 +59,6 @@ from gateway.web.access.guard import (
     SecurityScheme,
     build_api_key,
 )
-from gateway.web.access.guards import GUARD_LOADERS
 from gateway.web.exchange.dispatch import EXCHANGES, Exchange
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs

@@ -299,7 +299,7 @@ WEB = (
     ),
     PlantedFault(
         "one-role-is-enough",
-        "gateway/web/access/guards.py",
+        "gateway/web/access/admission.py",
         """\
     if missing_roles:
 """,
@@ -317,7 +317,7 @@ WEB = (
     ),
     PlantedFault(
         "reload-ends-unrelated-streams",
-        "gateway/web/streams/open_streams.py",
+        "gateway/web/routing/open_streams.py",
         "if not changed_guards.isdisjoint(route.guarded) or not granted.has(route.guarded):",
         "if changed_guards or not granted.has(route.guarded):",
         ("tests/web/streams", "tests/e2e/test_reload.py"),

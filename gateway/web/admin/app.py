@@ -33,7 +33,7 @@ from gateway.core.client.terms import EndReason
 from gateway.core.times import parse_time
 from gateway.errors import NotGranted, RequestError
 from gateway.web.access import Granted
-from gateway.web.access.guards import Guards
+from gateway.web.access.admission import Guards
 from gateway.web.app.health import build_readiness
 from gateway.web.app.metrics import Metrics
 from gateway.web.app.reload import Reloader

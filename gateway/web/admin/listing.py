@@ -32,8 +32,8 @@ from gateway.hub.fanout.lag_scan import LagScan
 from gateway.hub.reads.shared_reads import STALE_S, SharedRead
 from gateway.telemetry.logs import redact_url
 from gateway.web.access import Granted
+from gateway.web.routing.open_streams import OpenStream
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.open_streams import OpenStream
 from gateway.web.workers.bus import Bus
 
 

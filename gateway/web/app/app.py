@@ -47,7 +47,7 @@ from gateway.errors import ConfigError
 from gateway.hub.fanout.hubs import Hubs
 from gateway.web import discovery
 from gateway.web.access import Access, allow_anyone
-from gateway.web.access.guards import Guards
+from gateway.web.access.admission import Guards
 from gateway.web.admin.app import AdminApi
 from gateway.web.app import assets, health
 from gateway.web.app.assets import CoHostedApp, CoHostedAppFactory

@@ -22,13 +22,13 @@ from gateway.config.sections.reload import apply_reload
 from gateway.errors import GatewayError
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.access.guards import find_changed_guards
+from gateway.web.access.admission import find_changed_guards
 
 if TYPE_CHECKING:
     from gateway.api.gateway import Gateway
-    from gateway.web.access.guards import Guards
+    from gateway.web.access.admission import Guards
+    from gateway.web.routing.open_streams import StreamOutcomes
     from gateway.web.routing.routes import Routes
-    from gateway.web.streams.open_streams import StreamOutcomes
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.background_tasks import Interrupted
 from gateway.config import FetchWith, ProduceWith, With
 from gateway.errors import RequestError, StreamEnded
 from gateway.telemetry.logs import bind_log_context
@@ -16,7 +17,6 @@ from gateway.web.http.asgi_middleware import ROUTE_SCOPE_KEY
 from gateway.web.http.browsers import has_ambient_credentials, is_origin_allowed
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.http_stream import ClientDisconnected
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
@@ -32,7 +32,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
             raise _build_draining_error()
         match = await routes.refresh(match, request)
         return await get_exchange(match.route.with_).respond(routes, match, request)
-    except ClientDisconnected:
+    except Interrupted:
         return Response(status_code=204)  # the client does not receive it
     except StreamEnded:  # a request may wait on a stream, which ends when the gateway drains
         raise _build_draining_error() from None
@@ -67,7 +67,7 @@ class Exchange(NamedTuple):
     """A capability whose requests have one response: what it does, for documents, and how.
 
     `respond` raises a `RequestError` if the request is refused, a `KafkaError` if Kafka does not
-    answer, and `ClientDisconnected`.
+    answer, and `Interrupted`.
     """
 
     describe: Callable[[With], str]

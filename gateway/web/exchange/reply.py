@@ -21,6 +21,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.background_tasks import Interrupted
 from gateway.config import With
 from gateway.config.capabilities import RESERVED_RECORD_HEADERS, Correlation
 from gateway.errors import RequestError
@@ -29,7 +30,7 @@ from gateway.hub.writes.publisher import Produced
 from gateway.web.http.content import SAFE_HEADERS, get_media_type, parse_preferences
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.http_stream import ClientDisconnected, run_while_connected
+from gateway.web.streams.http_stream import run_while_connected
 
 from . import produce
 from .produce import hash_requester
@@ -98,7 +99,7 @@ async def request_reply(routes: Routes, match: Match, request: Request) -> Respo
             await reader.load_recent()
         try:
             reply = await _wait_for_reply(request, future, timeout_s)
-        except ClientDisconnected:
+        except Interrupted:
             reader.mark_missed(correlation_id, "left")
             raise
     if reply is not None:

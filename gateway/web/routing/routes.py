@@ -40,7 +40,7 @@ from gateway.web.http.browsers import (
     is_listed_origin,
     refuse_foreign_origin,
 )
-from gateway.web.streams.open_streams import StreamRegistry
+from gateway.web.routing.open_streams import StreamRegistry
 from gateway.web.websocket.messages import QueryPairs, build_request, merge_query
 
 from . import query

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.background_tasks import run_unless
 from gateway.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
 from gateway.core.client.terms import EndReason
 from gateway.errors import GatewayError, MemoryFull
@@ -23,11 +24,11 @@ from gateway.hub.wires.wire import Wire
 from gateway.hub.wires.wrapping import ChunkedWire, DictionaryWire
 from gateway.web.http.outlet import TAKEOVER, HttpOutlet, abort_response, buffer_head, take_over
 from gateway.web.routing.limits import ReleaseSlot
+from gateway.web.routing.open_streams import OpenStream, get_end_reason
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 
-from .open_streams import OpenStream, get_end_reason
 from .renewal import RENEWAL_PATH_PREFIX, RENEWAL_PATH_SUFFIX
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ class HttpStream(OpenStream):
     Created by `open`, and owned by its outlet or by the ASGI response. Its bytes go one of two
     ways: the hub's clients write them to an outlet (`attach`), or `iter_bytes` yields them.
     """
-
-    routes: Routes
 
     __slots__ = ("_challenged_expiry", "_outlet", "_release_slot", "_root_path", "_wire")
 
@@ -219,27 +218,12 @@ class HttpStream(OpenStream):
 T = TypeVar("T")
 
 
-class ClientDisconnected(Exception):
-    """The client has disconnected, so that nobody waits for the response."""
-
-
 async def run_while_connected(request: Request, coro: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine, or cancel it and raise if the client disconnects.
+    """Return the result of a coroutine; raise `Interrupted` if the client disconnects.
 
     The body of the request must have been read.
     """
-    work = asyncio.create_task(coro)
-    disconnect = asyncio.create_task(_wait_for_disconnect(request))
-    try:
-        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientDisconnected
-        return work.result()
-    finally:
-        work.cancel()
-        disconnect.cancel()
-        await asyncio.gather(work, disconnect, return_exceptions=True)
-        del work  # its exception refers to this frame: it would be a cycle
+    return await run_unless(coro, _wait_for_disconnect(request))
 
 
 async def _wait_for_disconnect(request: Request) -> None:

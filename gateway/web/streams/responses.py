@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.background_tasks import Interrupted
 from gateway.config import Route
 from gateway.core.caches import cache_short
 from gateway.core.client.terms import EndReason
@@ -61,7 +62,6 @@ from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import (
     AsgiResponse,
-    ClientDisconnected,
     HttpStream,
     build_response,
     choose_wire,
@@ -266,7 +266,7 @@ async def _respond_with_page(
 
     try:
         return await routes.respond_as_configured(match, request, respond)
-    except ClientDisconnected:
+    except Interrupted:
         return Response(status_code=204)  # the client does not receive it
     finally:
         release_slot()

@@ -18,9 +18,9 @@ from gateway.errors import Busy, GatewayError, RequestError
 from gateway.hub.fanout.client import Handover
 from gateway.web.http import problems
 from gateway.web.routing.limits import Attempts, ConnectionSlot, normalize_address
+from gateway.web.routing.open_streams import StreamChange
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.open_streams import StreamChange
 
 from .handshake import HandshakeScope
 from .message_processor import (
