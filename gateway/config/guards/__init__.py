@@ -90,15 +90,7 @@ class Http(GuardSection):
     attributes: tuple[Text, ...] = Field(
         default=(), description="The attributes to keep of its responses. For templates."
     )
-    challenge: ChallengeDuration = Field(
-        default=30.0,
-        description="How long before the token expires the client is asked for a new one. For long "
-        "streams.",
-    )
-
-    @property
-    def challenge_lead(self) -> float | None:
-        return self.challenge
+    challenge: ChallengeDuration = 30.0
 
     @property
     def secret_parameters(self) -> Iterable[str]:
