@@ -48,7 +48,6 @@ from .jwks import (
     KeySource,
     KeysUnavailable,
     RemoteKeySource,
-    StaticKeySource,
 )
 
 MAX_TOKEN_CHARS = 16 * 1024  # characters of a token
@@ -108,7 +107,7 @@ class JwtGuard(Guard[Jwt]):
         key_sources: dict[str, KeySource]
         jwks, external_http = section.jwks, context.external_http
         if isinstance(section.keys, tuple):
-            key_sources = {"": StaticKeySource(section.keys)}
+            key_sources = {"": KeySource(KeySet(section.keys))}
         else:
             locations = (
                 {"": section.keys}

@@ -60,10 +60,9 @@ from gateway.web.http.problems import EXCEPTION_HANDLERS
 from gateway.web.routing.limits import Limits
 from gateway.web.routing.routes import Routes
 from gateway.web.routing.shared_counts import KeyLocks
+from gateway.web.streams.http_stream import TokenRenewer
 from gateway.web.streams.middleware import PagePaths, StreamMiddleware
-from gateway.web.streams.renewal import TokenRenewer
 from gateway.web.workers.bus import Bus
-from gateway.web.workers.log_levels import LogLevels
 from gateway.web.workers.outage_log import forward_outages
 
 Startup = Callable[[], Coroutine[Any, Any, None]]
@@ -201,9 +200,9 @@ def create_app(
         guards.collect_metrics,
         partial(reloader.counts.collect_metrics, is_one_of_several=bus.worker_count > 1),
     ]
-    app.state.bus, app.state.limits, app.state.levels = bus, limits, LogLevels(bus)
+    app.state.bus, app.state.limits = bus, limits
     app.state.metrics, app.state.guards = metrics, guards
-    app.admin = AdminApi(routes, guards, metrics, app.state.levels, app.reload, bus)
+    app.admin = AdminApi(routes, guards, metrics, app.reload, bus)
     if settings.admin is not None:
         app.console = Console(app, gateway.hubs, routes, app.admin, metrics.loop_lag, bus)
         app.admin.app.router.routes.extend(app.console.routes)

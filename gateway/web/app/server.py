@@ -32,7 +32,7 @@ from gateway.web.http.edge import (
     create_uvicorn_config,
     describe_fallback,
 )
-from gateway.web.http.tls_listener import TlsListener
+from gateway.web.http.tls import TlsListener
 from gateway.web.routing.limits import Limits
 from gateway.web.websocket.connection import WebSocketConnection
 from gateway.web.websocket.protocol import WebSocketProtocol

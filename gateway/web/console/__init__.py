@@ -5,9 +5,8 @@ stream of server-sent events, and acts by the admin API. Start with `console`, w
 and passes on what is for the clients' port: a stream as the client that the operator describes,
 dead letters and replays.
 
-`worker_report` collects what one process knows, `feed` asks the workers for it and writes the
-stream. The decisions in between do no I/O: `partition_watch` finds out what changed in a process,
-`overview` merges the workers and computes what the charts show. Kafka is asked only when an
-operator looks, within the bounds of a `kafka_lookup`: for consumer groups, and for the progress of
-Spark jobs.
+`worker_report` collects what one process knows, which `console` asks the workers for. The decisions
+in between do no I/O: `partition_watch` finds out what changed in a process, `overview` merges the
+workers and computes what the charts show. Kafka is asked only when an operator looks, within the
+bounds of a `kafka_lookup`: for consumer groups, and for the progress of Spark jobs.
 """

@@ -39,7 +39,7 @@ from gateway.web.http.asgi_middleware import (
     TrustedProxies,
 )
 from gateway.web.http.certificate import TlsContext
-from gateway.web.http.tls_listener import TlsListener
+from gateway.web.http.tls import TlsListener
 from gateway.web.routing.limits import Limits, PortLimits
 from gateway.web.workers.sockets import LISTEN_BACKLOG, bind, format_url
 from gateway.wire.message_reader import MessageReader

@@ -33,8 +33,7 @@ from gateway.web.routing.routes import Routes
 from gateway.web.websocket import endpoint as websocket
 
 from . import responses
-from .http_stream import AsgiResponse
-from .renewal import TokenRenewer, parse_renewal_path
+from .http_stream import AsgiResponse, TokenRenewer, parse_renewal_path
 
 
 class PagePaths:

@@ -44,7 +44,7 @@ from gateway.hub.reads.dictionaries import Dictionaries, ViewDictionary
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire, encode_control
 from gateway.hub.wires.wire import Wire
-from gateway.hub.wires.wrapping import DictionaryWire
+from gateway.hub.wires.wrapping import ChunkedWire, DictionaryWire
 from gateway.web.http import problems
 from gateway.web.http.browsers import NOSNIFF_HEADERS
 from gateway.web.http.content import (
@@ -62,8 +62,8 @@ from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import (
     AsgiResponse,
+    DirectResponse,
     HttpStream,
-    build_response,
     choose_wire,
     run_while_connected,
 )
@@ -142,8 +142,16 @@ async def _respond_with_stream(
     def build_asgi_response(stream: HttpStream) -> AsgiResponse:
         return response_class(stream.iter_bytes(request.scope), stream.close, headers)
 
-    direct_headers = {**headers, "Content-Type": media_type}
-    return await build_response(stream, wire, open_stream, build_asgi_response, direct_headers)
+    await stream.wait_until_ready()
+    if not isinstance(wire, ChunkedWire):
+        return build_asgi_response(stream)
+
+    async def build_fallback() -> AsgiResponse:
+        fallback_stream = await open_stream(coded_wire)  # the wire without chunks
+        await fallback_stream.wait_until_ready()
+        return build_asgi_response(fallback_stream)
+
+    return DirectResponse(stream, build_fallback, {**headers, "Content-Type": media_type})
 
 
 def build_error_response(exc: Exception) -> Response | None:

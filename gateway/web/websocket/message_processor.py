@@ -28,6 +28,7 @@ from gateway.web.http import problems
 from gateway.web.routing.limits import Attempts
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import messages
+from gateway.web.websocket.connection import MEMORY_REASON, Socket
 from gateway.web.websocket.handshake import HandshakeScope
 from gateway.web.websocket.messages import (
     BadMessageError,
@@ -35,7 +36,6 @@ from gateway.web.websocket.messages import (
     ProduceMessage,
     TokenMessage,
 )
-from gateway.web.websocket.socket import MEMORY_REASON, Socket
 
 log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from gateway.web.routing.open_streams import StreamChange
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 
+from .connection import Socket
 from .handshake import HandshakeScope
 from .message_processor import (
     INTERNAL_ERROR,
@@ -46,7 +47,6 @@ from .messages import (
     UnsubscribeMessage,
     build_target,
 )
-from .socket import Socket
 from .stream import WebSocketStream, has_selection
 
 log = logging.getLogger(__name__)

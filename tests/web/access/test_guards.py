@@ -16,7 +16,7 @@ from gateway.telemetry.samples import MetricSamples
 from gateway.web.access import Grant, Granted, allow_anyone
 from gateway.web.access.admission import Guards
 from gateway.web.access.guard import AccessRequest, Guard, GuardErrors
-from gateway.web.access.jwks import KeySet, StaticKeySource
+from gateway.web.access.jwks import KeySet, KeySource
 from gateway.web.access.jwt import JwtGuard
 
 
@@ -239,7 +239,7 @@ async def test_only_guards_that_a_route_names_are_made():
 async def test_keys_are_fetched_before_anybody_comes():
     requests: list[str] = []
 
-    class RecordingKeySource(StaticKeySource):
+    class RecordingKeySource(KeySource):
         async def get_current(self) -> KeySet:
             requests.append("keys")
             return await super().get_current()

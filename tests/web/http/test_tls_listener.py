@@ -29,7 +29,7 @@ from gateway.web.http.edge import (
     create_port_limits,
     create_uvicorn_config,
 )
-from gateway.web.http.tls_listener import TlsListener
+from gateway.web.http.tls import TlsListener
 from gateway.web.routing.limits import LimitReached, Limits
 from gateway.web.routing.shared_counts import (
     MAX_HANDSHAKES,
