@@ -350,11 +350,11 @@ def titles() -> Iterator[str]:
     beside = (
         "http/transport",
         "http/head",
-        "http/proxy_headers",
+        "http/asgi_middleware",
         "discovery/__init__",
     )  # of HTTP alone
     beside += tuple(f"exchange/{name}" for name in ("dispatch", "fetch", "produce", "reply"))
-    beside += ("streams/renewal", "streams/dictionary")
+    beside += ("streams/http_stream", "streams/responses")
     apart = {ROOT / "gateway" / "web" / f"{name}.py" for name in beside}
     assert all(path.is_file() for path in apart)
     apart |= {*ROOT.glob("gateway/web/admin/*.py"), *ROOT.glob("gateway/web/console/*.py")}
@@ -364,6 +364,7 @@ def titles() -> Iterator[str]:
                 texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
                 yield from [text for text in texts if isinstance(text, str)][:1]
     yield from ("Busy", "Guard unavailable", "Paused", "Rate limited")
+    yield from ("Configured anew", "Forbidden", "Unknown path")  # of records, in exchange/produce
 
 
 def test_every_code_of_an_error_over_websocket_is_in_its_table():

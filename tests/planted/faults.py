@@ -278,7 +278,7 @@ WEB = (
     ),
     PlantedFault(
         "origin-compared-by-prefix",
-        "gateway/web/websocket/handshake.py",
+        "gateway/web/http/browsers.py",
         'return not origins or "*" in origins or origin in origins',
         'return not origins or "*" in origins or any(origin.startswith(each) for each in origins)',
         ("tests/web/websocket", "tests/web/routing", "tests/web/http"),

@@ -37,7 +37,7 @@ import ssl
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.client_memory import ClientMemory, HeldPart
@@ -45,9 +45,6 @@ from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 from gateway.web.routing.limits import ConnectionSlot, LimitReached, PortLimits
 from gateway.web.routing.shared_counts import LimitKind
-
-if TYPE_CHECKING:
-    from gateway.web.http.transport import GatewayProtocol
 
 RECORD_BYTES = 16 * 1024  # a record of TLS holds no more
 READ_BYTES = 4 * 1024
@@ -491,7 +488,7 @@ class TlsListener:
         end_handshake: Callable[[], None] = partial(self._end_handshake, slot)
         reports_head = hasattr(protocol, "on_handshake_done")
         if reports_head:
-            own_protocol = cast("GatewayProtocol", protocol)
+            own_protocol: Any = protocol  # a `GatewayProtocol`
             # It calls this once: when its first head is complete, or its connection is lost.
             own_protocol.on_handshake_done = end_handshake
             end_handshake = own_protocol.finish_handshake
