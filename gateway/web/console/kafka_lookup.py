@@ -81,6 +81,12 @@ class KafkaLookup:
             raise RequestError(503, "Kafka is unavailable", str(exc), retry_after=1.0) from None
 
 
+def build_json(content: Any) -> Response:
+    headers = {"Cache-Control": "no-store"}
+    body = orjson.dumps(content, default=list)
+    return Response(body, headers=headers, media_type="application/json")
+
+
 def read_query(request: Request, known: Collection[str]) -> Mapping[str, str]:
     """Return the parameters of a request; those not in `known` are a 400.
 
@@ -97,7 +103,6 @@ def read_query(request: Request, known: Collection[str]) -> Mapping[str, str]:
 PAGE_SIZE = 100  # groups of one page
 MAX_MEMBERS = 500  # members that are described
 MAX_DESCRIBED_PARTITIONS = 1000  # partitions that are described, those furthest behind first
-HEADERS = {"Cache-Control": "no-store"}
 
 
 class GroupEndpoints:
@@ -111,7 +116,7 @@ class GroupEndpoints:
             name = hub.name
         page = build_page(listings, query.get("search", ""), query.get("after", ""))
         body = {"cluster": name, "clusters": self._lookup.cluster_names, **page}
-        return Response(orjson.dumps(body), headers=HEADERS, media_type="application/json")
+        return build_json(body)
 
     async def describe_group(self, request: Request) -> Response:
         query = read_query(request, ("cluster", "group"))
@@ -121,7 +126,7 @@ class GroupEndpoints:
             description = await describe_group(hub.cluster, query["group"])
             lags = await fetch_lag(hub.cluster, query["group"], description)
         body = build_description(description, lags)
-        return Response(orjson.dumps(body), headers=HEADERS, media_type="application/json")
+        return build_json(body)
 
 
 def build_page(listings: Sequence[GroupListing], search: str, after: str) -> dict[str, Any]:
@@ -203,8 +208,7 @@ class JobEndpoints:
         # In a thread: the records of a busy job are some megabytes of JSON.
         jobs = await asyncio.to_thread(build_jobs, section, values)
         body = {"topic": topic, "records": len(values), "jobs": jobs}
-        headers = {"Cache-Control": "no-store"}
-        return Response(orjson.dumps(body), headers=headers, media_type="application/json")
+        return build_json(body)
 
 
 async def read_latest(

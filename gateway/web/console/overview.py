@@ -36,15 +36,12 @@ def compute_rates(before: Counters, after: Counters) -> Rates | None:
     if seconds <= 0:
         return None
 
-    def divide(old: int, new: int) -> float:
-        # Below 0 where a counter began anew.
-        return max(0.0, (new - old) / seconds)
-
+    # Below 0 where a counter began anew.
+    per_second = [
+        max(0.0, (new - old) / seconds) for old, new in zip(before[1:5], after[1:5], strict=True)
+    ]
     return Rates(
-        divide(before.delivered, after.delivered),
-        divide(before.sent_bytes, after.sent_bytes),
-        divide(before.fetched, after.fetched),
-        divide(before.fetched_bytes, after.fetched_bytes),
+        *per_second,
         _subtract(after.latency, before.latency),
         _subtract(after.loop_lag, before.loop_lag),
     )
@@ -52,10 +49,7 @@ def compute_rates(before: Counters, after: Counters) -> Rates | None:
 
 def add_rates(rates: Sequence[Rates]) -> Rates:
     return Rates(
-        sum(each.delivered for each in rates),
-        sum(each.sent_bytes for each in rates),
-        sum(each.fetched for each in rates),
-        sum(each.fetched_bytes for each in rates),
+        *(sum(values) for values in zip(*(each[:4] for each in rates), strict=True)),
         [sum(counts) for counts in zip(*(each.latency for each in rates), strict=True)],
         [sum(counts) for counts in zip(*(each.loop_lag for each in rates), strict=True)],
     )
@@ -154,7 +148,8 @@ class Overview:
             delta["partitions"] = rows
         if removed:
             delta["removed"] = removed
-        added = [each for each in map(self._add_incident, sorted(incidents, key=_get_time)) if each]
+        incidents.sort(key=lambda reported: reported[1].at)
+        added = [each for each in map(self._add_incident, incidents) if each]
         if added:
             delta["incidents"] = added
         if self._figures_at is None or now - self._figures_at >= RATES_INTERVAL_S:
@@ -274,15 +269,7 @@ def _merge_partition(rows: list[PartitionRow]) -> PartitionRow | None:
     """Return a partition as the worker has it that fares worst with it; None without any."""
     if not rows:
         return None
-    worst = min(rows, key=_get_severity)
+    worst = min(rows, key=lambda row: (SEVERITIES.get(row.state, 0), row.since))
     same = [each for each in rows if each.state == worst.state]
     lags = [each.lag for each in rows if each.lag is not None]
     return worst._replace(since=min(each.since for each in same), lag=max(lags) if lags else None)
-
-
-def _get_severity(row: PartitionRow) -> tuple[int, float]:
-    return SEVERITIES.get(row.state, 0), row.since
-
-
-def _get_time(reported: tuple[int, Incident]) -> float:
-    return reported[1].at

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from gateway.core.log.partition_reader import PartitionReader
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
@@ -78,7 +77,12 @@ class WorkerReport:
 
     def look(self) -> None:
         now, wall_time = asyncio.get_running_loop().time(), time.time()
-        transitions = self._watch.look(self._iter_readers(), now, wall_time)
+        readers = (
+            (hub.name, read.reader)
+            for hub in self._iter_started()
+            for read in hub.shared_reads.by_partition.values()
+        )
+        transitions = self._watch.look(readers, now, wall_time)
         self._incidents.add_transitions(transitions, wall_time)
         gaps, gap_offsets = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         client_gaps = Counter[tuple[str, str]]()
@@ -123,7 +127,10 @@ class WorkerReport:
             "pid": os.getpid(),
             "started": self._started_at,
             "rss": self._process.memory_info().rss,
-            "memory": self._sum_memory(),
+            "memory": sum(
+                sum(log.bytes for log in hub.logs) + sum(hub.memory.values())
+                for hub in self._iter_started()
+            ),
             "memoryLimit": self._hubs.settings.memory,
             "reachable": {
                 hub.name: bool(hub.started and hub.cluster.is_reachable) for hub in self._hubs
@@ -136,16 +143,6 @@ class WorkerReport:
 
     def _iter_started(self) -> Iterator[Hub]:
         return (hub for hub in self._hubs if hub.started)
-
-    def _iter_readers(self) -> Iterator[tuple[str, PartitionReader]]:
-        for hub in self._iter_started():
-            for read in hub.shared_reads.by_partition.values():
-                yield hub.name, read.reader
-
-    def _sum_memory(self) -> int:
-        """Return the bytes that count towards `memory` of the configuration."""
-        logs = sum(log.bytes for hub in self._iter_started() for log in hub.logs)
-        return logs + sum(sum(hub.memory.values()) for hub in self._iter_started())
 
     def _read_counters(self) -> Counters:
         delivered = sent_bytes = fetched = fetched_bytes = 0

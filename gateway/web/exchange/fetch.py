@@ -61,7 +61,8 @@ async def _respond_once(routes: Routes, request: Request, match: Match) -> Respo
     wait_s = parse_preferences(request).wait_s
     hub = routes.hubs.get_hub(view.cluster)
     document = await _get_latest(hub, view, key)
-    if wait_s and _is_unmodified(document, if_none_match):
+    is_unmodified = document is None or matches_if_none_match(if_none_match, document.etag)
+    if wait_s and is_unmodified:
         document = document and document._replace(record=None)
         change = _wait_for_change(hub, view, key, document, _limit_wait(match, wait_s))
         document = await run_while_connected(request, change)
@@ -104,10 +105,6 @@ async def _wait_for_change(
                 await anext(stream)
             return document
     return previous
-
-
-def _is_unmodified(document: LatestDocument | None, if_none_match: str) -> bool:
-    return document is None or matches_if_none_match(if_none_match, document.etag)
 
 
 def _get_etag(document: LatestDocument | None) -> str | None:

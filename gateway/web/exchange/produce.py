@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.config import ProduceWith, Route, With
+from gateway.config import ProduceWith, With
 from gateway.core.channel.filters import MATCH_ALL, Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RequestError
@@ -29,6 +29,7 @@ from gateway.hub.fanout.view import View
 from gateway.hub.wires.transform import header_names
 from gateway.hub.writes.publisher import Produced
 from gateway.web.http import content
+from gateway.web.http.head import build_bad_request
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
@@ -99,7 +100,7 @@ async def read_write_request(routes: Routes, match: Match, request: Request) -> 
 async def _get_view(routes: Routes, match: Match, query: QueryPairs) -> View:
     view = await routes.get_view(match, query)
     if len(view.topics) != 1:
-        raise _build_bad_request("a record is written to one topic; name one in the path")
+        raise build_bad_request("a record is written to one topic; name one in the path")
     return view
 
 
@@ -131,7 +132,7 @@ async def write_record(
 def get_idempotency_key(request: Request) -> str | None:
     keys = request.headers.getlist("idempotency-key")
     if len(keys) > 1:
-        raise _build_bad_request("Idempotency-Key is given more than once; a record has one")
+        raise build_bad_request("Idempotency-Key is given more than once; a record has one")
     return keys[0] if keys else None
 
 
@@ -143,11 +144,11 @@ async def _read_value(request: Request) -> bytes | None:
     except TimeoutError:
         raise RequestError(408, "Request timeout", "the body did not come; try again") from None
     except ClientDisconnect:
-        raise _build_bad_request("the client went away before its body was complete") from None
+        raise build_bad_request("the client went away before its body was complete") from None
     if request.method != "DELETE":
         return body
     if body:
-        raise _build_bad_request("a DELETE has no body here; use POST to write one")
+        raise build_bad_request("a DELETE has no body here; use POST to write one")
     return None
 
 
@@ -185,7 +186,7 @@ async def _build_precondition_check(
     hub = routes.hubs.get_hub(write_request.cluster)
     if write_request.key is None or not hub.document_locks.is_compared(write_request.topic):
         detail = "this route compares nothing, as its records are no documents; leave it out"
-        raise _build_bad_request(f"If-Match, If-None-Match: {detail}")
+        raise build_bad_request(f"If-Match, If-None-Match: {detail}")
     # Documents are looked up by the key that streams see, which may differ from the client's.
     preview = await preview_record(routes, write_request)
     key = write_request.key if preview is None or preview.key is None else preview.key
@@ -214,10 +215,6 @@ async def _build_precondition_check(
         await check_current(routes, write_request)
 
     return check_precondition
-
-
-def _build_bad_request(detail: str) -> RequestError:
-    return RequestError(400, "Bad request", detail)
 
 
 Headers: TypeAlias = Sequence[tuple[str, bytes]]
@@ -270,7 +267,11 @@ async def parse_produce_message(
     view = await routes.get_view(match, query)
     topic = _choose_topic(view.topics, message.topic)
     key, value = _encode_content(message)
-    if value is None and isinstance(with_, ProduceWith) and not _allows_delete(match.route):
+    if (
+        value is None
+        and isinstance(with_, ProduceWith)
+        and not any(match.route.get_method(when) == "DELETE" for when in match.route.when)
+    ):
         raise _build_forbidden_error(
             f"{path} deletes nothing; a `when` with method: DELETE allows it"
         )
@@ -354,10 +355,6 @@ async def preview_record(routes: Routes, write_request: WriteRequest) -> Record 
     return await hub.models.preview(record)
 
 
-def _allows_delete(route: Route) -> bool:
-    return any(route.get_method(when) == "DELETE" for when in route.when)
-
-
 def _find_write_path(routes: Routes, topic: str | None) -> str:
     for route in routes.settings.routes:
         topics = [source.literal for source in route.with_.topic_templates]
@@ -372,7 +369,7 @@ def _choose_topic(topics: Sequence[str], topic: str | None) -> str:
     if topic is None and len(topics) == 1:
         return topics[0]
     if topic is None or topic not in topics:
-        raise RequestError(400, "Bad request", f"'topic' must be one of {', '.join(topics)}")
+        raise build_bad_request(f"'topic' must be one of {', '.join(topics)}")
     return topic
 
 
@@ -388,7 +385,7 @@ def _encode_content(message: ProduceMessage) -> tuple[bytes | None, bytes | None
     try:
         text = json.dumps(message.value, ensure_ascii=False, separators=(",", ":"))
     except RecursionError:
-        raise RequestError(400, "Bad request", "'value' is nested too deep; flatten it") from None
+        raise build_bad_request("'value' is nested too deep; flatten it") from None
     return key, text.encode()
 
 
@@ -398,7 +395,7 @@ def _decode_base64(name: str, text: Any) -> bytes | None:
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error):
-        raise RequestError(400, "Bad request", f"'{name}' is not base64 text") from None
+        raise build_bad_request(f"'{name}' is not base64 text") from None
 
 
 def get_idempotency_scope(match: Match) -> str:

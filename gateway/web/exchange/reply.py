@@ -197,13 +197,10 @@ async def _wait_for_reply(
 ) -> Reply | None:
     """Return the reply, or None if it does not come in time."""
     if timeout_s > 0 and not future.done():
-        await run_while_connected(request, _wait_for_future(future, timeout_s))
+        # `asyncio.wait_for` would cancel the future, for which others may wait.
+        waiting = asyncio.wait({future}, timeout=timeout_s)
+        await run_while_connected(request, waiting)
     return future.result() if future.done() else None
-
-
-async def _wait_for_future(future: asyncio.Future[Reply], timeout_s: float) -> None:
-    """Wait for a future, which is not cancelled by a timeout, as `asyncio.wait_for` would do."""
-    await asyncio.wait({future}, timeout=timeout_s)
 
 
 def _build_location(request: Request, match: Match, correlation_id: str) -> str:

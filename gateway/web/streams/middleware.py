@@ -18,7 +18,6 @@ from gateway.web.app import assets
 from gateway.web.app.assets import CoHostedApp
 from gateway.web.exchange import dispatch
 from gateway.web.http.browsers import (
-    CorsPolicies,
     CorsPolicy,
     CorsRequest,
     add_cors_headers,
@@ -98,7 +97,11 @@ class StreamMiddleware:
         if cors_request is not None and cors is None:
             self._report_foreign_origin(cors_request, scope, path, is_page)
         elif cors_request is not None and cors is not None:
-            policy = self._get_cors_policy(cors, cors_request, path, is_page)
+            policy = (
+                cors.get_shared_policy(cors_request.origin)
+                if _is_shared_path(path)
+                else cors.get_policy(self._find_nearest_route(cors_request, path, is_page))
+            )
             if not policy.allows_origin(cors_request.origin):
                 self._report_foreign_origin(cors_request, scope, path, is_page)
             # Under `same-origin` a preflight is an OPTIONS request like any other.
@@ -142,14 +145,6 @@ class StreamMiddleware:
                 release_slot()
 
         return serve_limited
-
-    def _get_cors_policy(
-        self, cors: CorsPolicies, cors_request: CorsRequest, path: str, is_page: bool
-    ) -> CorsPolicy:
-        """Return the policy for a path."""
-        if _is_shared_path(path):
-            return cors.get_shared_policy(cors_request.origin)
-        return cors.get_policy(self._find_nearest_route(cors_request, path, is_page))
 
     def _find_nearest_route(
         self, cors_request: CorsRequest, path: str, is_page: bool

@@ -301,14 +301,11 @@ def build_next_link(scope: Scope, token: str) -> str:
     parameters = [
         parameter
         for parameter in query_string.split(b"&")
-        if parameter and _get_parameter_name(parameter) != "lastEventId"
+        if parameter
+        and unquote_plus(parameter.partition(b"=")[0].decode("latin-1")) != "lastEventId"
     ]
     next_query = b"&".join([*parameters, b"lastEventId=" + token.encode()])
     return quote(path.partition(b"?")[0] + b"?" + next_query, safe=_SAFE_CHARS)
-
-
-def _get_parameter_name(parameter: bytes) -> str:
-    return unquote_plus(parameter.partition(b"=")[0].decode("latin-1"))
 
 
 PARAMETER = "dictionary"

@@ -154,14 +154,11 @@ class Relay:
     def _create_link(self) -> Link:
         link = Link(
             lambda message: self._on_hello(link, message),
-            lambda: self._on_unidentified_lost(link),
+            lambda: self._unidentified_links.discard(link),
             max_unread_bytes=self._max_unread_bytes,
         )
         self._unidentified_links.add(link)
         return link
-
-    def _on_unidentified_lost(self, link: Link) -> None:
-        self._unidentified_links.discard(link)
 
     def _on_hello(self, link: Link, message: list[Any]) -> None:
         """Identify a connection by its first message, and drop an older one of that worker."""
