@@ -36,12 +36,15 @@ def compute_rates(before: Counters, after: Counters) -> Rates | None:
     if seconds <= 0:
         return None
 
-    # Below 0 where a counter began anew.
-    per_second = [
-        max(0.0, (new - old) / seconds) for old, new in zip(before[1:5], after[1:5], strict=True)
-    ]
+    def divide(old: int, new: int) -> float:
+        # Below 0 where a counter began anew.
+        return max(0.0, (new - old) / seconds)
+
     return Rates(
-        *per_second,
+        divide(before.delivered, after.delivered),
+        divide(before.sent_bytes, after.sent_bytes),
+        divide(before.fetched, after.fetched),
+        divide(before.fetched_bytes, after.fetched_bytes),
         _subtract(after.latency, before.latency),
         _subtract(after.loop_lag, before.loop_lag),
     )
@@ -49,7 +52,10 @@ def compute_rates(before: Counters, after: Counters) -> Rates | None:
 
 def add_rates(rates: Sequence[Rates]) -> Rates:
     return Rates(
-        *(sum(values) for values in zip(*(each[:4] for each in rates), strict=True)),
+        sum(each.delivered for each in rates),
+        sum(each.sent_bytes for each in rates),
+        sum(each.fetched for each in rates),
+        sum(each.fetched_bytes for each in rates),
         [sum(counts) for counts in zip(*(each.latency for each in rates), strict=True)],
         [sum(counts) for counts in zip(*(each.loop_lag for each in rates), strict=True)],
     )
