@@ -1,6 +1,6 @@
-"""Run tasks that nobody awaits, and tasks that several callers wait for.
+"""Run tasks that nobody awaits, that several callers wait for, or that something may interrupt.
 
-None of the former is garbage-collected, and every error of them is logged.
+None of the first is garbage-collected, and every error of them is logged.
 """
 
 from __future__ import annotations
@@ -95,6 +95,28 @@ async def run_supervised(
                 # cancellation, and the application would never end.
                 return
             await asyncio.sleep(restart_delay_s)
+
+
+class Interrupted(Exception):
+    """Something else has happened before the work was done."""
+
+
+async def run_unless(
+    work: Coroutine[Any, Any, T], *interruptions: Coroutine[Any, Any, object]
+) -> T:
+    """Return the result of work; cancel it and raise `Interrupted` once an interruption is over."""
+    task = asyncio.ensure_future(work)
+    others = [asyncio.ensure_future(each) for each in interruptions]
+    try:
+        await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Interrupted
+        return task.result()
+    finally:
+        for each in (task, *others):
+            each.cancel()
+        await asyncio.gather(task, *others, return_exceptions=True)
+        del task  # its exception refers to this frame: it would be a cycle
 
 
 def start_shared_task(coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

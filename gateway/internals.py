@@ -1,7 +1,7 @@
 """Check that a library has the internals that the gateway builds on.
 
 The gateway derives classes from those of uvicorn and aiokafka, and uses undocumented attributes.
-The packages that do so list them as `Internals` (`web/http/uvicorn_internals.py`,
+The packages that do so list them as `Internals` (`web/http/edge.py`,
 `kafka/client/aiokafka_internals.py`), and check them once, when a process starts. The check
 compares names and parameters, so it allows every version of a library that has kept them. It takes
 less than 1 ms per library.

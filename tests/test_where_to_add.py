@@ -49,6 +49,7 @@ from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
 from gateway.kafka.embedded import EmbeddedKafka
+from gateway.web.access.admission import GUARD_LOADERS
 from gateway.web.access.grant import Grant
 from gateway.web.access.guard import (
     AccessRequest,
@@ -58,9 +59,7 @@ from gateway.web.access.guard import (
     SecurityScheme,
     build_api_key,
 )
-from gateway.web.access.guards import GUARD_LOADERS
-from gateway.web.exchange.dispatch import EXCHANGES
-from gateway.web.exchange.exchange import Exchange
+from gateway.web.exchange.dispatch import EXCHANGES, Exchange
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
@@ -267,23 +266,18 @@ class TopicsWith(With):
     separator: Text = Field(default=",", description="What stands between names. For tests.")
 
 
-class TopicsExchange(Exchange):
-    """A response with the topics of a path."""
-
-    def describe(self, with_: With) -> str:
-        return "the names of topics"
-
-    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
-        assert isinstance(match.route.with_, TopicsWith)
-        view = await routes.get_view(match, get_query_pairs(request))
-        return PlainTextResponse(match.route.with_.separator.join(view.topics))
+async def respond_with_topics(routes: Routes, match: Match, request: Request) -> Response:
+    assert isinstance(match.route.with_, TopicsWith)
+    view = await routes.get_view(match, get_query_pairs(request))
+    return PlainTextResponse(match.route.with_.separator.join(view.topics))
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The capability is added; return the options of a route with it."""
     monkeypatch.setitem(WITH_KINDS, "topics", TopicsWith)
-    monkeypatch.setitem(EXCHANGES, TopicsWith, TopicsExchange())
+    exchange = Exchange(lambda with_: "the names of topics", respond_with_topics)
+    monkeypatch.setitem(EXCHANGES, TopicsWith, exchange)
     return {"capability": "topics", "topic": "${params.names}", "allow": ["*"], "separator": "+"}
 
 

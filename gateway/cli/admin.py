@@ -64,7 +64,7 @@ def find_admin_address(settings: Settings) -> AdminAddress:
 
     Its certificate is for the names that clients use, so it is compared with the file instead.
     """
-    from gateway.web.admin.listener import uses_tls
+    from gateway.web.http.edge import uses_tls
 
     admin = settings.admin
     if admin is None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gateway.config import Settings
     from gateway.sidecar.app import SidecarApplication
     from gateway.web.access import Granted
-    from gateway.web.access.guards import Guards
+    from gateway.web.access.admission import Guards
 
 
 def create_sidecar(

@@ -21,7 +21,7 @@ from support.waiting import wait_until
 
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.http.tls_transport import SLICE_BYTES
+from gateway.web.http.tls import SLICE_BYTES
 
 kafka = embedded_kafka({"orders": 1})
 

@@ -16,8 +16,8 @@ from support.playwright_page import expect
 from support.records import RecordToSend, produce_records
 
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.console.incident_log import IncidentKind
 from gateway.web.console.partition_watch import PartitionState
+from gateway.web.console.worker_report import IncidentKind
 
 if TYPE_CHECKING:
     from playwright.async_api import Page, Route

@@ -31,8 +31,8 @@ from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.ksqldb.rows import KsqlError, KsqlProtocolError, ResponseParser
 from gateway.sidecar.v2.media import iter_accepted_types
 from gateway.web.http.certificate import get_certificate
+from gateway.web.http.content import iter_ranges, parse_preferences
 from gateway.web.http.head import parse_body_length, to_origin_form
-from gateway.web.http.negotiation import iter_ranges, parse_preferences
 from gateway.web.routing.views import parse_selection
 from gateway.web.websocket.handshake import HANDSHAKES, UpgradeRequest
 from gateway.web.websocket.messages import parse_message, parse_target

@@ -46,12 +46,11 @@ from gateway.sidecar.ksqldb.rows import ResponseParser
 from gateway.sidecar.v2.media import iter_accepted_types
 from gateway.telemetry import traceparent
 from gateway.telemetry.logs import redact_text, redact_url
+from gateway.web.http.asgi_middleware import ForwardedMiddleware
+from gateway.web.http.browsers import CorsRequest
 from gateway.web.http.certificate import get_certificate
-from gateway.web.http.cors import CorsRequest
-from gateway.web.http.document import lists_record
+from gateway.web.http.content import iter_ranges, lists_record, parse_preferences
 from gateway.web.http.head import to_origin_form
-from gateway.web.http.negotiation import iter_ranges, parse_preferences
-from gateway.web.http.proxy_headers import ForwardedMiddleware
 from gateway.web.routing.query import parse_start_request, wants_positions
 from gateway.web.routing.views import parse_selection
 from gateway.web.websocket.handshake import HANDSHAKES, UpgradeRequest

@@ -264,7 +264,7 @@ key = record.key or b""
 WEB = (
     PlantedFault(
         "forwarded-for-read-from-left",
-        "gateway/web/http/proxy_headers.py",
+        "gateway/web/http/asgi_middleware.py",
         "for text in reversed(addresses):",
         "for text in addresses:",
         ("tests/web/http",),
@@ -278,7 +278,7 @@ WEB = (
     ),
     PlantedFault(
         "origin-compared-by-prefix",
-        "gateway/web/websocket/handshake.py",
+        "gateway/web/http/browsers.py",
         'return not origins or "*" in origins or origin in origins',
         'return not origins or "*" in origins or any(origin.startswith(each) for each in origins)',
         ("tests/web/websocket", "tests/web/routing", "tests/web/http"),
@@ -299,7 +299,7 @@ WEB = (
     ),
     PlantedFault(
         "one-role-is-enough",
-        "gateway/web/access/guards.py",
+        "gateway/web/access/admission.py",
         """\
     if missing_roles:
 """,
@@ -317,7 +317,7 @@ WEB = (
     ),
     PlantedFault(
         "reload-ends-unrelated-streams",
-        "gateway/web/streams/open_streams.py",
+        "gateway/web/routing/open_streams.py",
         "if not changed_guards.isdisjoint(route.guarded) or not granted.has(route.guarded):",
         "if changed_guards or not granted.has(route.guarded):",
         ("tests/web/streams", "tests/e2e/test_reload.py"),
@@ -338,7 +338,7 @@ WEB = (
     ),
     PlantedFault(
         "counters-added-twice",
-        "gateway/web/workers/counter_history.py",
+        "gateway/web/app/metrics.py",
         "if last is not None and current.started_at > last.started_at:",
         "if last is not None and current.started_at >= last.started_at:",
         ("tests/web/workers",),

@@ -39,9 +39,9 @@ from support.waiting import wait_until
 
 from gateway.cli.sidecar import create_sidecar
 from gateway.config import Settings, loads
-from gateway.web.admin.listener import bind_admin_socket
 from gateway.web.app.app import Application, create_app
 from gateway.web.app.server import Server, create_server
+from gateway.web.http.edge import bind_admin_socket
 from gateway.web.workers.sockets import bind, format_url
 
 GATEWAY = (sys.executable, "-m", "gateway")

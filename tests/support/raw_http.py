@@ -192,7 +192,7 @@ def running_server(
 
     from gateway.client_memory import ClientMemory
     from gateway.web.http.edge import configure_socket
-    from gateway.web.http.tls_transport import READ_BYTES, TlsTransport
+    from gateway.web.http.tls import READ_BYTES, TlsTransport
     from gateway.web.http.transport import GatewayProtocol
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -17,7 +17,7 @@ from gateway.core.error_code import ErrorCode
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web import demo, discovery, pipeline_demo
 from gateway.web.app.app import create_app
-from gateway.web.demo.sources import open_sender
+from gateway.web.demo import open_sender
 
 
 async def test_both_topics_are_written_to_until_it_is_cancelled():

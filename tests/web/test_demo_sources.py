@@ -10,7 +10,7 @@ import orjson
 import psutil
 import pytest
 
-from gateway.web.demo.sources import CUSTOMERS, STATUSES, HostMetrics, generate_orders
+from gateway.web.demo import CUSTOMERS, STATUSES, HostMetrics, generate_orders
 
 
 def build_events(count: int, seed: int = 1) -> list[tuple[bytes, dict[str, Any]]]:

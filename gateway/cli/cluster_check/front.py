@@ -25,7 +25,7 @@ from websockets.asyncio.client import connect
 
 from gateway.config import Settings
 from gateway.config.types.address import create_trusting_context
-from gateway.web.http.proxy_headers import TrustedProxies
+from gateway.web.http.asgi_middleware import TrustedProxies
 
 from .finding import CheckProgress, Finding, failure, ok, warning
 

@@ -289,9 +289,9 @@ async def _ask_guard(text: str, settings: Settings, name: str, section: GuardSec
     from starlette.requests import HTTPConnection
 
     from gateway.config import Route
+    from gateway.web.access.admission import get_guard_class
     from gateway.web.access.external_http import ExternalHttp
     from gateway.web.access.guard import AccessRequest, GuardContext
-    from gateway.web.access.guards import get_guard_class
 
     route = Route.model_validate({"path": "/", "topic": "none", "guarded": [name]})
     headers = [(b"authorization", b"Bearer " + text.encode("utf-8", "surrogateescape"))]

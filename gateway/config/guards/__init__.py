@@ -6,8 +6,8 @@ A guard verifies a signed token (`jwt`), asks the application (`http`), reads a 
 To add a kind, write a subclass of `guard_section.GuardSection`, which has its options and their
 meaning for other sections, and enter it in `GUARD_KINDS`; then write a subclass of
 `gateway.web.access.guard.Guard`, which admits clients and describes for documents how they identify
-themselves, and enter it in `gateway.web.access.guards.GUARD_LOADERS`. They are two classes because
-programs without HTTP, such as the pipeline, read the configuration, too.
+themselves, and enter it in `gateway.web.access.admission.GUARD_LOADERS`. They are two classes
+because programs without HTTP, such as the pipeline, read the configuration, too.
 """
 
 from __future__ import annotations
@@ -90,15 +90,7 @@ class Http(GuardSection):
     attributes: tuple[Text, ...] = Field(
         default=(), description="The attributes to keep of its responses. For templates."
     )
-    challenge: ChallengeDuration = Field(
-        default=30.0,
-        description="How long before the token expires the client is asked for a new one. For long "
-        "streams.",
-    )
-
-    @property
-    def challenge_lead(self) -> float | None:
-        return self.challenge
+    challenge: ChallengeDuration = 30.0
 
     @property
     def secret_parameters(self) -> Iterable[str]:

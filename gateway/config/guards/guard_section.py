@@ -105,8 +105,14 @@ BEARER_CREDENTIALS = Credentials(headers={"authorization": f"Bearer {CREDENTIALS
 """The default: a bearer token in the header `Authorization` (RFC 6750 2.1)."""
 
 
-ChallengeDuration = Annotated[Duration, in_range(0, 86_400)]
-"""How long before a token expires its client is asked for a new one, in seconds."""
+ChallengeDuration = Annotated[
+    Duration,
+    in_range(0, 86_400),
+    Field(
+        description="How long before the token expires the client is asked for a new one. For long "
+        "streams."
+    ),
+]
 
 
 class GuardSection(Section):
@@ -127,7 +133,8 @@ class GuardSection(Section):
     @property
     def challenge_lead(self) -> float | None:
         """Seconds before the expiry of credentials when new ones are asked for; None for never."""
-        return None
+        lead: float | None = getattr(self, "challenge", None)
+        return lead
 
     @property
     def secret_parameters(self) -> Iterable[str]:

@@ -285,11 +285,7 @@ class Jwt(GuardSection):
         "members are the roles. Dots select a nested claim, such as `realm_access.roles`; names "
         "may have dots themselves. For `guarded` of routes.",
     )
-    challenge: ChallengeDuration = Field(
-        default=30.0,
-        description="How long before the token expires the client is asked for a new one. For long "
-        "streams.",
-    )
+    challenge: ChallengeDuration = 30.0
     identity: Text = Field(
         default="sub", description="The claim that names the client. For templates."
     )
@@ -298,10 +294,6 @@ class Jwt(GuardSection):
         description="Attributes of the client, each with the claim that has its value. For "
         "templates.",
     )
-
-    @property
-    def challenge_lead(self) -> float | None:
-        return self.challenge
 
     @property
     def secret_parameters(self) -> Iterable[str]:

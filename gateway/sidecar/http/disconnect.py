@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
+from gateway.background_tasks import Interrupted, run_unless
+
 T = TypeVar("T")
 
 # Asks our own server to report the end of the client's input as a disconnect; the name is that of
@@ -30,15 +32,8 @@ async def run_for_client(
 
     The work is cancelled then, and has ended when this returns.
     """
-    working = asyncio.ensure_future(work)
-    ends = [
-        asyncio.ensure_future(draining.wait()),
-        asyncio.ensure_future(wait_for_disconnect(request.scope, request.receive)),
-    ]
+    disconnect = wait_for_disconnect(request.scope, request.receive)
     try:
-        await asyncio.wait([working, *ends], return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        for task in (working, *ends):
-            task.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+        return await run_unless(work, draining.wait(), disconnect)
+    except Interrupted:
+        return None

@@ -1,10 +1,10 @@
 """Control access: the configured guards, and the check that a host application may pass in.
 
 A guard reads credentials from a request and returns a `Grant`; all grants of a client together are
-a `Granted`. `routing.routes` asks for every stream and write, and `admin` for operators. `guards`
-combines the guards of a route; each kind has a module of its own (`jwt`, `http`, `inline`, `x509`),
-listed in `guards`, and a section of its own in `gateway.config.guards`, which says how to add one.
-Start with `guards`.
+a `Granted`. `routing.routes` asks for every stream and write, and `admin` for operators. A route's
+guards are asked by `admission`. Each kind has a module of its own (`jwt`, `http`, `inline`,
+`x509`), listed there, and a section of its own in `gateway.config.guards`, which says how to add
+one. Start with `admission`.
 """
 
 from __future__ import annotations

@@ -245,14 +245,12 @@ class CredentialsLocation(NamedTuple):
         if len(values) > 1:
             raise AmbiguousCredentials(f"there are {len(values)} credentials in one place")
         for value in values:
-            if len(value) > len(self.prefix) + len(self.suffix) and self._has_affixes(value):
+            # The authentication scheme may be in any case (RFC 9110 11.1).
+            has_prefix = value[: len(self.prefix)].lower() == self.prefix.lower()
+            is_longer = len(value) > len(self.prefix) + len(self.suffix)
+            if is_longer and has_prefix and value.endswith(self.suffix):
                 return value[len(self.prefix) : len(value) - len(self.suffix)].strip() or None
         return None
-
-    def _has_affixes(self, value: str) -> bool:
-        """Compare the affixes; the authentication scheme may be in any case (RFC 9110 11.1)."""
-        before = value[: len(self.prefix)]
-        return before.lower() == self.prefix.lower() and value.endswith(self.suffix)
 
 
 class CredentialsLocations:

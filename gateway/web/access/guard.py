@@ -21,7 +21,7 @@ from gateway.config.capabilities import parse_location
 from gateway.config.guards.guard_section import CREDENTIALS_PLACEHOLDER
 from gateway.errors import GuardUnavailable, NotGranted
 from gateway.web.access.external_http import ExternalHttp
-from gateway.web.access.grant import Grant
+from gateway.web.access.grant import AmbiguousCredentials, CredentialsLocations, Grant
 
 SectionT = TypeVar("SectionT", bound=GuardSection)
 
@@ -190,6 +190,16 @@ class GuardErrors:
     def build_unavailable(self, reason: str) -> GuardUnavailable:
         detail = f"guard '{self._guard_name}': {reason}; come back later"
         return GuardUnavailable(detail, retry_after=random.uniform(*RETRY_DELAY_S))
+
+
+def find_token(
+    request: AccessRequest, locations: CredentialsLocations, errors: GuardErrors
+) -> str | None:
+    """Return the token of a message or of the connection; refuse one that comes several times."""
+    try:
+        return request.token or locations.find(request.connection)
+    except AmbiguousCredentials as exc:
+        raise errors.build_ambiguous_credentials(str(exc)) from None
 
 
 BEARER_SCHEME: Mapping[str, Any] = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}

@@ -13,13 +13,14 @@ from starlette.requests import HTTPConnection
 
 from gateway.config import Inline, User
 
-from .grant import AmbiguousCredentials, CredentialsLocations, Grant
+from .grant import CredentialsLocations, Grant
 from .guard import (
     AccessRequest,
     Guard,
     GuardContext,
     GuardErrors,
     SecurityScheme,
+    find_token,
     iter_credentials_schemes,
 )
 
@@ -51,17 +52,16 @@ class InlineGuard(Guard[Inline]):
         return basic, *iter_credentials_schemes(section.credentials)
 
     async def grant(self, request: AccessRequest) -> Grant:
-        try:
-            token = request.token or self._locations.find(request.connection)
-        except AmbiguousCredentials as exc:
-            raise self.errors.build_ambiguous_credentials(str(exc)) from None
+        token = find_token(request, self._locations, self.errors)
         if token is not None:
             username = self._find_by_token(token)
         else:
             credentials = _parse_basic(request.connection)
             if credentials is None:
                 raise self.errors.build_missing_credentials()
-            username = self._find_by_password(*credentials)
+            name, password = credentials
+            is_match = _matches_secret(self._users.get(name), "password", password)
+            username = name if is_match else None
         if username is None:
             raise self.errors.build_invalid_token("no user has these credentials")
         user = self._users[username]
@@ -73,11 +73,6 @@ class InlineGuard(Guard[Inline]):
             name for name, user in self._users.items() if _matches_secret(user, "token", token)
         ]
         return matches[0] if matches else None
-
-    def _find_by_password(self, name: str, password: str) -> str | None:
-        user = self._users.get(name)
-        is_match = _matches_secret(user, "password", password)
-        return name if is_match else None
 
 
 def _matches_secret(user: User | None, field: str, value: str) -> bool:

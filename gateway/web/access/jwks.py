@@ -19,8 +19,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -116,40 +116,33 @@ async def request_keys(url: str, settings: Jwks, external_http: ExternalHttp) ->
         raise ExternalHttpError(f"{url} has no keys: {exc}; correct keys") from None
 
 
-class KeySource(Protocol):
-    """The source of a guard's keys. Owned by a `JwtGuard`."""
+class KeySource:
+    """The source of a guard's keys, here those of the configuration. Owned by a `JwtGuard`."""
+
+    def __init__(self, keys: KeySet | None) -> None:
+        self._keys = keys
 
     async def get_current(self) -> KeySet:
         """Return the keys; raise `KeysUnavailable` if there are none or they are too old."""
+        assert self._keys is not None
+        return self._keys
 
     def find_problem(self) -> str | None:
         """Return why there are no keys that may be used; None if there are or if nobody knows yet.
 
         It does not wait. If it is time to fetch the keys again, that begins.
         """
+        return None
 
     async def get_newer(self, known: KeySet, kid: str | None, algorithm: str) -> KeySet:
         """Return newer keys, which may have that one, or those known if the issuer has no such key.
 
         Raise `KeysUnavailable` if the issuer could not be asked.
         """
+        return known
 
 
-class StaticKeySource:
-    def __init__(self, keys: Sequence[Jwk]) -> None:
-        self._keys = KeySet(keys)
-
-    async def get_current(self) -> KeySet:
-        return self._keys
-
-    def find_problem(self) -> str | None:
-        return None
-
-    async def get_newer(self, known: KeySet, kid: str | None, algorithm: str) -> KeySet:
-        return self._keys
-
-
-class RemoteKeySource:
+class RemoteKeySource(KeySource):
     """Keys of a URL, which may have to be discovered from the issuer.
 
     At most one fetch runs at a time; a failed one keeps the keys. `_keys` is replaced only by other
@@ -165,12 +158,12 @@ class RemoteKeySource:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the source without fetching; `location` is the URL, or finds it."""
+        super().__init__(None)
         self._clock = clock
         self._guard_name = guard_name
         self._location = location
         self._settings = settings
         self._external_http = external_http
-        self._keys: KeySet | None = None
         self._fetched_at = 0.0  # when the last successful fetch ended
         self._next_fetch_at = 0.0  # no fetch may start before
         self._failures = 0  # fetches that failed in a row

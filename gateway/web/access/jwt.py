@@ -33,13 +33,14 @@ from gateway.config import Jwt
 from gateway.config.source.template import find_field
 from gateway.errors import NotGranted
 
-from .grant import AmbiguousCredentials, CredentialsLocations, Grant, format_claim, parse_roles
+from .grant import CredentialsLocations, Grant, format_claim, parse_roles
 from .guard import (
     AccessRequest,
     Guard,
     GuardContext,
     GuardErrors,
     SecurityScheme,
+    find_token,
     iter_credentials_schemes,
 )
 from .jwks import (
@@ -48,7 +49,6 @@ from .jwks import (
     KeySource,
     KeysUnavailable,
     RemoteKeySource,
-    StaticKeySource,
 )
 
 MAX_TOKEN_CHARS = 16 * 1024  # characters of a token
@@ -108,7 +108,7 @@ class JwtGuard(Guard[Jwt]):
         key_sources: dict[str, KeySource]
         jwks, external_http = section.jwks, context.external_http
         if isinstance(section.keys, tuple):
-            key_sources = {"": StaticKeySource(section.keys)}
+            key_sources = {"": KeySource(KeySet(section.keys))}
         else:
             locations = (
                 {"": section.keys}
@@ -137,7 +137,7 @@ class JwtGuard(Guard[Jwt]):
         return next((problem for problem in problems if problem is not None), None)
 
     async def grant(self, request: AccessRequest) -> Grant:
-        token = request.token or self._find_token(request)
+        token = find_token(request, self._locations, self.errors)
         if token is None:
             raise self.errors.build_missing_credentials()
         source = self._find_source(token)
@@ -166,12 +166,6 @@ class JwtGuard(Guard[Jwt]):
         if grant.expires is not None:
             return grant
         return replace(grant, expires=self._clock() + self._settings.max_lifetime)
-
-    def _find_token(self, request: AccessRequest) -> str | None:
-        try:
-            return self._locations.find(request.connection)
-        except AmbiguousCredentials as exc:
-            raise self.errors.build_ambiguous_credentials(str(exc)) from None
 
     def _find_source(self, token: str) -> KeySource:
         """Return the keys of the issuer that a token names; only those can verify it."""

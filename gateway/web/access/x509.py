@@ -1,6 +1,6 @@
 """Guard streams by client certificates, which TLS has verified.
 
-The gateway itself verifies them, or a trusted proxy does (`web/http/client_certificate`).
+The gateway itself verifies them, or a trusted proxy does (`web/http/certificate.py`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlencode
@@ -27,27 +27,27 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway.config.source.substitution import suggest
+from gateway.config.source.substitution import safe_repr, suggest
 from gateway.config.types.address import is_loopback
 from gateway.core.client.terms import EndReason
 from gateway.core.times import parse_time
 from gateway.errors import NotGranted, RequestError
+from gateway.telemetry import logs
 from gateway.web.access import Granted
-from gateway.web.access.guards import Guards
+from gateway.web.access.admission import Guards
 from gateway.web.app.health import build_readiness
 from gateway.web.app.metrics import Metrics
 from gateway.web.app.reload import Reloader
+from gateway.web.http.browsers import is_foreign_request
 from gateway.web.http.problems import EXCEPTION_HANDLERS, build_problem
-from gateway.web.routing.foreign_origins import is_foreign_request
 from gateway.web.routing.limits import Limits, get_client_address
 from gateway.web.routing.routes import Routes
 from gateway.web.workers.bus import Bus
-from gateway.web.workers.log_levels import LogLevels
 from gateway.wire.host import get_requested_host
 
 from .blocklist import Blocklist, BlocklistEntry
+from .configuration import ReloadCoordinator, ReloadRefused
 from .listing import BUS_TIMEOUT_S, ListCursor, StreamFilter, StreamListing, format_time
-from .reload_coordinator import ReloadCoordinator, ReloadRefused
 
 log = logging.getLogger(__name__)
 
@@ -187,19 +187,18 @@ class AdminApi:
         routes: Routes,
         guards: Guards,
         metrics: Metrics,
-        log_levels: LogLevels,
         reloader: Reloader,
         bus: Bus,
     ) -> None:
         self._metrics = metrics
         self._guards = guards
-        self._log_levels = log_levels
         self.reload_coordinator = ReloadCoordinator(reloader, bus)
         self._listing = StreamListing(routes, bus)
         self.blocklist = Blocklist(routes.stream_registry, bus)
         self._stream_routes = routes
         self._bus = bus
         bus.add_handler("admin-routes", self._count_streams_by_route)
+        bus.add_handler("log-levels", self._handle_levels)
         self.authorizer = OperatorAuthorizer(guards, routes.limits)
         self.app = Starlette(routes=self._build_routes(), exception_handlers=EXCEPTION_HANDLERS)
         self.app.router.redirect_slashes = False
@@ -389,8 +388,12 @@ class AdminApi:
             log_action(request, "reload", routes=outcome["routes"], missing=missing)
         return JSONResponse(outcome, headers=NO_STORE_HEADERS)
 
+    def _handle_levels(self, worker: int, data: Any) -> None:
+        level, levels = data
+        logs.set_levels(level, levels)
+
     async def _list_levels(self, request: Request) -> Response:
-        current = dict(self._log_levels.current_levels)
+        current = dict(logs.get_levels())
         return JSONResponse(
             {"level": current.pop("", None), "levels": current}, headers=NO_STORE_HEADERS
         )
@@ -398,11 +401,22 @@ class AdminApi:
     async def _set_levels(self, request: Request) -> Response:
         body = await read_body(request, LogLevelsBody)
         try:
-            self._log_levels.set_levels(body.level, body.levels)
+            set_log_levels(body.level, body.levels)
         except ValueError as exc:
             raise RequestError(400, "Bad request", str(exc)) from None
+        self._bus.broadcast("log-levels", [body.level, body.levels])
         log_action(request, "levels", **body.model_dump())
         return await self._list_levels(request)
+
+
+def set_log_levels(level: str, levels: Mapping[str, str]) -> None:
+    """Set the levels of this process; a wrong one is a `ValueError` and changes nothing."""
+    for name in levels:
+        if not logs.is_logger(name):
+            # Log lines show the names of loggers, which have this prefix.
+            near = suggest(name.removeprefix("gateway."), (*logs.COMPONENTS, *logs.LIBRARIES))
+            raise ValueError(f"no component or library logs as {safe_repr(name)}; {near}")
+    logs.set_levels(level, levels)
 
 
 def _format_entry(entry: BlocklistEntry) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gateway.core.client.terms import EndReason
 from gateway.errors import RequestError
+from gateway.web.routing.open_streams import StreamRegistry
 from gateway.web.routing.paths import AccessRevoked, Match, RoutePaused
-from gateway.web.streams.open_streams import StreamRegistry
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
 from gateway.web.workers.relay import Relay
 

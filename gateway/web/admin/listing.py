@@ -11,6 +11,8 @@ say it all, so the answer is as quick while a broker is away.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -25,14 +27,12 @@ from gateway.core.log.record import PartitionPosition, Position, TopicPartition
 from gateway.core.log.recovery import Cause
 from gateway.core.log.tail import Tail
 from gateway.errors import RequestError
-from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.lag_scan import LagScan
 from gateway.hub.reads.shared_reads import STALE_S, SharedRead
 from gateway.telemetry.logs import redact_url
 from gateway.web.access import Granted
-from gateway.web.http.tcp_info import get_acknowledged_bytes
+from gateway.web.routing.open_streams import OpenStream
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.open_streams import OpenStream
 from gateway.web.workers.bus import Bus
 
 
@@ -200,9 +200,10 @@ class StreamListing:
             subscription, position = client.subscription, client.get_position().position
             row["topics"] = sorted(subscription.channel.tail.topic_ids)
             row["position"] = _build_token(subscription, position).decode()
+            hub = None if client.view is None else self._routes.hubs.get_hub(client.view.cluster)
             row["partitions"] = describe_partitions(
                 position,
-                self._get_shared_reads(client),
+                {} if hub is None else hub.shared_reads.by_partition,
                 subscription.end_offsets,
                 asyncio.get_running_loop().time(),
             )
@@ -224,11 +225,6 @@ class StreamListing:
     def _find_stream(self, instance_id: str, number: int) -> OpenStream | None:
         registry = self._routes.stream_registry
         return registry.get(number) if instance_id == registry.instance_id else None
-
-    def _get_shared_reads(self, client: Client) -> Mapping[TopicPartition, SharedRead]:
-        if client.view is None:
-            return {}
-        return self._routes.hubs.get_hub(client.view.cluster).shared_reads.by_partition
 
     def _describe_error(self, cluster: str, tail: Tail) -> dict[str, str] | None:
         """Return why a partition of a tail cannot be read now; None if all can."""
@@ -341,7 +337,10 @@ def _describe_partition(
     now: float,
 ) -> dict[str, Any]:
     reader = None if shared_read is None else shared_read.reader
-    end_offset = None if reader is None else _get_end_offset(reader)
+    end_offset = None
+    if reader is not None and reader.position.offset is not None:
+        # Before the first fetch only the start is known, and what precedes it is there.
+        end_offset = max(reader.position.offset, reader.last_stable_offset)
     lag = None
     # Offsets of different lineages, before and after the log went back, cannot be compared.
     if (
@@ -360,13 +359,6 @@ def _describe_partition(
         "state": _get_state(position, reader, stop_offset, lag, now),
         "cause": None if reader is None else reader.cause,
     }
-
-
-def _get_end_offset(reader: PartitionReader) -> int | None:
-    """Return the known end of a partition; None before its start is found."""
-    # Before the first fetch only the start is known, and what precedes it is there.
-    offset = reader.position.offset
-    return None if offset is None else max(offset, reader.last_stable_offset)
 
 
 def _get_state(
@@ -390,3 +382,32 @@ def _get_state(
     if not is_readable or position.is_pending:
         return PartitionState.PENDING
     return PartitionState.LIVE if lag == 0 else PartitionState.BEHIND
+
+
+_TCP_INFO = getattr(socket, "TCP_INFO", None)  # Linux only
+_BYTES_ACKED_STRUCT = struct.Struct("=Q")
+# Where struct tcp_info (linux/tcp.h) has tcpi_bytes_acked. Kernels before 4.1 return a shorter
+# structure without it.
+_BYTES_ACKED_OFFSET = 120
+
+
+def get_acknowledged_bytes(transport: asyncio.BaseTransport | None) -> int | None:
+    """Return how many bytes of a connection the peer has acknowledged since it began.
+
+    These include HTTP heads and TLS records. It is None where the kernel does not tell, or if
+    another server owns the connection.
+    """
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if _TCP_INFO is None or connection is None:
+        return None
+    try:
+        info: bytes = connection.getsockopt(
+            socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED_OFFSET + _BYTES_ACKED_STRUCT.size
+        )
+    except OSError:  # it is no TCP connection, or it was closed in the meantime
+        return None
+    return (
+        int(_BYTES_ACKED_STRUCT.unpack_from(info, _BYTES_ACKED_OFFSET)[0])
+        if len(info) >= _BYTES_ACKED_OFFSET + _BYTES_ACKED_STRUCT.size
+        else None
+    )

@@ -47,23 +47,22 @@ from gateway.errors import ConfigError
 from gateway.hub.fanout.hubs import Hubs
 from gateway.web import discovery
 from gateway.web.access import Access, allow_anyone
-from gateway.web.access.guards import Guards
+from gateway.web.access.admission import Guards
 from gateway.web.admin.app import AdminApi
 from gateway.web.app import assets, health
 from gateway.web.app.assets import CoHostedApp, CoHostedAppFactory
 from gateway.web.app.metrics import Metrics
 from gateway.web.app.reload import Reloader
-from gateway.web.app.tracing import TracingMiddleware
 from gateway.web.console.console import Console
-from gateway.web.exchange.key_locks import KeyLocks
+from gateway.web.http.asgi_middleware import TracingMiddleware
+from gateway.web.http.browsers import NOSNIFF_HEADERS, PAGE_HEADERS
 from gateway.web.http.problems import EXCEPTION_HANDLERS
-from gateway.web.http.security_headers import NOSNIFF_HEADERS, PAGE_HEADERS
 from gateway.web.routing.limits import Limits
 from gateway.web.routing.routes import Routes
+from gateway.web.routing.shared_counts import KeyLocks
+from gateway.web.streams.http_stream import TokenRenewer
 from gateway.web.streams.middleware import PagePaths, StreamMiddleware
-from gateway.web.streams.renewal import TokenRenewer
 from gateway.web.workers.bus import Bus
-from gateway.web.workers.log_levels import LogLevels
 from gateway.web.workers.outage_log import forward_outages
 
 Startup = Callable[[], Coroutine[Any, Any, None]]
@@ -201,9 +200,9 @@ def create_app(
         guards.collect_metrics,
         partial(reloader.counts.collect_metrics, is_one_of_several=bus.worker_count > 1),
     ]
-    app.state.bus, app.state.limits, app.state.levels = bus, limits, LogLevels(bus)
+    app.state.bus, app.state.limits = bus, limits
     app.state.metrics, app.state.guards = metrics, guards
-    app.admin = AdminApi(routes, guards, metrics, app.state.levels, app.reload, bus)
+    app.admin = AdminApi(routes, guards, metrics, app.reload, bus)
     if settings.admin is not None:
         app.console = Console(app, gateway.hubs, routes, app.admin, metrics.loop_lag, bus)
         app.admin.app.router.routes.extend(app.console.routes)
@@ -212,7 +211,7 @@ def create_app(
     if co_hosted_app is not None:
         gateway.hubs.drain_callbacks.add(co_hosted_app.drain)
         metrics.collectors.append(co_hosted_app.collect_metrics)
-    app.key_locks = KeyLocks(bus) if bus.worker_count > 1 else None
+    app.key_locks = KeyLocks(app.state.limits) if bus.worker_count > 1 else None
     # Paths are exact: `/path/` is unknown, and is not redirected to `/path`.
     app.router.redirect_slashes = False
     return app
@@ -246,15 +245,13 @@ POLL_INTERVAL_S = 0.25  # seconds between looks at the server
 
 async def drain_on_server_exit(hubs: Hubs) -> None:
     """Drain once the server that handles the process's signals is about to exit."""
-    while not _is_server_exiting():  # noqa: ASYNC110 (uvicorn's flag notifies nobody)
+    is_exiting = False
+    while not is_exiting:
         await asyncio.sleep(POLL_INTERVAL_S)
+        # uvicorn's server, whose method handles SIGTERM, has a flag and notifies nobody.
+        server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        is_exiting = getattr(server, "should_exit", False) is True
     hubs.drain()
-
-
-def _is_server_exiting() -> bool:
-    """Return whether uvicorn, whose method handles SIGTERM, is about to exit."""
-    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    return getattr(server, "should_exit", False) is True
 
 
 CHECK_INTERVAL_S = 10.0

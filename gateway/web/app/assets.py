@@ -24,8 +24,8 @@ from gateway.api.gateway import Gateway
 from gateway.config.types.path import VERSIONED_MODULE_PATTERN
 from gateway.errors import RequestError
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.access.guards import Guards
-from gateway.web.http.document import IMMUTABLE_HEADERS, StaticDocument
+from gateway.web.access.admission import Guards
+from gateway.web.http.content import IMMUTABLE_HEADERS, StaticDocument
 
 JS_DIRECTORY = Path(__file__).parents[1] / "js"
 

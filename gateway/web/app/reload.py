@@ -15,20 +15,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.config import Route, Settings
 from gateway.config.sections.reload import apply_reload
 from gateway.errors import GatewayError
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.access.guards import find_changed_guards
+from gateway.web.access.admission import find_changed_guards
 
 if TYPE_CHECKING:
-    from gateway.api.gateway import Gateway
-    from gateway.web.access.guards import Guards
+    from gateway.web.access.admission import Guards
+    from gateway.web.routing.open_streams import StreamOutcomes
     from gateway.web.routing.routes import Routes
-    from gateway.web.streams.open_streams import StreamOutcomes
+
+    from .app import Application
 
 log = logging.getLogger(__name__)
 
@@ -107,13 +108,6 @@ class ReloadOutcome(NamedTuple):
         return {**self._asdict(), "changes": [change._asdict() for change in self.changes]}
 
 
-class ReloadableApp(Protocol):
-    gateway: Gateway
-
-    @property
-    def reload(self) -> Reloader: ...
-
-
 class Reloader:
     """Apply changed configurations to one application.
 
@@ -123,7 +117,7 @@ class Reloader:
 
     def __init__(
         self,
-        app: ReloadableApp,
+        app: Application,
         routes: Routes,
         guards: Guards,
         update_pages: Callable[[Settings], None],
@@ -200,7 +194,7 @@ def log_reload_errors(counts: ReloadCounts) -> Iterator[None]:
         log.exception("configuration not reloaded")
 
 
-async def reload_on_hangup(app: ReloadableApp, load: SettingsLoader) -> None:
+async def reload_on_hangup(app: Application, load: SettingsLoader) -> None:
     """Reload at each SIGHUP, one reload after the other, until cancelled."""
     loop, hangup_event = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup_event.set)

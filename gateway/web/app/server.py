@@ -21,18 +21,18 @@ from gateway.extras import find_missing_modules, format_install_command
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry import logs
 from gateway.telemetry.logs import announce
-from gateway.web.admin import listener
-from gateway.web.admin.listener import bind_admin_socket
+from gateway.web.http import edge
+from gateway.web.http.asgi_middleware import get_allowed_names
 from gateway.web.http.certificate import TlsContext
 from gateway.web.http.edge import (
     EdgeServer,
+    bind_admin_socket,
     configure_socket,
     create_port_limits,
     create_uvicorn_config,
+    describe_fallback,
 )
-from gateway.web.http.proxy_headers import get_allowed_names
-from gateway.web.http.tls_listener import TlsListener
-from gateway.web.http.uvicorn_internals import describe_fallback
+from gateway.web.http.tls import TlsListener
 from gateway.web.routing.limits import Limits
 from gateway.web.websocket.connection import WebSocketConnection
 from gateway.web.websocket.protocol import WebSocketProtocol
@@ -179,7 +179,7 @@ def create_server(
         app.state.metrics.collectors += [tls.collect_metrics, tls_listener.collect_metrics]
     if admin_socket is not None:
         app.add_startup(
-            partial(listener.serve_admin, app.admin.app, settings, admin_socket, tls, limits)
+            partial(edge.serve_admin, app.admin.app, settings, admin_socket, tls, limits)
         )
     app.add_startup(partial(collect_garbage_forever, app.gateway.hubs))
     config = create_uvicorn_config(

@@ -1,13 +1,12 @@
 """Show operators a page of what the gateway does: `/console` on the admin listener.
 
 The page is in `page/`: HTML, CSS and ES modules that browsers load as they are. It is fed by one
-stream of server-sent events, and acts by the admin API. Start with `console`, which has the routes.
-`worker_report` collects what one process knows, `feed` asks the workers for it and writes the
-stream. The decisions in between do no I/O: `partition_watch` and `incident_log` find out what
-changed in a process, `overview` merges the workers and computes what the charts show.
+stream of server-sent events, and acts by the admin API. Start with `console`, which has the routes,
+and passes on what is for the clients' port: a stream as the client that the operator describes,
+dead letters and replays.
 
-Kafka is asked only when an operator looks, within the bounds of a `KafkaLookup`: `groups` for
-consumer groups, `jobs` for the progress of Spark jobs. What the clients' port does is passed on to
-it within the process (`sidecar_calls`): a stream as the client that the operator describes, dead
-letters and replays.
+`worker_report` collects what one process knows, which `console` asks the workers for. The decisions
+in between do no I/O: `partition_watch` finds out what changed in a process, `overview` merges the
+workers and computes what the charts show. Kafka is asked only when an operator looks, within the
+bounds of a `kafka_lookup`: for consumer groups, and for the progress of Spark jobs.
 """

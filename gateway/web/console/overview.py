@@ -15,20 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
 
-from .incident_log import MAX_INCIDENTS, Incident
 from .partition_watch import SEVERITIES, PartitionKey, PartitionRow
-
-
-class Counters(NamedTuple):
-    """The counters of one worker at one moment; histograms by `LATENCY_BUCKETS_S`."""
-
-    clock: float
-    delivered: int
-    sent_bytes: int
-    fetched: int
-    fetched_bytes: int
-    latency: Sequence[int]
-    loop_lag: Sequence[int]
+from .worker_report import MAX_INCIDENTS, Counters, Incident
 
 
 class Rates(NamedTuple):
@@ -166,7 +154,8 @@ class Overview:
             delta["partitions"] = rows
         if removed:
             delta["removed"] = removed
-        added = [each for each in map(self._add_incident, sorted(incidents, key=_get_time)) if each]
+        incidents.sort(key=lambda reported: reported[1].at)
+        added = [each for each in map(self._add_incident, incidents) if each]
         if added:
             delta["incidents"] = added
         if self._figures_at is None or now - self._figures_at >= RATES_INTERVAL_S:
@@ -286,15 +275,7 @@ def _merge_partition(rows: list[PartitionRow]) -> PartitionRow | None:
     """Return a partition as the worker has it that fares worst with it; None without any."""
     if not rows:
         return None
-    worst = min(rows, key=_get_severity)
+    worst = min(rows, key=lambda row: (SEVERITIES.get(row.state, 0), row.since))
     same = [each for each in rows if each.state == worst.state]
     lags = [each.lag for each in rows if each.lag is not None]
     return worst._replace(since=min(each.since for each in same), lag=max(lags) if lags else None)
-
-
-def _get_severity(row: PartitionRow) -> tuple[int, float]:
-    return SEVERITIES.get(row.state, 0), row.since
-
-
-def _get_time(reported: tuple[int, Incident]) -> float:
-    return reported[1].at

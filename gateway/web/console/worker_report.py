@@ -2,6 +2,9 @@
 
 Every worker answers `BUS_TOPIC` with what the asking worker does not know yet, so that nothing is
 sent twice: with 2,000 partitions at rest a report has 400 bytes.
+
+The latest incidents are kept where an operator's page can show them: lost and recovered partitions,
+gaps, warnings, errors. The gateway logs the same lines; the oldest are dropped here.
 """
 
 from __future__ import annotations
@@ -9,27 +12,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import psutil
 
-from gateway.core.log.partition_reader import PartitionReader
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
+from gateway.telemetry.logs import escape_line, redact_text
 from gateway.telemetry.process import LoopLag
+from gateway.web.console.partition_watch import (
+    TROUBLED_STATES,
+    PartitionState,
+    PartitionWatch,
+    Transition,
+    name_partition,
+)
 from gateway.web.workers.bus import Bus
-
-from .incident_log import IncidentHandler, IncidentKind, IncidentLog
-from .overview import Counters
-from .partition_watch import PartitionWatch
 
 BUS_TOPIC = "console"
 KNOWN_NOTHING = ("", 0, "", 0)  # the arguments of `build_report` of whoever asks first
 LOOK_INTERVAL_S = 1.0  # seconds between two looks while nobody asks
+
+
+class Counters(NamedTuple):
+    """The counters of one worker at one moment; histograms by `LATENCY_BUCKETS_S`."""
+
+    clock: float
+    delivered: int
+    sent_bytes: int
+    fetched: int
+    fetched_bytes: int
+    latency: Sequence[int]
+    loop_lag: Sequence[int]
 
 
 class WorkerReport:
@@ -57,7 +77,12 @@ class WorkerReport:
 
     def look(self) -> None:
         now, wall_time = asyncio.get_running_loop().time(), time.time()
-        transitions = self._watch.look(self._iter_readers(), now, wall_time)
+        readers = (
+            (hub.name, read.reader)
+            for hub in self._iter_started()
+            for read in hub.shared_reads.by_partition.values()
+        )
+        transitions = self._watch.look(readers, now, wall_time)
         self._incidents.add_transitions(transitions, wall_time)
         gaps, gap_offsets = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         client_gaps = Counter[tuple[str, str]]()
@@ -102,7 +127,10 @@ class WorkerReport:
             "pid": os.getpid(),
             "started": self._started_at,
             "rss": self._process.memory_info().rss,
-            "memory": self._sum_memory(),
+            "memory": sum(
+                sum(log.bytes for log in hub.logs) + sum(hub.memory.values())
+                for hub in self._iter_started()
+            ),
             "memoryLimit": self._hubs.settings.memory,
             "reachable": {
                 hub.name: bool(hub.started and hub.cluster.is_reachable) for hub in self._hubs
@@ -115,16 +143,6 @@ class WorkerReport:
 
     def _iter_started(self) -> Iterator[Hub]:
         return (hub for hub in self._hubs if hub.started)
-
-    def _iter_readers(self) -> Iterator[tuple[str, PartitionReader]]:
-        for hub in self._iter_started():
-            for read in hub.shared_reads.by_partition.values():
-                yield hub.name, read.reader
-
-    def _sum_memory(self) -> int:
-        """Return the bytes that count towards `memory` of the configuration."""
-        logs = sum(log.bytes for hub in self._iter_started() for log in hub.logs)
-        return logs + sum(sum(hub.memory.values()) for hub in self._iter_started())
 
     def _read_counters(self) -> Counters:
         delivered = sent_bytes = fetched = fetched_bytes = 0
@@ -144,3 +162,113 @@ class WorkerReport:
             time.monotonic(), delivered, sent_bytes, fetched, fetched_bytes, latency,
             list(self._loop_lag.seconds.counts),
         )  # fmt: skip
+
+
+MAX_INCIDENTS = 300
+MAX_TEXT_CHARS = 600
+MAX_NAMED_PARTITIONS = 8  # partitions that a text names; the others are counted
+
+
+class IncidentKind(StrEnum):
+    PARTITION_LOST = "partition-lost"
+    PARTITION_BACK = "partition-back"
+    GAP = "gap"
+    CLIENT_GAP = "client-gap"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Incident(NamedTuple):
+    """An event about a topic, route or logger; `at` is in seconds since 1970."""
+
+    number: int
+    at: float
+    kind: str
+    subject: str
+    text: str
+
+
+class IncidentLog:
+    """The latest incidents of a process. Numbers of another `instance` mean nothing here."""
+
+    def __init__(self) -> None:
+        self.instance = secrets.token_hex(8)
+        self.last_number = 0
+        self._incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
+        self._gap_counts: dict[tuple[IncidentKind, str, str], tuple[int, int]] = {}
+
+    def add(self, kind: IncidentKind, subject: str, text: str, at: float) -> None:
+        self.last_number += 1
+        text = text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"
+        self._incidents.append(Incident(self.last_number, at, str(kind), subject, text))
+
+    def list_since(self, number: int) -> list[Incident]:
+        return [each for each in self._incidents if each.number > number]
+
+    def add_transitions(self, transitions: Iterable[Transition], at: float) -> None:
+        """Add an incident for each topic and cause of partitions lost or read again."""
+        for each in transitions:
+            is_lost = each.state in TROUBLED_STATES
+            # A partition that is new and well is no incident; `resolving` is not the end of one.
+            if not is_lost and each.state == PartitionState.RESOLVING:
+                continue
+            kind = IncidentKind.PARTITION_LOST if is_lost else IncidentKind.PARTITION_BACK
+            self.add(kind, each.topic, _describe_transition(each), at)
+
+    def add_gaps(
+        self,
+        kind: IncidentKind,
+        counts: Mapping[tuple[str, str], int],
+        offsets: Mapping[tuple[str, str], int],
+        at: float,
+    ) -> None:
+        """Add the gaps since the last call, given the totals until now.
+
+        `GAP` is for records that Kafka does not have, `CLIENT_GAP` for those not sent to clients.
+        """
+        for (subject, reason), count in counts.items():
+            key = kind, subject, reason
+            before, offsets_before = self._gap_counts.get(key, (0, 0))
+            offset_count = offsets.get((subject, reason), 0)
+            self._gap_counts[key] = count, offset_count
+            if count <= before:
+                continue
+            text = f"{reason}: {_count(count - before, 'gap')}"
+            if offset_count > offsets_before:
+                text += f" of {_count(offset_count - offsets_before, 'offset')}"
+            self.add(kind, subject, text, at)
+
+
+class IncidentHandler(logging.Handler):
+    """Adds warnings and errors of the log to an `IncidentLog`. Secrets are masked as in the log."""
+
+    def __init__(self, incidents: IncidentLog) -> None:
+        super().__init__(logging.WARNING)
+        self._incidents = incidents
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = escape_line(redact_text(record.getMessage()))
+            kind = IncidentKind.ERROR if record.levelno >= logging.ERROR else IncidentKind.WARNING
+            subject = record.name.removeprefix("gateway.")
+            self._incidents.add(kind, subject, text, record.created)
+        except Exception:  # as other handlers do: a line that cannot be formatted ends nothing
+            self.handleError(record)
+
+
+def _describe_transition(transition: Transition) -> str:
+    partitions = transition.partitions
+    names = ", ".join(
+        name_partition(transition.cluster, transition.topic, each)
+        for each in partitions[:MAX_NAMED_PARTITIONS]
+    )
+    more = len(partitions) - MAX_NAMED_PARTITIONS
+    names += f" and {more} more" if more > 0 else ""
+    if transition.state not in TROUBLED_STATES:
+        return f"{names}: read again"
+    cause = f" ({transition.cause})" if transition.cause else ""
+    return f"{names}: {transition.state}{cause}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -22,9 +22,8 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.config import Settings
 from gateway.errors import RequestError
-from gateway.web.http.document import StaticDocument
-from gateway.web.http.negotiation import get_media_preference
-from gateway.web.http.security_headers import PAGE_HEADERS
+from gateway.web.http.browsers import PAGE_HEADERS
+from gateway.web.http.content import StaticDocument, get_media_preference
 
 from .asyncapi import build_document
 from .description import build_description

@@ -60,7 +60,7 @@ def render_page(settings: Settings, base_url: str) -> str:
     exchanges = "".join(
         _render_exchange(exchange, base_url) for exchange in list_exchanges(settings)
     )
-    no_routes = f'<p class="empty">{escape(_capitalize(NO_ROUTES_HINT))}.</p>'
+    no_routes = f'<p class="empty">{escape(NO_ROUTES_HINT[:1].upper() + NO_ROUTES_HINT[1:])}.</p>'
     return _PAGE_TEMPLATE.substitute(
         name=escape(settings.name),
         version=escape(__version__),
@@ -87,10 +87,6 @@ def _render_exchange(exchange: ExchangeDescription, base_url: str) -> str:
   <dl class="facts">{items}</dl>
   <ul class="lines"><li><span>HTTP</span><code>{line}</code></li></ul>
 </article>"""
-
-
-def _capitalize(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _render_card(number: int, path: str, stream: StreamDescription, base_url: str) -> str:

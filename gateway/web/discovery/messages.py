@@ -24,8 +24,8 @@ from gateway.formats.event import (
     build_ref,
 )
 from gateway.hub.wires.control_events import CONTROL_EVENTS, ControlEvent
+from gateway.web.access.admission import get_guard_class
 from gateway.web.access.guard import SecurityScheme
-from gateway.web.access.guards import get_guard_class
 from gateway.web.websocket.messages import MESSAGE_MODELS
 
 _KEY_MEMBERS = {"key": build_ref("bytes")}

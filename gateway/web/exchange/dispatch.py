@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.background_tasks import Interrupted
 from gateway.config import FetchWith, ProduceWith, With
 from gateway.errors import RequestError, StreamEnded
 from gateway.telemetry.logs import bind_log_context
-from gateway.web.app.tracing import ROUTE_SCOPE_KEY
-from gateway.web.exchange.exchange import Exchange
-from gateway.web.exchange.fetch import FetchExchange
-from gateway.web.exchange.reply import ProduceExchange
+from gateway.web.exchange import fetch, reply
+from gateway.web.http.asgi_middleware import ROUTE_SCOPE_KEY
+from gateway.web.http.browsers import has_ambient_credentials, is_origin_allowed
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.http_stream import ClientDisconnected
-from gateway.web.websocket.handshake import has_ambient_credentials, is_origin_allowed
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
@@ -31,7 +32,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
             raise _build_draining_error()
         match = await routes.refresh(match, request)
         return await get_exchange(match.route.with_).respond(routes, match, request)
-    except ClientDisconnected:
+    except Interrupted:
         return Response(status_code=204)  # the client does not receive it
     except StreamEnded:  # a request may wait on a stream, which ends when the gateway drains
         raise _build_draining_error() from None
@@ -62,9 +63,20 @@ def _check_origin(routes: Routes, match: Match, request: Request) -> None:
         raise RequestError(403, "Foreign origin", detail)
 
 
+class Exchange(NamedTuple):
+    """A capability whose requests have one response: what it does, for documents, and how.
+
+    `respond` raises a `RequestError` if the request is refused, a `KafkaError` if Kafka does not
+    answer, and `Interrupted`.
+    """
+
+    describe: Callable[[With], str]
+    respond: Callable[[Routes, Match, Request], Awaitable[Response]]
+
+
 EXCHANGES: dict[type[With], Exchange] = {
-    FetchWith: FetchExchange(),
-    ProduceWith: ProduceExchange(),
+    FetchWith: Exchange(lambda with_: "the latest record of a key", fetch.respond),
+    ProduceWith: Exchange(reply.describe, reply.respond),
 }
 """All exchanges, by the options of their capability. Streams are none: see `web.streams`."""
 

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.api.stream import Stream
-from gateway.config import With
 from gateway.core.log.record import Record
 from gateway.errors import RequestError, StreamEnded
 from gateway.formats import FORMATS, create_format
@@ -25,14 +24,17 @@ from gateway.formats.exact_values import InvalidValue, RawValue, wrap_format
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
-from gateway.web.http.document import build_etag, matches_if_none_match
-from gateway.web.http.negotiation import SAFE_HEADERS, get_media_type, parse_preferences
+from gateway.web.http.content import (
+    SAFE_HEADERS,
+    build_etag,
+    get_media_type,
+    matches_if_none_match,
+    parse_preferences,
+)
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import run_while_connected
-
-from .exchange import Exchange
 
 
 class LatestDocument(NamedTuple):
@@ -45,16 +47,12 @@ class LatestDocument(NamedTuple):
     etag: str
 
 
-class FetchExchange(Exchange):
-    def describe(self, with_: With) -> str:
-        return "the latest record of a key"
-
-    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
-        """Return the document, 304 if the client has it, 404 without one, 502 if it is invalid."""
-        routes.check_parameters(match, get_query_pairs(request))
-        return await routes.respond_as_configured(
-            match, request, partial(_respond_once, routes, request)
-        )
+async def respond(routes: Routes, match: Match, request: Request) -> Response:
+    """Return the document, 304 if the client has it, 404 without one, 502 if it is invalid."""
+    routes.check_parameters(match, get_query_pairs(request))
+    return await routes.respond_as_configured(
+        match, request, partial(_respond_once, routes, request)
+    )
 
 
 async def _respond_once(routes: Routes, request: Request, match: Match) -> Response:
@@ -63,7 +61,8 @@ async def _respond_once(routes: Routes, request: Request, match: Match) -> Respo
     wait_s = parse_preferences(request).wait_s
     hub = routes.hubs.get_hub(view.cluster)
     document = await _get_latest(hub, view, key)
-    if wait_s and _is_unmodified(document, if_none_match):
+    is_unmodified = document is None or matches_if_none_match(if_none_match, document.etag)
+    if wait_s and is_unmodified:
         document = document and document._replace(record=None)
         change = _wait_for_change(hub, view, key, document, _limit_wait(match, wait_s))
         document = await run_while_connected(request, change)
@@ -106,10 +105,6 @@ async def _wait_for_change(
                 await anext(stream)
             return document
     return previous
-
-
-def _is_unmodified(document: LatestDocument | None, if_none_match: str) -> bool:
-    return document is None or matches_if_none_match(if_none_match, document.etag)
 
 
 def _get_etag(document: LatestDocument | None) -> str | None:

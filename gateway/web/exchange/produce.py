@@ -1,4 +1,4 @@
-"""Write a request as one record, whose value is the body.
+"""Write what a client sends as one record: a request, whose body is the value, or a message.
 
 The route says what the topic, key and headers are. With `Idempotency-Key` a request that is
 repeated stays a single record, as for WebSockets (`gateway/hub/writes/writer.py`). `If-Match` and
@@ -9,33 +9,32 @@ repeated stays a single record, as for WebSockets (`gateway/hub/writes/writer.py
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from hashlib import sha256
+from typing import Any, NamedTuple, TypeAlias
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.config import ProduceWith
+from gateway.config import ProduceWith, With
+from gateway.core.channel.filters import MATCH_ALL, Filters
+from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RequestError
 from gateway.hub.fanout.view import View
+from gateway.hub.wires.transform import header_names
 from gateway.hub.writes.publisher import Produced
-from gateway.web.http import document
+from gateway.web.http import content
+from gateway.web.http.head import build_bad_request
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
-from gateway.web.websocket.messages import QueryPairs
-
-from .write_request import (
-    WriteRequest,
-    build_template_values,
-    check_current,
-    check_filters,
-    get_idempotency_scope,
-    preview_record,
-    resolve_key_and_headers,
-)
+from gateway.web.routing.views import TemplateValues
+from gateway.web.websocket.messages import ProduceMessage, QueryPairs, parse_target
 
 # The limits of `web/http/transport.py` on a body are for our own server only. These are for any.
 MAX_BODY_BYTES = 64 * 1024
@@ -101,7 +100,7 @@ async def read_write_request(routes: Routes, match: Match, request: Request) -> 
 async def _get_view(routes: Routes, match: Match, query: QueryPairs) -> View:
     view = await routes.get_view(match, query)
     if len(view.topics) != 1:
-        raise _build_bad_request("a record is written to one topic; name one in the path")
+        raise build_bad_request("a record is written to one topic; name one in the path")
     return view
 
 
@@ -133,7 +132,7 @@ async def write_record(
 def get_idempotency_key(request: Request) -> str | None:
     keys = request.headers.getlist("idempotency-key")
     if len(keys) > 1:
-        raise _build_bad_request("Idempotency-Key is given more than once; a record has one")
+        raise build_bad_request("Idempotency-Key is given more than once; a record has one")
     return keys[0] if keys else None
 
 
@@ -145,11 +144,11 @@ async def _read_value(request: Request) -> bytes | None:
     except TimeoutError:
         raise RequestError(408, "Request timeout", "the body did not come; try again") from None
     except ClientDisconnect:
-        raise _build_bad_request("the client went away before its body was complete") from None
+        raise build_bad_request("the client went away before its body was complete") from None
     if request.method != "DELETE":
         return body
     if body:
-        raise _build_bad_request("a DELETE has no body here; use POST to write one")
+        raise build_bad_request("a DELETE has no body here; use POST to write one")
     return None
 
 
@@ -187,7 +186,7 @@ async def _build_precondition_check(
     hub = routes.hubs.get_hub(write_request.cluster)
     if write_request.key is None or not hub.document_locks.is_compared(write_request.topic):
         detail = "this route compares nothing, as its records are no documents; leave it out"
-        raise _build_bad_request(f"If-Match, If-None-Match: {detail}")
+        raise build_bad_request(f"If-Match, If-None-Match: {detail}")
     # Documents are looked up by the key that streams see, which may differ from the client's.
     preview = await preview_record(routes, write_request)
     key = write_request.key if preview is None or preview.key is None else preview.key
@@ -201,10 +200,10 @@ async def _build_precondition_check(
         record_id = (
             None
             if record is None
-            else document.build_record_id(record, hub.topics.get_id(write_request.topic))
+            else content.build_record_id(record, hub.topics.get_id(write_request.topic))
         )
-        if (if_match and not document.lists_record(if_match, record_id)) or (
-            if_none_match and document.lists_record(if_none_match, record_id, weakly=True)
+        if (if_match and not content.lists_record(if_match, record_id)) or (
+            if_none_match and content.lists_record(if_none_match, record_id, weakly=True)
         ):
             detail = "the document has changed; fetch it, and decide again"
             if _COMPRESSED_TAG_PATTERN.search(if_match):
@@ -218,5 +217,205 @@ async def _build_precondition_check(
     return check_precondition
 
 
-def _build_bad_request(detail: str) -> RequestError:
-    return RequestError(400, "Bad request", detail)
+Headers: TypeAlias = Sequence[tuple[str, bytes]]
+
+
+class WriteRequest(NamedTuple):
+    """A record that a client may write; a value of None is a tombstone.
+
+    Equal idempotency keys of two scopes are different keys.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    scope: str
+    match: Match
+    cluster: str = ""
+    filters: Filters = MATCH_ALL
+
+
+async def parse_produce_message(
+    routes: Routes,
+    message: ProduceMessage,
+    path: str | None,
+    connection: HTTPConnection,
+    token: str | None,
+) -> WriteRequest:
+    """Return the record that a `produce` message asks to write, and admit its client.
+
+    A client that reads a part of a topic may write only that part: the record must pass the filters
+    of the route. Without a path, the route is found by the topic.
+    """
+    path, query = parse_target(
+        path if path is not None else _find_write_path(routes, message.topic)
+    )
+    match = routes.match_writable(path)
+    if message.value is None:  # guards see a tombstone as a DELETE
+        match = match._replace(method="DELETE")
+    match = await routes.admit(match, connection, token)
+    with_ = match.route.with_
+    if not with_.can_write:
+        raise _build_forbidden_error(
+            f"{path} takes no records; `produce: true` of its route allows them"
+        )
+    # A reply belongs to an HTTP request, which waits for it; a socket has no such thing.
+    if with_.reply_topic is not None:
+        raise _build_forbidden_error(f"{path} is answered with replies; ask by HTTP")
+    routes.check_parameters(match, query)
+    view = await routes.get_view(match, query)
+    topic = _choose_topic(view.topics, message.topic)
+    key, value = _encode_content(message)
+    if (
+        value is None
+        and isinstance(with_, ProduceWith)
+        and not any(match.route.get_method(when) == "DELETE" for when in match.route.when)
+    ):
+        raise _build_forbidden_error(
+            f"{path} deletes nothing; a `when` with method: DELETE allows it"
+        )
+    for name in message.headers:
+        if name.lower() in routes.settings.request_header_names:
+            what = f"the header '{name}' tells services of a request where to reply"
+            raise _build_forbidden_error(f"{what}; leave it out")
+    values = build_template_values(match, query, message.idempotency_key)
+    headers = [(name, text.encode()) for name, text in message.headers.items()]
+    key, headers = resolve_key_and_headers(with_, values, key, headers)
+    write_request = WriteRequest(topic, key, value, headers, get_idempotency_scope(match), match)
+    return await check_filters(routes, view, write_request)
+
+
+async def check_current(routes: Routes, write_request: WriteRequest) -> None:
+    """Raise a 503 if the record's route or guards changed since its client was admitted."""
+    if not routes.is_unchanged(write_request.match):
+        detail = "its route was reconfigured meanwhile, and nothing is written; repeat it"
+        raise RequestError(503, "Configured anew", detail, retry_after=1.0)
+
+
+def build_template_values(
+    match: Match, query: QueryPairs, idempotency_key: str | None
+) -> TemplateValues:
+    words = {} if idempotency_key is None else {"idempotencyKey": idempotency_key}
+    return TemplateValues(match.params, dict(query), match.granted, words)
+
+
+def resolve_key_and_headers(
+    with_: With, values: TemplateValues, key: bytes | None, headers: Headers
+) -> tuple[bytes | None, list[tuple[str, bytes]]]:
+    """Return the key and headers of a record, with those that the route sets.
+
+    The client's headers of the same names are replaced; another key than the route's is a 403.
+    """
+    if not isinstance(with_, ProduceWith):
+        return key, list(headers)
+    if with_.key is not None:
+        route_key = values.render(with_.key).encode()
+        if key not in (None, route_key):
+            raise _build_forbidden_error("this route sets the key of records; leave it out")
+        key = route_key
+    overrides = {name: values.render(text).encode() for name, text in with_.overrides.items()}
+    names = {name.lower() for name in overrides}
+    kept = [header for header in headers if header[0].lower() not in names]
+    return key, [*kept, *overrides.items()]
+
+
+async def check_filters(routes: Routes, view: View, write_request: WriteRequest) -> WriteRequest:
+    """Return the record as it will be written, if its route would show it.
+
+    The filters are applied to the record that streams will see, after the model and the transforms
+    of its topic. The client's headers of names that a transform sets are dropped: a filter matches
+    any header of a name, and would match the client's.
+    """
+    transforms = (
+        routes.hubs.get_hub(view.cluster).topics.get_settings(write_request.topic).transforms
+    )
+    names = header_names(transforms)
+    headers = [header for header in write_request.headers if header[0].lower() not in names]
+    write_request = write_request._replace(
+        headers=headers, cluster=view.cluster, filters=view.filters
+    )
+    if view.filters.filters:
+        record = await preview_record(routes, write_request)
+        if record is None or not view.filters.matches(record):
+            detail = "this record does not pass the filters of its route; write one that does"
+            raise _build_forbidden_error(detail)
+    return write_request
+
+
+async def preview_record(routes: Routes, write_request: WriteRequest) -> Record | None:
+    """Return the record as streams will show it; None if they will skip it."""
+    hub = routes.hubs.get_hub(write_request.cluster)
+    key, value = await hub.models.encode_record(
+        write_request.topic, write_request.key, write_request.value
+    )
+    # Partition, offset, epoch and timestamp are not known yet. Filters do not use them.
+    tp = TopicPartition(write_request.topic, 0)
+    record = Record(tp, 0, 0, 0, key, value, tuple(write_request.headers))
+    return await hub.models.preview(record)
+
+
+def _find_write_path(routes: Routes, topic: str | None) -> str:
+    for route in routes.settings.routes:
+        topics = [source.literal for source in route.with_.topic_templates]
+        if route.with_.can_write and topic in topics:
+            for when in route.when:
+                if not when.pattern.params and not when.pattern.has_wildcard:
+                    return when.path
+    raise RequestError(404, "Unknown path", "name the route to write to, as 'path'")
+
+
+def _choose_topic(topics: Sequence[str], topic: str | None) -> str:
+    if topic is None and len(topics) == 1:
+        return topics[0]
+    if topic is None or topic not in topics:
+        raise build_bad_request(f"'topic' must be one of {', '.join(topics)}")
+    return topic
+
+
+def _encode_content(message: ProduceMessage) -> tuple[bytes | None, bytes | None]:
+    """Return the key and value of a message. A value that is no string is written as JSON."""
+    if message.base64:
+        return _decode_base64("key", message.key), _decode_base64("value", message.value)
+    key = None if message.key is None else message.key.encode()
+    if message.value is None:
+        return key, None
+    if isinstance(message.value, str):
+        return key, message.value.encode()
+    try:
+        text = json.dumps(message.value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        raise build_bad_request("'value' is nested too deep; flatten it") from None
+    return key, text.encode()
+
+
+def _decode_base64(name: str, text: Any) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        return base64.b64decode(text, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise build_bad_request(f"'{name}' is not base64 text") from None
+
+
+def get_idempotency_scope(match: Match) -> str:
+    """Return the scope of idempotency keys: the route and, if it has guards, the client.
+
+    Clients of a route without guards share a scope, as nothing distinguishes them.
+    """
+    path = match.route.path
+    return f"{path} {hash_requester(match)}" if match.granted else path
+
+
+def hash_requester(match: Match) -> str:
+    """Return a SHA-256 of a client and its route, in hexadecimal.
+
+    It is written into records, which others may read, so it must not reveal the client. Every
+    replica computes the same.
+    """
+    requester = json.dumps([match.route.path, sorted(match.granted.subject)])
+    return sha256(requester.encode()).hexdigest()
+
+
+def _build_forbidden_error(detail: str) -> RequestError:
+    return RequestError(403, "Forbidden", detail)

@@ -21,20 +21,20 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.background_tasks import Interrupted
 from gateway.config import With
 from gateway.config.capabilities import RESERVED_RECORD_HEADERS, Correlation
 from gateway.errors import RequestError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.writes.publisher import Produced
-from gateway.web.http.negotiation import SAFE_HEADERS, get_media_type, parse_preferences
+from gateway.web.http.content import SAFE_HEADERS, get_media_type, parse_preferences
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.http_stream import ClientDisconnected, run_while_connected
+from gateway.web.streams.http_stream import run_while_connected
 
 from . import produce
-from .exchange import Exchange
+from .produce import hash_requester
 from .replies import REPLY_WINDOW_S, Reply, ReplyReader
-from .write_request import hash_requester
 
 DEFAULT_TIMEOUT_S = 30.0  # how long a request waits for its reply
 RETRY_AFTER_S = "1"  # when a client is to ask for a reply again
@@ -54,16 +54,16 @@ _RESERVED_HEADERS = RESERVED_RECORD_HEADERS | {
 }
 
 
-class ProduceExchange(Exchange):
-    def describe(self, with_: With) -> str:
-        return "writes a record" + (", and answers with its reply" if with_.reply_topic else "")
+def describe(with_: With) -> str:
+    return "writes a record" + (", and answers with its reply" if with_.reply_topic else "")
 
-    async def respond(self, routes: Routes, match: Match, request: Request) -> Response:
-        if match.is_reply:
-            return await poll_reply(routes, match, request)
-        if match.route.with_.reply_topic is not None:
-            return await request_reply(routes, match, request)
-        return await produce.respond(routes, match, request)
+
+async def respond(routes: Routes, match: Match, request: Request) -> Response:
+    if match.is_reply:
+        return await poll_reply(routes, match, request)
+    if match.route.with_.reply_topic is not None:
+        return await request_reply(routes, match, request)
+    return await produce.respond(routes, match, request)
 
 
 async def request_reply(routes: Routes, match: Match, request: Request) -> Response:
@@ -99,7 +99,7 @@ async def request_reply(routes: Routes, match: Match, request: Request) -> Respo
             await reader.load_recent()
         try:
             reply = await _wait_for_reply(request, future, timeout_s)
-        except ClientDisconnected:
+        except Interrupted:
             reader.mark_missed(correlation_id, "left")
             raise
     if reply is not None:
@@ -197,13 +197,10 @@ async def _wait_for_reply(
 ) -> Reply | None:
     """Return the reply, or None if it does not come in time."""
     if timeout_s > 0 and not future.done():
-        await run_while_connected(request, _wait_for_future(future, timeout_s))
+        # `asyncio.wait_for` would cancel the future, for which others may wait.
+        waiting = asyncio.wait({future}, timeout=timeout_s)
+        await run_while_connected(request, waiting)
     return future.result() if future.done() else None
-
-
-async def _wait_for_future(future: asyncio.Future[Reply], timeout_s: float) -> None:
-    """Wait for a future, which is not cancelled by a timeout, as `asyncio.wait_for` would do."""
-    await asyncio.wait({future}, timeout=timeout_s)
 
 
 def _build_location(request: Request, match: Match, correlation_id: str) -> str:

@@ -1,8 +1,17 @@
 """Configure uvicorn for each port of a process.
 
 A port speaks HTTP by our protocol and TLS by our listener. uvicorn's own logging, access log,
-`Server` header and proxy headers are off. With a uvicorn that `uvicorn_internals` does not know, a
-port speaks HTTP by uvicorn's protocol on h11, since the one on httptools has no limit on heads.
+`Server` header and proxy headers are off. Operators have a port of their own, in the process that
+serves clients.
+
+`GatewayProtocol` (`transport`) derives from uvicorn's HTTP protocol, and takes connections over
+from it. uvicorn does not promise the methods and attributes that this needs. A version that lacks
+one of them serves by its own protocols instead, as any other ASGI server would: streams send by
+ASGI's `send`, and the limits of `transport` do not apply. A port then speaks HTTP by uvicorn's
+protocol on h11, since the one on httptools has no limit on heads.
+
+Every version must have the steps of `uvicorn.Server`, from which `EdgeServer` derives.
+tests/web/test_uvicorn_contract.py tests the meaning of the names here.
 """
 
 from __future__ import annotations
@@ -11,6 +20,7 @@ import asyncio
 import math
 import socket
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
@@ -18,14 +28,21 @@ from starlette.types import ASGIApp
 
 from gateway.client_memory import ClientMemory
 from gateway.config import Settings
+from gateway.config.types.address import is_loopback
+from gateway.errors import GatewayError
+from gateway.internals import Internals, find_missing
+from gateway.telemetry.logs import announce
 from gateway.web.app.assets import CoHostedApp
+from gateway.web.http.asgi_middleware import (
+    ForwardedMiddleware,
+    HostCheckMiddleware,
+    TrustedProxies,
+)
+from gateway.web.http.certificate import TlsContext
+from gateway.web.http.tls import TlsListener
 from gateway.web.routing.limits import Limits, PortLimits
-from gateway.web.workers.sockets import LISTEN_BACKLOG
+from gateway.web.workers.sockets import LISTEN_BACKLOG, bind, format_url
 from gateway.wire.message_reader import MessageReader
-
-from .proxy_headers import ForwardedMiddleware, HostCheckMiddleware, TrustedProxies
-from .tls_listener import TlsListener
-from .uvicorn_internals import find_missing_internals
 
 if TYPE_CHECKING:
     from gateway.web.websocket.protocol import WebSocketProtocol
@@ -140,7 +157,7 @@ def _choose_protocols(
     """Return uvicorn's options for our protocols, or for its own if it lacks what ours need."""
     if not find_missing_internals():
         # Only a uvicorn that is known can import it.
-        from .transport import GatewayProtocol
+        from gateway.web.http.transport import GatewayProtocol
 
         constants = {
             "CO_HOSTED_APP": co_hosted_app,
@@ -157,3 +174,188 @@ def _choose_protocols(
         "ws": "none" if websocket_protocol is None else "auto",
         "ws_max_size": MessageReader.MAX_MESSAGE_BYTES,
     }
+
+
+TESTED_VERSIONS = "0.45 to 0.54"
+
+_PROTOCOLS = "uvicorn.protocols.http"
+
+SERVER_INTERNALS = (
+    Internals(
+        "uvicorn",
+        "Server",
+        methods={
+            "handle_exit": None,  # sse-starlette replaces it by a function of other parameters
+            "main_loop": "",
+            "serve": "sockets",
+            "shutdown": "sockets",
+            "startup": "sockets",
+        },
+        state={
+            "__init__": "config server_state should_exit force_exit",
+            "startup": "servers lifespan",
+        },
+    ),
+    Internals(
+        "uvicorn",
+        "Config",
+        methods={"load": "", "get_loop_factory": ""},
+        state={"load": "http_protocol_class lifespan_class loaded_app"},
+    ),
+)
+
+PROTOCOL_INTERNALS = (
+    Internals(
+        f"{_PROTOCOLS}.httptools_impl",
+        "HttpToolsProtocol",
+        methods={
+            "__init__": "config server_state app_state _loop",
+            "connection_made": "transport",
+            "connection_lost": "exc",
+            "data_received": "data",
+            "on_message_begin": "",
+            "on_header": "name value",
+            "on_headers_complete": "",
+            "on_body": "body",
+            "on_message_complete": "",
+            "on_response_complete": "",
+            "shutdown": "",
+            "timeout_keep_alive_handler": "",
+            "_should_upgrade": "",
+            "_start_asgi_task": "cycle app",
+            "_unset_keepalive_if_required": "",
+        },
+        state={
+            "__init__": "config server_state app_state connections loop logger parser transport "
+            "flow server client scheme pipeline scope headers cycle ws_protocol_class "
+            "timeout_keep_alive timeout_keep_alive_task",
+            "on_message_begin": "url",
+        },
+    ),
+    Internals(
+        f"{_PROTOCOLS}.httptools_impl",
+        "RequestResponseCycle",
+        state={
+            "__init__": "scope transport message_event on_response disconnected keep_alive "
+            "waiting_for_100_continue response_started response_complete chunked_encoding "
+            "expected_content_length",
+        },
+    ),
+    Internals(
+        f"{_PROTOCOLS}.flow_control",
+        "FlowControl",
+        methods={
+            "__init__": "transport",
+            "pause_reading": "",
+            "resume_reading": "",
+            "pause_writing": "",
+        },
+        state={"__init__": "read_paused write_paused"},
+    ),
+    Internals(
+        "uvicorn.server",
+        "ServerState",
+        state={"__init__": "connections tasks total_requests default_headers"},
+    ),
+    Internals(
+        "uvicorn",
+        "Config",
+        state={"__init__": "asgi_version ws_per_message_deflate", "load": "ws_protocol_class"},
+    ),
+)
+
+
+@cache
+def find_missing_internals() -> tuple[str, ...]:
+    """Return the members that `GatewayProtocol` needs and the installed uvicorn lacks."""
+    return tuple(find_missing(PROTOCOL_INTERNALS))
+
+
+def describe_fallback() -> str | None:
+    """Return the log line on the cost of an unknown uvicorn; raise if it cannot serve at all."""
+    missing_steps = find_missing(SERVER_INTERNALS)
+    if missing_steps:
+        raise GatewayError(
+            f"uvicorn {uvicorn.__version__} cannot serve the gateway: it has no "
+            f"{', '.join(missing_steps)}; install uvicorn {TESTED_VERSIONS}, or serve `create_app` "
+            "by another ASGI server"
+        )
+    missing = find_missing_internals()
+    if not missing:
+        return None
+    return (
+        f"uvicorn {uvicorn.__version__} is not one that this version of the gateway knows (it has "
+        f"no {', '.join(missing)}), so uvicorn's own protocols serve: each client costs a task and "
+        "more memory and CPU, and requests have no deadline, which a proxy in front should set; "
+        f"install uvicorn {TESTED_VERSIONS}"
+    )
+
+
+def bind_admin_socket(
+    settings: Settings, inherited: socket.socket | None = None
+) -> socket.socket | None:
+    """Bind the port of operators, and print its URL; None if there is no admin API.
+
+    A port that other machines reach must have guards.
+    """
+    admin = settings.admin
+    if admin is None:
+        return None
+    try:
+        listening = bind(admin.host, admin.port) if inherited is None else inherited
+    except GatewayError as exc:
+        raise GatewayError(str(exc).replace("listen.port", "admin.port")) from None
+    host = listening.getsockname()[0]
+    # Checked after binding: localhost may be any address, by /etc/hosts.
+    if not admin.guarded and not is_loopback(host):
+        listening.close()
+        raise GatewayError(
+            f"admin.host {admin.host} is {host}, which lets other machines in, and nobody is asked "
+            "who they are; add admin.guarded, or use 127.0.0.1"
+        )
+    announce(f"admin on {format_url(listening, tls=uses_tls(settings))}")
+    return listening
+
+
+def uses_tls(settings: Settings) -> bool:
+    """Return whether the port has TLS, with the certificate of `listen`; not on loopback."""
+    admin, tls = settings.admin, settings.listen.tls
+    return tls is not None and admin is not None and not is_loopback(admin.host)
+
+
+class _AdminServer(EdgeServer):
+    """A server without signal handlers and start message, which the server of clients has."""
+
+    def _log_started_message(self, listeners: object) -> None:
+        pass
+
+
+async def serve_admin(
+    app: ASGIApp,
+    settings: Settings,
+    listening_socket: socket.socket,
+    tls: TlsContext | None,
+    limits: Limits,
+) -> None:
+    """Serve operators until cancelled; then requests in progress have one more second."""
+    tls_listener = None
+    port_limits = create_port_limits(settings, limits, "admin")
+    if tls is not None and uses_tls(settings):
+        tls_listener = TlsListener(listening_socket, tls.context, port_limits)
+    config = create_uvicorn_config(
+        app, settings, port_limits=port_limits, lifespan="off", timeout_graceful_shutdown=1
+    )
+    config.load()
+    configure_socket(listening_socket)
+    server = _AdminServer(config, tls_listener)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup(sockets=[listening_socket])
+    # uvicorn's `serve` would install signal handlers; these are the other steps of it.
+    main_loop = asyncio.create_task(server.main_loop())
+    try:
+        await asyncio.shield(main_loop)
+    finally:
+        # It exits by its flag and is not cancelled, so that its last tick is complete.
+        server.should_exit = True
+        await main_loop
+        await server.shutdown(sockets=[listening_socket])

@@ -1,4 +1,4 @@
-"""Check a request head beyond what the parser checks (RFC 9112). Sans-I/O.
+"""Check a request head beyond what the parser checks (RFC 9112), and build what answers it.
 
 llhttp, in its strict mode, already refuses Content-Length together with Transfer-Encoding, several
 or malformed Content-Length headers, folded lines, space before a colon, bare CR and LF, and control
@@ -9,8 +9,17 @@ request can be smuggled past the first one.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp
 
 from gateway.errors import RequestError
+
+if TYPE_CHECKING:
+    import httptools
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 RawHeaders = list[tuple[bytes, bytes]]
 """Names in lower case, values as received."""
@@ -107,3 +116,77 @@ def head_size(target: bytes, headers: RawHeaders) -> int:
     request_line = len(target) + len(b"GET  HTTP/1.1\r\n\r\n")
     # 4 bytes a header are its colon, the space behind it and the line break.
     return request_line + sum([len(name) + len(value) + 4 for name, value in headers])
+
+
+def build_too_large(target: bytes, max_bytes: int) -> RequestError:
+    if head_size(target, []) > max_bytes:
+        detail = f"the request line is over {max_bytes} bytes; send tokens as headers"
+        return RequestError(414, "URI too long", detail)
+    detail = f"request line and headers are over {max_bytes} bytes; send fewer cookies"
+    return RequestError(431, "Request header fields too large", detail)
+
+
+def convert_parser_error(error: httptools.HttpParserError) -> RequestError:
+    """Return the error that a callback raised, or else one that says what the parser refused."""
+    if isinstance(error.__context__, RequestError):
+        return error.__context__
+    reason = str(error)
+    if "PRI" in reason:  # the preface of HTTP/2 (RFC 9113 3.4)
+        detail = "this port speaks HTTP/1.1; HTTP/2 is for a proxy in front of it"
+        return RequestError(505, "HTTP version not supported", detail)
+    return build_bad_request(f"not HTTP/1.1: {reason}")
+
+
+def format_refusal(
+    status: int, content_type: str, length: int, default_headers: RawHeaders
+) -> bytes:
+    """Return the head of the response to a request that is refused, after which no other comes."""
+    headers = [
+        *default_headers,
+        (b"content-type", content_type.encode()),
+        (b"content-length", b"%d" % length),
+        (b"cache-control", b"no-store"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"connection", b"close"),
+    ]
+    lines = b"".join([b"%s: %s\r\n" % header for header in headers])
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode() + lines + b"\r\n"
+
+
+def wrap_for_http10(
+    app: ASGIApp, cycle: RequestResponseCycle, abort_response: Callable[[], None]
+) -> ASGIApp:
+    """Return an application whose response suits a client of HTTP/1.0.
+
+    Such a response has no chunks. If its length is not known, it ends with the connection (RFC 9112
+    6.3). uvicorn would send chunks anyway, and only from 0.54 on it says that it closes. It would
+    also close after an error as after a complete response, so `abort_response` is called for one.
+    The state of `cycle` is changed.
+    """
+
+    async def run_app(scope: Any, receive: Any, send: Any) -> None:
+        has_length = False
+
+        async def send_unchunked(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                names = [name.lower() for name, _ in message.get("headers", ())]
+                has_length = b"content-length" in names
+                if b"connection" not in names:
+                    close = (b"connection", b"close")
+                    message = {**message, "headers": [*message.get("headers", ()), close]}
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                # uvicorn checks bodies against a length: let each piece have the right one.
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await app(scope, receive, send_unchunked)
+        finally:
+            if cycle.response_started and not cycle.response_complete:
+                abort_response()
+
+    cycle.waiting_for_100_continue = False  # HTTP/1.0 has no 100 (Continue), RFC 9110 10.1.1
+    return run_app

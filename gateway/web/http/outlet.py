@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 from gateway.client_memory import ClientMemory, HeldPart, Holder
 from gateway.core.client.terms import EndReason
 
-from .tls_transport import TlsTransport
+from .tls import TlsTransport
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle

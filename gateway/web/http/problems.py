@@ -41,7 +41,7 @@ from gateway.errors import (
     WritesFull,
 )
 
-from .security_headers import PAGE_HEADERS
+from .browsers import PAGE_HEADERS
 
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 DEFAULT_RETRY_AFTER_S = 5.0

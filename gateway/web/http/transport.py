@@ -34,12 +34,10 @@ import sys
 from asyncio import TimerHandle
 from collections.abc import Callable
 from enum import Enum
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import unquote
 
 import httptools
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -202,7 +200,7 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         self.running_cycle = cycle
         if cycle.scope["http_version"] == "1.0":
-            app = wrap_for_http10(app, cycle, self.abort_response)
+            app = head.wrap_for_http10(app, cycle, self.abort_response)
         super()._start_asgi_task(cycle, app)
 
     # The bytes that it holds.
@@ -328,12 +326,12 @@ class GatewayProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._refuse(_convert_parser_error(error))
+            self._refuse(head.convert_parser_error(error))
             return
         except httptools.HttpParserUpgrade as upgrade:
             trailing_data = data[upgrade.args[0] :]
         # This is not done in the `except` block: Python would make HttpParserUpgrade the context of
-        # any error in it, and `_convert_parser_error` needs the context that httptools has set.
+        # any error in it, and `convert_parser_error` needs the context that httptools has set.
         if trailing_data is not None:
             self._handle_upgrade(trailing_data)
         self._count_received()
@@ -454,7 +452,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._ignores_input:
             return
         if self.phase is HEAD and self._part_bytes > self.MAX_HEAD_BYTES:
-            self._refuse(self._build_head_too_large())
+            self._refuse(head.build_too_large(self.url, self.MAX_HEAD_BYTES))
         elif self.phase is BODY and self._part_bytes > self._max_body_bytes + self.MAX_HEAD_BYTES:
             self._refuse(self._build_body_too_large())
         elif self.deadline_timer is None:  # the deadline stays where the first piece has set it
@@ -584,7 +582,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._received_bytes > self.MAX_HEAD_BYTES
             and head.head_size(url, self.headers) > self.MAX_HEAD_BYTES
         ):
-            raise self._build_head_too_large()
+            raise head.build_too_large(self.url, self.MAX_HEAD_BYTES)
         head.check_query(url)
         length = head.parse_body_length(self.parser.get_http_version(), self.headers)
         if url[:1] != b"/" or b"#" in url:
@@ -663,28 +661,18 @@ class GatewayProtocol(HttpToolsProtocol):
         self.flow.pause_reading()
 
     def _send_refusal(self, error: RequestError) -> None:
-        content_type, body = self._format_error(error)
-        headers = [
-            *self.server_state.default_headers,
-            (b"content-type", content_type),
-            (b"content-length", b"%d" % len(body)),
-            (b"cache-control", b"no-store"),
-            (b"x-content-type-options", b"nosniff"),
-            (b"connection", b"close"),
-        ]
-        lines = b"".join([b"%s: %s\r\n" % header for header in headers])
+        if self._body_limits is not None and self.CO_HOSTED_APP is not None:
+            content_type, body = self.CO_HOSTED_APP.format_error(error)
+        else:
+            problem = {"title": error.title, "status": error.status, "detail": str(error)}
+            content_type, body = "application/problem+json", json.dumps(problem).encode()
+        response_head = head.format_refusal(
+            error.status, content_type, len(body), self.server_state.default_headers
+        )
         if self.phase is not IDLE and self.parser.get_method() == b"HEAD":
             body = b""  # RFC 9110 9.3.2
-        status = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n".encode()
-        self.transport.write(status + lines + b"\r\n" + body)
+        self.transport.write(response_head + body)
         self._linger()
-
-    def _format_error(self, error: RequestError) -> tuple[bytes, bytes]:
-        if self._body_limits is not None and self.CO_HOSTED_APP is not None:
-            content_type, content = self.CO_HOSTED_APP.format_error(error)
-            return content_type.encode(), content
-        problem = {"title": error.title, "status": error.status, "detail": str(error)}
-        return b"application/problem+json", json.dumps(problem).encode()
 
     def _linger(self) -> None:
         """Close our side, and discard input until the client closes its own, or for `LINGER_S`."""
@@ -693,15 +681,6 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         self.flow.resume_reading()
         self.deadline_timer = self.loop.call_later(self.LINGER_S, self.transport.abort)
-
-    def _build_head_too_large(self) -> RequestError:
-        if head.head_size(self.url, []) > self.MAX_HEAD_BYTES:
-            detail = f"the request line is over {self.MAX_HEAD_BYTES} bytes; send tokens as headers"
-            return RequestError(414, "URI too long", detail)
-        detail = (
-            f"request line and headers are over {self.MAX_HEAD_BYTES} bytes; send fewer cookies"
-        )
-        return RequestError(431, "Request header fields too large", detail)
 
     def _build_body_too_large(self) -> RequestError:
         detail = f"the body, or its chunk framing, is over {self._max_body_bytes} bytes; send less"
@@ -734,58 +713,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(RequestError(408, "Request timeout", detail))
 
 
-def wrap_for_http10(
-    app: ASGIApp, cycle: RequestResponseCycle, abort_response: Callable[[], None]
-) -> ASGIApp:
-    """Return an application whose response suits a client of HTTP/1.0.
-
-    Such a response has no chunks. If its length is not known, it ends with the connection (RFC 9112
-    6.3). uvicorn would send chunks anyway, and only from 0.54 on it says that it closes. It would
-    also close after an error as after a complete response, so `abort_response` is called for one.
-    The state of `cycle` is changed.
-    """
-
-    async def run_app(scope: Any, receive: Any, send: Any) -> None:
-        has_length = False
-
-        async def send_unchunked(message: Any) -> None:
-            nonlocal has_length
-            if message["type"] == "http.response.start":
-                names = [name.lower() for name, _ in message.get("headers", ())]
-                has_length = b"content-length" in names
-                if b"connection" not in names:
-                    close = (b"connection", b"close")
-                    message = {**message, "headers": [*message.get("headers", ()), close]}
-                if not has_length:
-                    cycle.chunked_encoding = False
-            elif not has_length:
-                # uvicorn checks bodies against a length: let each piece have the right one.
-                cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        try:
-            await app(scope, receive, send_unchunked)
-        finally:
-            if cycle.response_started and not cycle.response_complete:
-                abort_response()
-
-    cycle.waiting_for_100_continue = False  # HTTP/1.0 has no 100 (Continue), RFC 9110 10.1.1
-    return run_app
-
-
 def _parse_address(sockaddr: Any) -> tuple[str, int] | None:
     if not isinstance(sockaddr, tuple):
         return None
     host = sockaddr[0]
     return (host.removeprefix("::ffff:") if "." in host else host), sockaddr[1]
-
-
-def _convert_parser_error(error: httptools.HttpParserError) -> RequestError:
-    """Return the error that a callback raised, or else one that says what the parser refused."""
-    if isinstance(error.__context__, RequestError):
-        return error.__context__
-    reason = str(error)
-    if "PRI" in reason:  # the preface of HTTP/2 (RFC 9113 3.4)
-        detail = "this port speaks HTTP/1.1; HTTP/2 is for a proxy in front of it"
-        return RequestError(505, "HTTP version not supported", detail)
-    return head.build_bad_request(f"not HTTP/1.1: {reason}")

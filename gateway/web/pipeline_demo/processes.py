@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from gateway.errors import PipelineError
 from gateway.pipeline.generate import ShopGenerator, ShopTraffic, generate_users
-from gateway.web.demo.sources import open_sender
+from gateway.web.demo import open_sender
 
 ComponentState = Literal["starting", "running", "failed"]
 

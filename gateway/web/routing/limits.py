@@ -8,11 +8,11 @@ A connection above a limit stays for one request, which is answered as its clien
 stream ends as busy, an exchange gets 503 or 429, a page is sent. So many may stay as there may be
 TLS handshakes; others are closed at once.
 
-With several workers the supervisor counts (`ConnectionCounts`), so that the limits are those of the
-host. A worker sends it one message for all clients that connect in one turn of the event loop; a
-connect takes 0.3 ms longer for it, and 0.07 ms more of CPU. When a worker ends, its connections are
-released at once. While the supervisor does not answer, each worker admits its share of connections
-on its own; when the supervisor is back, every worker sends it what it holds.
+A stream over HTTP is a request of its own, which `listen.limits.rate` counts for the address it
+comes from. On a WebSocket, each `subscribe`, `change`, `produce` and `token` asks guards, too. The
+first FREE_ATTEMPTS messages of a socket are not counted, so that a page may open as many streams as
+one socket may carry; each one after them counts as a request of its address. A socket whose client
+sent a wrong token has no free attempts left.
 """
 
 from __future__ import annotations
@@ -22,32 +22,38 @@ import logging
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from ipaddress import IPv4Address, ip_address, ip_network
 from math import inf
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from starlette.types import Scope
 
 from gateway.config import Limits as Settings
 from gateway.core.caches import cache_short
-from gateway.errors import Busy
+from gateway.errors import Busy, RequestError
 from gateway.web.access import NO_GRANTS, Granted
-from gateway.web.workers.bus import Bus, SupervisorUnavailable
-from gateway.web.workers.relay import Relay
+from gateway.web.workers.bus import Bus
 
-from .connection_counts import ConnectionCounts, LimitKind, LimitRefusal, count_keys
+from .shared_counts import LimitKind, LimitRefusal, SharedCounts
 
 log = logging.getLogger(__name__)
 
-BUS_TOPIC = "limits"
 FULL_PERIOD_S = 3.0  # seconds after a refusal in which the gateway says that it is full
 QUIET_PERIOD_S = 60.0  # seconds without a refusal after which the next one is logged again
 # File descriptors that clients leave free: an eighth of all, within these bounds.
 MIN_RESERVED_DESCRIPTORS, MAX_RESERVED_DESCRIPTORS = 16, 256
 RETRY_AFTER_RANGE_S = (3.0, 10.0)  # seconds, at random, until a refused client may try again
+
+FREE_ATTEMPTS = 100  # messages of one socket; as many as it may have streams
+MAX_WRONG_TOKENS = 16  # wrong tokens in a row before the socket is closed
+MAX_RATE_LIMITED_IN_A_ROW = 16  # messages beyond the rate before the socket is closed
+
+RATE_LIMITED_MESSAGE = (
+    "your address asks more often than it may; wait for so many seconds as `retryAfter` says"
+)
 
 _REFUSALS = {
     LimitKind.ALL: (503, "the gateway has as many clients as it takes; come back later"),
@@ -180,31 +186,17 @@ class OpenConnection(ConnectionSlot):
         return self._keys
 
 
-class Limits:
-    """The limits of `listen.limits`, as one worker sees them.
-
-    One per process. `_own_counts` are the connections of this worker. When several workers share
-    the limits, the supervisor's counts decide, and `_own_counts` decide only while it does not
-    answer.
-    """
-
-    BUS_TIMEOUT_S = 1.0  # seconds for the supervisor to answer
+class Limits(SharedCounts):
+    """The limits of `listen.limits`, as one worker sees them; one per process."""
 
     def __init__(self, settings: Settings, bus: Bus) -> None:
-        self._bus = bus
+        super().__init__(settings, bus)
         self._settings = settings
         connection_limits = (settings.connections, settings.per_address, settings.per_identity)
         self._is_unlimited = not any(connection_limits)
         self.counts_connections = bool(settings.connections or settings.per_address)
-        self._is_shared = bus.worker_count > 1
-        self._own_counts = ConnectionCounts.from_settings(settings, bus.worker_count)
         self.refused_counts: Counter[str] = Counter()  # refused connections, by the limit
         self._refused_at: dict[LimitKind, float] = {}  # when a limit last refused one
-        # What the next message to the supervisor asks for, and what it releases.
-        self._pending_requests: list[tuple[Sequence[str], asyncio.Future[LimitRefusal | None]]] = []
-        self._released_keys: Counter[str] = Counter()
-        self._flush_task: asyncio.Task[None] | None = None  # None while there is nothing to send
-        bus.join_callbacks.append(self._on_joined)
 
     @property
     def connection_count(self) -> int:
@@ -260,7 +252,7 @@ class Limits:
 
         A refusal is raised as `LimitReached`, and not counted among the refused connections.
         """
-        refusal = await self._acquire_keys(keys)
+        refusal = await self.try_acquire(keys)
         if refusal is not None:
             raise LimitReached(refusal)
         return ConnectionSlot(self, tuple(keys))
@@ -289,7 +281,7 @@ class Limits:
         return await self._acquire_counting_refusals([LimitKind.RATE.build_key(address)])
 
     async def _acquire_counting_refusals(self, keys: Sequence[str]) -> LimitRefusal | None:
-        refusal = await self._acquire_keys(keys)
+        refusal = await self.try_acquire(keys)
         if refusal is not None:
             self.count_refusal(refusal)
         return refusal
@@ -308,104 +300,6 @@ class Limits:
                 QUIET_PERIOD_S,
             )
         self._refused_at[refusal.limit] = now
-
-    def start_acquiring(
-        self, keys: Sequence[str]
-    ) -> asyncio.Future[LimitRefusal | None] | LimitRefusal | None:
-        """Return why these keys are refused, None if they are acquired, or a future of it."""
-        if self._is_shared:
-            return self._enqueue_request(keys)
-        return self._own_counts.acquire(0, keys, monotonic())
-
-    def acquire_locally(self, keys: Sequence[str]) -> bool:
-        return self._own_counts.acquire(0, keys, monotonic()) is None
-
-    async def _acquire_keys(self, keys: Sequence[str]) -> LimitRefusal | None:
-        answer = self.start_acquiring(keys)
-        if not isinstance(answer, asyncio.Future):
-            return answer
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and answer.result() is None:
-                # It was admitted, but cancelled before it ran again: nobody else would release it.
-                self.release(keys)
-            raise
-
-    def release(self, keys: Sequence[str]) -> None:
-        self._own_counts.release(0, count_keys(keys))
-        if self._is_shared and keys:
-            self._released_keys.update(count_keys(keys))
-            self._schedule_flush()
-
-    def _enqueue_request(self, keys: Sequence[str]) -> asyncio.Future[LimitRefusal | None]:
-        answer: asyncio.Future[LimitRefusal | None] = asyncio.get_running_loop().create_future()
-        self._pending_requests.append((keys, answer))
-        self._schedule_flush()
-        return answer
-
-    def _schedule_flush(self) -> None:
-        if self._flush_task is None:
-            self._flush_task = asyncio.create_task(self._flush())
-
-    async def _flush(self) -> None:
-        """Send messages until nothing is left; new requests go with the next one."""
-        try:
-            while self._pending_requests or self._released_keys:
-                # Before the requests are taken: those that come meanwhile go with the same message.
-                is_linked = await self._bus.wait_until_linked(self.BUS_TIMEOUT_S)
-                requests, self._pending_requests = self._pending_requests, []
-                released, self._released_keys = dict(self._released_keys), Counter()
-                message = {"gone": released, "take": [keys for keys, _ in requests]}
-                answers = await self._call_supervisor(message) if is_linked else None
-                for n, (keys, answer) in enumerate(requests):
-                    self._resolve_request(keys, answer, None if answers is None else answers[n])
-        finally:
-            self._flush_task = None
-
-    async def _call_supervisor(self, message: Mapping[str, Any]) -> list[list[Any]] | None:
-        """Return the supervisor's answers, or None if it is away.
-
-        Nothing that it missed need be repeated: `_on_joined` sends it all that is held here.
-        """
-        try:
-            answers: list[list[Any]] = await self._bus.call_supervisor(
-                BUS_TOPIC, message, timeout_s=self.BUS_TIMEOUT_S
-            )
-        except SupervisorUnavailable as exc:
-            log.warning("this worker admits its share of connections by itself: %s", exc)
-            # An answer that is only late would count these connections twice: here and there. On a
-            # new connection the supervisor replaces its counts by what this worker holds.
-            self._bus.abort_link()
-            return None
-        return answers
-
-    def _resolve_request(
-        self,
-        keys: Sequence[str],
-        future: asyncio.Future[LimitRefusal | None],
-        response: list[Any] | None,
-    ) -> None:
-        """Count a connection if it is admitted, and resolve its future.
-
-        Args:
-            response: The fields of a LimitRefusal; empty if the supervisor admitted the connection;
-                None if it did not answer, and this worker decides.
-        """
-        if response is None:
-            refusal = self._own_counts.acquire(0, keys, monotonic())
-        else:
-            refusal = LimitRefusal(LimitKind(response[0]), response[1]) if response else None
-            self._own_counts.add(0, {} if response else count_keys(keys))
-        if not future.cancelled():
-            future.set_result(refusal)
-        elif refusal is None:  # the client left while the supervisor was asked
-            self.release(keys)
-
-    def _on_joined(self) -> None:
-        """Send the supervisor all that is held here, which replaces its counts of this worker."""
-        self._released_keys.clear()
-        self._bus.notify_supervisor(BUS_TOPIC, {"held": dict(self._own_counts.get_held(0))})
 
 
 class PortLimits:
@@ -472,23 +366,6 @@ def _compute_descriptor_end() -> float:
     return limit - min(MAX_RESERVED_DESCRIPTORS, max(MIN_RESERVED_DESCRIPTORS, limit // 8))
 
 
-def serve_limits(relay: Relay, settings: Settings) -> ConnectionCounts:
-    """Let a supervisor count for its workers, and return the counts of all workers."""
-    counts = ConnectionCounts.from_settings(settings)
-
-    def handle_call(worker: int, message: Mapping[str, Any]) -> list[Sequence[Any]] | None:
-        if "held" in message:
-            counts.remove_worker(worker)
-            counts.add(worker, message["held"])
-            return None
-        counts.release(worker, message["gone"])
-        return [counts.acquire(worker, keys, monotonic()) or () for keys in message["take"]]
-
-    relay.add_handler(BUS_TOPIC, handle_call)
-    relay.leave_callbacks.append(counts.remove_worker)
-    return counts
-
-
 def get_client_address(scope: Scope) -> str:
     client = scope.get("client")
     return normalize_address(client[0]) if client else ""
@@ -506,6 +383,68 @@ def normalize_address(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ip_network((int(address), 64), strict=False))
+
+
+class RateLimited(RequestError):
+    def __init__(self, retry_after: float | None) -> None:
+        super().__init__(429, "Rate limited", RATE_LIMITED_MESSAGE, retry_after=retry_after)
+
+
+class Attempts:
+    """The attempts of one socket. Owned by the socket's session."""
+
+    __slots__ = (
+        "_address",
+        "_free_left",
+        "_has_unproven_token",
+        "_limits",
+        "_rate_limited_in_a_row",
+        "_wrong_tokens",
+    )
+
+    def __init__(self, limits: Limits, address: str) -> None:
+        self._limits = limits
+        self._address = address
+        self._free_left = FREE_ATTEMPTS
+        self._rate_limited_in_a_row = 0  # messages in a row that were beyond the rate
+        self._wrong_tokens = 0  # refused tokens since a guard accepted one
+        self._has_unproven_token = False  # the client sent a token that no guard has accepted yet
+
+    async def count_attempt(self) -> None:
+        """Count one message before any guard is asked, or raise `RateLimited`."""
+        if self._free_left:
+            self._free_left -= 1
+            return
+        wait = await self._limits.count_attempt(self._address)
+        if wait is not None:
+            self._rate_limited_in_a_row += 1
+            raise RateLimited(wait)
+        self._rate_limited_in_a_row = 0
+
+    def note_token(self) -> None:
+        """Record that the client sent another token, which no guard has checked yet."""
+        self._has_unproven_token = True
+
+    def note_admitted(self) -> None:
+        self._has_unproven_token = False
+        self._wrong_tokens = 0
+
+    def note_refused(self, status: int) -> None:
+        # Credentials that came with the handshake cannot be changed on a socket, so a client that
+        # is refused with those is not guessing tokens.
+        if status == 401 and self._has_unproven_token:
+            self._wrong_tokens += 1
+            self._free_left = 0
+
+    @property
+    def has_guessed(self) -> bool:
+        """Whether the client tries one wrong token after the other."""
+        return self._wrong_tokens >= MAX_WRONG_TOKENS
+
+    @property
+    def is_flooding(self) -> bool:
+        """Whether the client keeps sending although it was asked to wait."""
+        return self._rate_limited_in_a_row >= MAX_RATE_LIMITED_IN_A_ROW
 
 
 UNCOUNTED_SLOT = ConnectionSlot(None)

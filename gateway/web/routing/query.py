@@ -19,6 +19,7 @@ from gateway.core.token import resume_token as tokens
 from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import RequestError, TokenError
 from gateway.hub.reads.position_resolver import StreamStart
+from gateway.web.http.head import build_bad_request
 
 _AGO_PATTERN = re.compile(r"-([0-9]{1,9})(ms|s|m|h|d)")
 _COUNT_PATTERN = re.compile(r"[0-9]{1,12}")
@@ -109,10 +110,10 @@ def wants_positions(request: HTTPConnection) -> bool:
     """Return whether `?positions` is requested, without a value or with a true one."""
     values = [value for name, value in get_query_pairs(request) if name == "positions"]
     if len(values) > 1:
-        raise _build_bad_request(f"?positions= is given {len(values)} times; give it once")
+        raise build_bad_request(f"?positions= is given {len(values)} times; give it once")
     text = values[0].lower() if values else "false"
     if text not in ("", "true", "false", "1", "0"):
-        raise _build_bad_request(f"?positions={text[:64]} is not understood; use true or false")
+        raise build_bad_request(f"?positions={text[:64]} is not understood; use true or false")
     return text in ("", "true", "1")
 
 
@@ -179,7 +180,7 @@ def _parse_until(request: HTTPConnection) -> tuple[Literal["latest"] | int | Non
     # Thirteen digits are a time.
     if _COUNT_PATTERN.fullmatch(text):
         if int(text) == 0:
-            raise _build_bad_request("?until=0 asks for no record at all; ask for one or more")
+            raise build_bad_request("?until=0 asks for no record at all; ask for one or more")
         return None, int(text)
     at = _parse_time(text, "until")
     return ("latest" if at is None else at), None
@@ -187,7 +188,7 @@ def _parse_until(request: HTTPConnection) -> tuple[Literal["latest"] | int | Non
 
 def _parse_credit(text: str) -> int:
     if not _CREDIT_PATTERN.fullmatch(text):
-        raise _build_bad_request(
+        raise build_bad_request(
             f"?credit={text[:64]} is not a number of records; leave it out for no limit"
         )
     return int(text)
@@ -196,10 +197,10 @@ def _parse_credit(text: str) -> int:
 def _parse_wait(text: str) -> float:
     match = _WAIT_PATTERN.fullmatch(text)
     if match is None:
-        raise _build_bad_request(f"?wait={text[:64]} is not understood; use 30s, 500ms, 5m or 0")
+        raise build_bad_request(f"?wait={text[:64]} is not understood; use 30s, 500ms, 5m or 0")
     seconds = int(match[1]) * _UNIT_SECONDS[match[2] or "s"]
     if seconds > MAX_WAIT_S:
-        raise _build_bad_request(f"?wait={text} is longer than 5m; ask again after less")
+        raise build_bad_request(f"?wait={text} is longer than 5m; ask again after less")
     return seconds
 
 
@@ -213,11 +214,11 @@ def _parse_time(text: str, name: str) -> int | None:
     except ValueError as exc:
         alternatives = "live, earliest" if name == "from" else "latest, a number of records"
         problem = str(exc).replace("use ", f"use {alternatives}, -5m, ")
-        raise _build_bad_request(f"?{name}={text[:64]} {problem}") from None
+        raise build_bad_request(f"?{name}={text[:64]} {problem}") from None
     ahead_ms = at - now_ms()
     if ahead_ms > CLOCK_SLACK_MS:
         advice = "leave it out to begin now" if name == "from" else "end at latest"
-        raise _build_bad_request(f"?{name}={text[:64]} lies in the future; {advice}")
+        raise build_bad_request(f"?{name}={text[:64]} lies in the future; {advice}")
     return at if ahead_ms <= 0 else None
 
 
@@ -225,12 +226,8 @@ def _parse_single(request: HTTPConnection, name: str, parse: Callable[[str], T])
     """Return a parsed parameter that may be given once; None if it is absent or empty."""
     values = request.query_params.getlist(name)
     if len(values) > 1:
-        raise _build_bad_request(f"?{name}= is given {len(values)} times; give it once")
+        raise build_bad_request(f"?{name}= is given {len(values)} times; give it once")
     return parse(values[0]) if values and values[0] else None
-
-
-def _build_bad_request(detail: str) -> RequestError:
-    return RequestError(400, "Bad request", detail)
 
 
 def now_ms() -> int:

@@ -30,15 +30,20 @@ from gateway.web.access import (
     RequestedAction,
     get_bearer_token,
 )
-from gateway.web.app.tracing import ROUTE_SCOPE_KEY
 from gateway.web.exchange.replies import ReplyReaders
-from gateway.web.http.cors import CorsPolicies
-from gateway.web.streams.open_streams import StreamRegistry
-from gateway.web.websocket.handshake import is_listed_origin, refuse_foreign_origin
+from gateway.web.http.asgi_middleware import ROUTE_SCOPE_KEY
+from gateway.web.http.browsers import (
+    LISTEN_OPTION,
+    CorsPolicies,
+    ForeignOriginLog,
+    OriginRefusal,
+    is_listed_origin,
+    refuse_foreign_origin,
+)
+from gateway.web.routing.open_streams import StreamRegistry
 from gateway.web.websocket.messages import QueryPairs, build_request, merge_query
 
 from . import query
-from .foreign_origins import LISTEN_OPTION, ForeignOriginLog, OriginRefusal
 from .limits import Limits, get_client_address
 from .paths import Match, Parameters, PathMatch, Paths
 from .views import Views

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.fanout.view import View
 from gateway.telemetry.logs import LogRateLimit
 from gateway.web.access import NO_GRANTS, Granted
+from gateway.web.http.head import build_bad_request
 
 MAX_TOPICS = 100  # topics of one view
 MAX_CACHED_CHARS = 256  # characters of path parameters and query of a view that is cached
@@ -175,17 +176,15 @@ def parse_selection(query: Iterable[tuple[str, str]]) -> ClientSelection:
     filters = [text for name, text in query_pairs if name == "filter" and text]
     fields = [text for name, text in query_pairs if name == "fields" and text]
     if len(fields) > 1:
-        raise _build_bad_request(
-            f"?fields= is given {len(fields)} times; give it once, with commas"
-        )
+        raise build_bad_request(f"?fields= is given {len(fields)} times; give it once, with commas")
     try:
         parsed_filters = parse_filters(filters)
     except ValueError as error:
-        raise _build_bad_request(f"?filter=: {error}") from None
+        raise build_bad_request(f"?filter=: {error}") from None
     try:
         return ClientSelection(parsed_filters, parse_fields("".join(fields)))
     except ValueError as error:
-        raise _build_bad_request(f"?fields=: {error}") from None
+        raise build_bad_request(f"?fields=: {error}") from None
 
 
 def build_route_view(
@@ -242,7 +241,7 @@ def _resolve_allowed_topics(
     literals = {template.literal for template in route.with_.topic_templates}
     patterns = {text for text in names if is_glob(text)}
     if len(patterns) > MAX_PATTERNS or len(names) > MAX_TOPICS:
-        raise _build_bad_request(
+        raise build_bad_request(
             f"at most {MAX_TOPICS} topics and {MAX_PATTERNS} patterns are read at once; "
             "ask for fewer"
         )
@@ -252,24 +251,21 @@ def _resolve_allowed_topics(
         if not _TOPIC_NAME_PATTERN.fullmatch(name) or not _is_allowed(name, route.with_.allow):
             raise UnknownTopic(f"no topic '{name}' is served here", topic=name)
     if patterns:
-        topics |= set(
-            _match_patterns(
-                patterns, [n for n in known_topics if _is_allowed(n, route.with_.allow)]
-            )
-        )
+        topics |= {
+            name
+            for name in known_topics
+            if _is_allowed(name, route.with_.allow)
+            and any(matches_glob(pattern, name) for pattern in patterns)
+        }
     if not topics:
         raise RequestError(
             404, "Unknown topic", f"no topic fits {', '.join(sorted(patterns))}; see the routes"
         )
     if len(topics) > MAX_TOPICS:
-        raise _build_bad_request(
+        raise build_bad_request(
             f"{len(topics)} topics fit, at most {MAX_TOPICS} are read at once; narrow the pattern"
         )
     return tuple(sorted(topics))
-
-
-def _match_patterns(patterns: Collection[str], names: Iterable[str]) -> Iterator[str]:
-    return (name for name in names if any(matches_glob(pattern, name) for pattern in patterns))
 
 
 def _is_allowed(name: str, allow: Collection[str]) -> bool:
@@ -288,7 +284,7 @@ def _build_filters(
     try:
         own = build_route_filters(item.render(values.render) for item in route.with_.filters)
     except ValueError as error:
-        raise _build_bad_request(f"the filter of this route: {error}") from None
+        raise build_bad_request(f"the filter of this route: {error}") from None
     if not client_filters.filters:
         return own
     if not route.with_.client_filters:
@@ -350,7 +346,3 @@ def _build_choice_error(parameter: str, option: str) -> RequestError:
         f"this route leaves no choice by ?{parameter}=; leave it out, or set {option}: true on it"
     )
     return RequestError(403, "Not to be chosen", detail)
-
-
-def _build_bad_request(detail: str) -> RequestError:
-    return RequestError(400, "Bad request", detail)

@@ -1,6 +1,11 @@
 """Respond with one stream, on the connection itself or by ASGI where that cannot be taken over.
 
 `run_while_connected` cancels work for a client that disconnects while it waits.
+
+The token of an open stream is renewed by `POST /streams/NAME/token`, at any worker. The name is
+sent only to the client of the stream, by its `challenge` event. The guards of the stream's route
+check the request as they would check a request for the stream, and it must come from the same
+client.
 """
 
 from __future__ import annotations
@@ -9,25 +14,27 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import lru_cache, partial
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.background_tasks import run_unless
 from gateway.core.client.terms import EndReason
-from gateway.errors import GatewayError, MemoryFull
+from gateway.errors import GatewayError, MemoryFull, RequestError
 from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.wires.wire import Wire
 from gateway.hub.wires.wrapping import ChunkedWire, DictionaryWire
+from gateway.web.access import Granted
 from gateway.web.http.outlet import TAKEOVER, HttpOutlet, abort_response, buffer_head, take_over
 from gateway.web.routing.limits import ReleaseSlot
+from gateway.web.routing.open_streams import OpenStream, get_end_reason
 from gateway.web.routing.paths import Match
 from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
-
-from .open_streams import OpenStream, get_end_reason
-from .renewal import RENEWAL_PATH_PREFIX, RENEWAL_PATH_SUFFIX
+from gateway.web.workers.bus import Bus
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +45,6 @@ class HttpStream(OpenStream):
     Created by `open`, and owned by its outlet or by the ASGI response. Its bytes go one of two
     ways: the hub's clients write them to an outlet (`attach`), or `iter_bytes` yields them.
     """
-
-    routes: Routes
 
     __slots__ = ("_challenged_expiry", "_outlet", "_release_slot", "_root_path", "_wire")
 
@@ -215,27 +220,12 @@ class HttpStream(OpenStream):
 T = TypeVar("T")
 
 
-class ClientDisconnected(Exception):
-    """The client has disconnected, so that nobody waits for the response."""
-
-
 async def run_while_connected(request: Request, coro: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine, or cancel it and raise if the client disconnects.
+    """Return the result of a coroutine; raise `Interrupted` if the client disconnects.
 
     The body of the request must have been read.
     """
-    work = asyncio.create_task(coro)
-    disconnect = asyncio.create_task(_wait_for_disconnect(request))
-    try:
-        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientDisconnected
-        return work.result()
-    finally:
-        work.cancel()
-        disconnect.cancel()
-        await asyncio.gather(work, disconnect, return_exceptions=True)
-        del work  # its exception refers to this frame: it would be a cycle
+    return await run_unless(coro, _wait_for_disconnect(request))
 
 
 async def _wait_for_disconnect(request: Request) -> None:
@@ -251,7 +241,8 @@ def choose_wire(wire: Wire, scope: Scope) -> Wire:
 
     Where the connection is offered, the wire frames the bytes as chunks of HTTP itself.
     """
-    if not is_takeover_offered(scope):
+    is_offered = TAKEOVER in scope.get("extensions", {}) and scope.get("http_version") == "1.1"
+    if not is_offered:
         return wire
     # A cache would keep dictionaries that nobody uses any more.
     return ChunkedWire(wire) if isinstance(wire, DictionaryWire) else _get_chunked_wire(wire)
@@ -260,30 +251,6 @@ def choose_wire(wire: Wire, scope: Scope) -> Wire:
 @lru_cache(64)  # channels are looked up by their wire: to compare equal wires would take 2 us
 def _get_chunked_wire(wire: Wire) -> ChunkedWire:
     return ChunkedWire(wire)
-
-
-async def build_response(
-    stream: HttpStream,
-    wire: Wire,
-    open_stream: Callable[[Wire], Awaitable[HttpStream]],
-    build_asgi_response: Callable[[HttpStream], AsgiResponse],
-    headers: Mapping[str, str],
-) -> AsgiResponse:
-    """Return the response of a stream, once its BEGIN is due: direct for a `ChunkedWire`."""
-    await stream.wait_until_ready()
-    if not isinstance(wire, ChunkedWire):
-        return build_asgi_response(stream)
-
-    async def build_fallback() -> AsgiResponse:
-        fallback_stream = await open_stream(wire.wire)  # the wire without chunks
-        await fallback_stream.wait_until_ready()
-        return build_asgi_response(fallback_stream)
-
-    return DirectResponse(stream, build_fallback, headers)
-
-
-def is_takeover_offered(scope: Scope) -> bool:
-    return TAKEOVER in scope.get("extensions", {}) and scope.get("http_version") == "1.1"
 
 
 class DirectResponse:
@@ -307,7 +274,10 @@ class DirectResponse:
         try:
             # The head and the first block of the stream leave in one write.
             with buffer_head(scope) as head:
-                await send(self._build_start_message())
+                headers = [
+                    (k.lower().encode(), v.encode("latin-1")) for k, v in self._headers.items()
+                ]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
                 outlet = take_over(scope, self._stream)
                 if outlet is not None:
                     self._stream.attach(outlet, head.take_bytes())
@@ -319,10 +289,6 @@ class DirectResponse:
         self._stream.close()
         await (await self._build_fallback())(scope, receive, _skip_start(send))
 
-    def _build_start_message(self) -> Message:
-        headers = [(k.lower().encode(), v.encode("latin-1")) for k, v in self._headers.items()]
-        return {"type": "http.response.start", "status": 200, "headers": headers}
-
 
 def _skip_start(send: Send) -> Send:
     """Return a `send` that drops the start of a response, which was sent before."""
@@ -332,3 +298,77 @@ def _skip_start(send: Send) -> Send:
             await send(message)
 
     return send_rest
+
+
+RENEWAL_PATH_PREFIX, RENEWAL_PATH_SUFFIX = "/streams/", "/token"
+OTHER_CLIENT_MESSAGE = "this token is another client's; open a stream of its own"
+UNKNOWN_STREAM_MESSAGE = "no stream that runs has this name; connect again with Last-Event-ID"
+
+RenewalOutcome: TypeAlias = Literal["renewed", "other"]
+"""What the stream's worker responds with: `other` for the token of another client."""
+
+
+def parse_renewal_path(path: str) -> str | None:
+    """Return the name of the stream that a path renews; None for any other path."""
+    name = path.removeprefix(RENEWAL_PATH_PREFIX).removesuffix(RENEWAL_PATH_SUFFIX)
+    return (
+        name
+        if path == f"{RENEWAL_PATH_PREFIX}{name}{RENEWAL_PATH_SUFFIX}" and name and "/" not in name
+        else None
+    )
+
+
+class TokenRenewer:
+    """Renews the tokens of the streams of all workers.
+
+    A request may come to any worker, so this worker asks all others over the bus for the stream.
+    """
+
+    def __init__(self, routes: Routes, bus: Bus) -> None:
+        self._routes = routes
+        self._bus = bus
+        bus.add_handler("stream-path", self._handle_path)
+        bus.add_handler("stream-renew", self._handle_renew)
+
+    async def renew(self, name: str, request: Request) -> Response:
+        """Renew the token of the stream with this name, which its `challenge` has.
+
+        Without such a stream it is a 404, and 403 for the token of another client.
+        """
+        path = await self._ask_owner("stream-path", name)
+        match = await self._routes.admit(self._routes.match(path), request)
+        outcome: RenewalOutcome = await self._ask_owner(
+            "stream-renew", [name, match.granted.to_json()]
+        )
+        if outcome == "other":
+            raise RequestError(403, "Forbidden", OTHER_CLIENT_MESSAGE)
+        return Response(status_code=204, headers={"Cache-Control": "no-store"})
+
+    async def _ask_owner(self, topic: str, data: Any) -> Any:
+        responses = await self._bus.request(topic, data)
+        # Workers without the stream respond with None.
+        found = [response for response in responses.by_worker.values() if response is not None]
+        if not found and responses.missing:
+            raise RequestError(503, "Busy", "a worker does not answer; try again", retry_after=1.0)
+        if not found:
+            raise RequestError(404, "Unknown stream", UNKNOWN_STREAM_MESSAGE)
+        return found[0]
+
+    def _handle_path(self, worker: int, name: str) -> str | None:
+        stream = self._routes.stream_registry.find_by_renewal_name(name)
+        return None if stream is None else stream.match.path
+
+    def _handle_renew(self, worker: int, data: tuple[str, list[Any]]) -> RenewalOutcome | None:
+        """Give a stream the present grants of its client; None if this worker does not have it."""
+        name, granted_json = data
+        stream = self._routes.stream_registry.find_by_renewal_name(name)
+        granted = Granted.from_json(granted_json)
+        if stream is None:
+            return None
+        if granted.subject != stream.match.granted.subject:
+            return "other"
+        # A handler of the bus must return at once, and the new view may have to ask Kafka.
+        self._routes.stream_registry.start_task(
+            self._routes.stream_registry.renew_or_end(stream, granted)
+        )
+        return "renewed"

@@ -17,24 +17,22 @@ from gateway.errors import Busy, GatewayError
 from gateway.web.app import assets
 from gateway.web.app.assets import CoHostedApp
 from gateway.web.exchange import dispatch
-from gateway.web.http.cors import (
-    CorsPolicies,
+from gateway.web.http.browsers import (
     CorsPolicy,
     CorsRequest,
     add_cors_headers,
+    add_security_headers,
+    is_foreign_request,
     parse_cors_request,
 )
 from gateway.web.http.problems import build_problem
-from gateway.web.http.security_headers import add_security_headers
 from gateway.web.routing import query
-from gateway.web.routing.foreign_origins import is_foreign_request
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import endpoint as websocket
 
-from . import dictionary, responses
-from .http_stream import AsgiResponse
-from .renewal import TokenRenewer, parse_renewal_path
+from . import responses
+from .http_stream import AsgiResponse, TokenRenewer, parse_renewal_path
 
 
 class PagePaths:
@@ -99,7 +97,11 @@ class StreamMiddleware:
         if cors_request is not None and cors is None:
             self._report_foreign_origin(cors_request, scope, path, is_page)
         elif cors_request is not None and cors is not None:
-            policy = self._get_cors_policy(cors, cors_request, path, is_page)
+            policy = (
+                cors.get_shared_policy(cors_request.origin)
+                if _is_shared_path(path)
+                else cors.get_policy(self._find_nearest_route(cors_request, path, is_page))
+            )
             if not policy.allows_origin(cors_request.origin):
                 self._report_foreign_origin(cors_request, scope, path, is_page)
             # Under `same-origin` a preflight is an OPTIONS request like any other.
@@ -143,14 +145,6 @@ class StreamMiddleware:
                 release_slot()
 
         return serve_limited
-
-    def _get_cors_policy(
-        self, cors: CorsPolicies, cors_request: CorsRequest, path: str, is_page: bool
-    ) -> CorsPolicy:
-        """Return the policy for a path."""
-        if _is_shared_path(path):
-            return cors.get_shared_policy(cors_request.origin)
-        return cors.get_policy(self._find_nearest_route(cors_request, path, is_page))
 
     def _find_nearest_route(
         self, cors_request: CorsRequest, path: str, is_page: bool
@@ -224,8 +218,8 @@ class StreamMiddleware:
 
     async def _respond_stream(self, request: Request, match: Match) -> AsgiResponse:
         match = await self._routes.admit(match, request)
-        if dictionary.is_asked_for(request):
-            return await dictionary.respond(self._routes, match, request)
+        if responses.wants_dictionary(request):
+            return await responses.respond_with_dictionary(self._routes, match, request)
         if responses.prefers_lines(request):
             return await responses.respond_with_lines(self._routes, match, request)
         return await responses.respond_with_events(self._routes, match, request)

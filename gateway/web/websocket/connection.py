@@ -22,7 +22,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.web.http.outlet import hold_unsent
@@ -38,11 +38,59 @@ from gateway.wire.message_reader import (
 )
 from gateway.wire.websocket import encode_ping
 
-from .socket import ABNORMAL_CLOSURE, MEMORY_REASON, MessageListener
-
 log = logging.getLogger(__name__)
 
 SLOT_COUNT = 64
+ABNORMAL_CLOSURE = 1006
+"""The close code of a connection that ended without a close frame (RFC 6455 7.4.1)."""
+MEMORY_REASON = "more is held for clients than memory allows; come back later"
+
+
+class MessageListener(Protocol):
+    """The receiver of a socket's events. Sessions implement it."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether no message may be delivered until `Socket.resume_reading` is called."""
+
+    def on_message(self, message: str | bytes) -> None: ...
+
+    def on_drained(self) -> None:
+        """Go on writing: the socket is no longer full."""
+
+    def on_closed(self, code: int, reason: str) -> None:
+        """Release everything: the socket is closed, by either side. This is the last call."""
+
+
+class Socket(Protocol):
+    """An open WebSocket, as a session writes to it."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
+
+    @property
+    def deflate(self) -> bool:
+        """Whether frames may be compressed (RFC 7692)."""
+
+    @property
+    def full(self) -> bool:
+        """Whether bytes wait for the client to read."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is sent."""
+
+    def write(self, data: bytes) -> None:
+        """Write finished frames (`gateway.wire.websocket`), or buffer what is not taken at once."""
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Close the socket after all that was written.
+
+        The listener's `on_closed` is called at once.
+        """
+
+    def resume_reading(self) -> None:
+        """Deliver messages again: the listener is not busy any more."""
 
 
 class PingScheduler:

@@ -5,12 +5,17 @@ A route's path is a socket with one stream; on `/ws` a client subscribes to any 
 A client that is not allowed to connect gets an HTTP error in place of the accept. If the gateway is
 busy, the route is paused or a guard cannot be asked, the socket is accepted, gets an `error`
 message and is closed, so that a browser can tell that it may try again.
+
+On our own server a session writes directly to a `WebSocketConnection`. `AsgiSocket` is for other
+ASGI servers, which frame messages themselves.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import cache
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -29,10 +34,10 @@ from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.wire.websocket import iter_texts
 
+from .connection import ABNORMAL_CLOSURE, MessageListener, Socket
 from .handshake import HandshakeScope
 from .message_processor import POLICY_VIOLATION, TRY_AGAIN_LATER
 from .session import Session
-from .socket import AsgiSocket, Socket
 
 log = logging.getLogger(__name__)
 
@@ -152,3 +157,89 @@ async def _refuse_handshake(response: Response, scope: Scope, receive: Receive, 
         await response(scope, receive, send)
     else:
         await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": ""})
+
+
+class AsgiSocket:
+    """A `Socket` on another ASGI server.
+
+    `endpoint` runs it until the socket is closed. It is full from a write until the server has
+    taken all of it. Frames are decoded to texts again, as the server frames messages itself.
+    """
+
+    deflate = False
+    transport = None
+
+    def __init__(self, listener: MessageListener, receive: Receive, send: Send) -> None:
+        self.full = self.closed = False
+        self._receive, self._send = receive, send
+        self._output: list[bytes] = []
+        self._close_code = 0
+        self._close_reason = ""
+        self._output_ready = asyncio.Event()
+        self._listener_ready = asyncio.Event()
+        self._listener: MessageListener | None = listener
+
+    async def run(self) -> None:
+        """Deliver messages and send what is written, until either side closes."""
+        sending = asyncio.create_task(self._send_output())
+        event: Any = {}
+        try:
+            while (event := await self._receive())["type"] != "websocket.disconnect":
+                if event["type"] == "websocket.receive" and self._listener is not None:
+                    await self._deliver_message(self._listener, event)
+        finally:
+            self.closed = True
+            self._notify_closed(event.get("code") or ABNORMAL_CLOSURE, event.get("reason") or "")
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _deliver_message(self, listener: MessageListener, event: Any) -> None:
+        text = event.get("text")
+        listener.on_message(text if text is not None else event.get("bytes") or b"")
+        while listener.is_busy and not self.closed:
+            self._listener_ready.clear()
+            await self._listener_ready.wait()
+
+    def resume_reading(self) -> None:
+        self._listener_ready.set()
+
+    def write(self, data: bytes) -> None:
+        if not self.closed:
+            self._output.append(data)
+            self.full = True
+            self._output_ready.set()
+
+    def close(self, code: int, reason: str = "") -> None:
+        if self.closed:
+            return
+        self.closed, self._close_code, self._close_reason = True, code, reason
+        self._output_ready.set()  # the task sends what is left, and then the close
+        self._listener_ready.set()
+        self._notify_closed(code, reason)
+
+    async def _send_output(self) -> None:
+        try:
+            while self._output or not self._close_code:
+                await self._output_ready.wait()
+                self._output_ready.clear()
+                frames, self._output = self._output, []
+                for text in iter_texts(b"".join(frames)):
+                    await self._send({"type": "websocket.send", "text": text})
+                # More may have been written while the server took this.
+                if self._listener is not None and not self._output:
+                    self.full = False
+                    self._listener.on_drained()
+            close = {
+                "type": "websocket.close",
+                "code": self._close_code,
+                "reason": self._close_reason,
+            }
+            await self._send(close)
+        except OSError:  # raised by servers if the client is gone (ASGI 2.4)
+            self.closed = True
+            self._listener_ready.set()
+
+    def _notify_closed(self, code: int, reason: str) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.on_closed(code, reason)

@@ -23,11 +23,12 @@ from gateway.client_memory import ClientMemory, HeldPart
 from gateway.errors import GatewayError, RequestError
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.writes.writer import RecordWriter
-from gateway.web.exchange.write_request import check_current, parse_produce_message
+from gateway.web.exchange.produce import check_current, parse_produce_message
 from gateway.web.http import problems
-from gateway.web.routing.attempts import Attempts
+from gateway.web.routing.limits import Attempts
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import messages
+from gateway.web.websocket.connection import MEMORY_REASON, Socket
 from gateway.web.websocket.handshake import HandshakeScope
 from gateway.web.websocket.messages import (
     BadMessageError,
@@ -35,7 +36,6 @@ from gateway.web.websocket.messages import (
     ProduceMessage,
     TokenMessage,
 )
-from gateway.web.websocket.socket import MEMORY_REASON, Socket
 
 log = logging.getLogger(__name__)
 

@@ -35,9 +35,14 @@ from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection
 from gateway.wire import websocket
 from gateway.wire.message_reader import MessageReader
 
-from .connection import PingScheduler, WebSocketConnection
+from .connection import (
+    ABNORMAL_CLOSURE,
+    MessageListener,
+    PingScheduler,
+    Socket,
+    WebSocketConnection,
+)
 from .handshake import HANDSHAKES, UpgradeRequest
-from .socket import ABNORMAL_CLOSURE, MessageListener, Socket
 
 if TYPE_CHECKING:
     from uvicorn.config import Config

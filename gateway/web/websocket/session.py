@@ -17,12 +17,12 @@ from starlette.requests import HTTPConnection
 from gateway.errors import Busy, GatewayError, RequestError
 from gateway.hub.fanout.client import Handover
 from gateway.web.http import problems
-from gateway.web.routing.attempts import Attempts
-from gateway.web.routing.limits import ConnectionSlot, normalize_address
+from gateway.web.routing.limits import Attempts, ConnectionSlot, normalize_address
+from gateway.web.routing.open_streams import StreamChange
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.open_streams import StreamChange
 
+from .connection import Socket
 from .handshake import HandshakeScope
 from .message_processor import (
     INTERNAL_ERROR,
@@ -47,7 +47,6 @@ from .messages import (
     UnsubscribeMessage,
     build_target,
 )
-from .socket import Socket
 from .stream import WebSocketStream, has_selection
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,8 @@ from gateway.core.client.terms import EndReason
 from gateway.hub.fanout.client import Handover
 from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.web.access import Granted
+from gateway.web.routing.open_streams import OpenStream, StreamChange
 from gateway.web.routing.paths import Match
-from gateway.web.routing.routes import Routes
-from gateway.web.streams.open_streams import OpenStream, StreamChange
 from gateway.wire.websocket import insert_member
 
 from .messages import (
@@ -40,8 +39,6 @@ class WebSocketStream(OpenStream):
     Its `query` includes the selections of the client's messages. `label` is the id that the client
     has given it on `/ws`.
     """
-
-    routes: Routes
 
     __slots__ = (
         "_is_stopped",

@@ -234,7 +234,8 @@ class Bus:
         match kind:
             case "say":
                 worker, topic, data = rest
-                self._on_broadcast(topic, worker, data)
+                if topic in self._handlers:  # else nobody here wants to know
+                    self._run_handler(topic, worker, data)
             case "ask":
                 worker, number, topic, data = rest
                 self._send_response(worker, number, self._run_handler(topic, worker, data))
@@ -266,11 +267,6 @@ class Bus:
                 future.set_exception(
                     SupervisorUnavailable("the supervisor has no answer; its log says why")
                 )
-
-    def _on_broadcast(self, topic: str, worker: int, data: Any) -> None:
-        """Handle a broadcast; one that this worker has no handler for is ignored."""
-        if topic in self._handlers:
-            self._run_handler(topic, worker, data)
 
     def _run_handler(self, topic: str, worker: int, data: Any) -> list[Any]:
         """Return the handler's result in a list, or an empty list if the handler failed.

@@ -23,7 +23,7 @@ from gateway.kafka.client.outages import (
 )
 
 from .bus import Bus
-from .relay import Relay
+from .relay import Relay, WorkerCounts
 
 BUS_TOPIC = "outages"
 # The reminders of the workers arrive a little sooner or later than those before.
@@ -64,7 +64,7 @@ class _OutageLog:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._outages: dict[str, Outages] = {}  # by the name of the cluster
-        self._workers: dict[tuple[str, str], set[int]] = {}  # by cluster and what fails there
+        self._reports = WorkerCounts[tuple[str, str]]()  # by cluster and what fails there
         self._reached_clusters: set[str] = set()
 
     def handle_report(self, worker: int, data: Any) -> None:
@@ -75,31 +75,28 @@ class _OutageLog:
             outages = self._outages[cluster] = Outages(
                 self._now, cluster=cluster, repeat_interval=_REPEAT_INTERVAL_S
             )
+        key = cluster, report.what
         if report.cause is not None:
-            self._workers.setdefault((cluster, report.what), set()).add(worker)
+            if key not in self._reports.get_held(worker):
+                self._reports.add(worker, {key: 1})
             # One worker reaches a broker again, whose last failure another takes for the cluster's.
-            if is_broker_label(report.what) and (cluster, CLUSTER_LABEL) in self._workers:
+            if is_broker_label(report.what) and self._reports.count((cluster, CLUSTER_LABEL)):
                 return
             outages.report_failure(report.what, report.cause, report.text, **report.extra)
-        elif not self._remove_worker(worker, cluster, report.what):
-            if report.is_first and cluster not in self._reached_clusters:
-                self._reached_clusters.add(cluster)
-                outages.report_contact(report.text)
-            else:
-                outages.report_recovery(report.what, report.text)
+            return
+        self._reports.release(worker, {key: 1})
+        if self._reports.count(key):
+            return  # others still have it
+        if report.is_first and cluster not in self._reached_clusters:
+            self._reached_clusters.add(cluster)
+            outages.report_contact(report.text)
+        else:
+            outages.report_recovery(report.what, report.text)
 
     def on_worker_left(self, worker: int) -> None:
         """Take a worker from all outages, and log the end of those that no other worker has."""
-        for cluster, what in list(self._workers):
-            if worker in self._workers[cluster, what] and not self._remove_worker(
-                worker, cluster, what
-            ):
+        held = list(self._reports.get_held(worker))
+        self._reports.remove_worker(worker)
+        for cluster, what in held:
+            if not self._reports.count((cluster, what)):
                 self._outages[cluster].report_recovery(what, "no longer reported by any worker")
-
-    def _remove_worker(self, worker: int, cluster: str, what: str) -> bool:
-        """Take one worker from an outage; return whether others still have it."""
-        workers = self._workers.get((cluster, what), set())
-        workers.discard(worker)
-        if not workers:
-            self._workers.pop((cluster, what), None)
-        return bool(workers)

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import orjson
 
@@ -153,14 +154,11 @@ class Relay:
     def _create_link(self) -> Link:
         link = Link(
             lambda message: self._on_hello(link, message),
-            lambda: self._on_unidentified_lost(link),
+            lambda: self._unidentified_links.discard(link),
             max_unread_bytes=self._max_unread_bytes,
         )
         self._unidentified_links.add(link)
         return link
-
-    def _on_unidentified_lost(self, link: Link) -> None:
-        self._unidentified_links.discard(link)
 
     def _on_hello(self, link: Link, message: list[Any]) -> None:
         """Identify a connection by its first message, and drop an older one of that worker."""
@@ -222,3 +220,45 @@ class Relay:
         except Exception:  # a bad message of one worker must not end all of them
             log.exception("a call of worker %d for %s failed", worker, topic)
             return []
+
+
+KeyT = TypeVar("KeyT")
+
+
+class WorkerCounts(Generic[KeyT]):
+    """What the workers of a host report to have, counted by key; it is lost when a worker leaves.
+
+    Between calls, the count of a key is the sum of that key's counts of all workers, and no count
+    of 0 is kept.
+    """
+
+    def __init__(self) -> None:
+        self._by_worker: dict[int, Counter[KeyT]] = {}
+        self._by_key: Counter[KeyT] = Counter()
+
+    def count(self, key: KeyT) -> int:
+        return self._by_key[key]
+
+    def get_held(self, worker: int) -> Mapping[KeyT, int]:
+        return self._by_worker.get(worker, {})
+
+    def add(self, worker: int, counts: Mapping[KeyT, int]) -> None:
+        """Count what exists, even if that exceeds a limit."""
+        held = self._by_worker.setdefault(worker, Counter())
+        for key, count in counts.items():
+            held[key] += count
+            self._by_key[key] += count
+
+    def release(self, worker: int, counts: Mapping[KeyT, int]) -> None:
+        """Count less for a worker, by key; at most as much as it has."""
+        held = self._by_worker.get(worker, Counter())
+        for key, count in counts.items():
+            released = min(count, held[key])
+            for counter in (held, self._by_key):
+                counter[key] -= released
+                if not counter[key]:
+                    del counter[key]
+
+    def remove_worker(self, worker: int) -> None:
+        self.release(worker, dict(self.get_held(worker)))
+        self._by_worker.pop(worker, None)

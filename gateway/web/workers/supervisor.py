@@ -1,11 +1,11 @@
 """Run several processes on one port, and restart those that crash.
 
 The supervisor binds the port, starts the workers, forwards their messages (`relay`), counts
-connections for them (`routing.limits`), locks keys for them (`exchange.key_locks`), logs their
-outages of Kafka (`outage_log`), keeps the operators' blocklist, and restarts workers that crashed.
-It serves no clients. It also holds the listening sockets: clients that connect while their worker
-is being restarted wait a moment and are served. If that takes longer because the worker crashed
-again, its socket is closed, and they go to the other workers.
+connections and locks keys for them (`routing.shared_counts`), logs their outages of Kafka
+(`outage_log`), keeps the operators' blocklist, and restarts workers that crashed. It serves no
+clients. It also holds the listening sockets: clients that connect while their worker is being
+restarted wait a moment and are served. If that takes longer because the worker crashed again, its
+socket is closed, and they go to the other workers.
 
 Workers are processes of their own, not forks: librdkafka's threads, an event loop and its signal
 handlers would not survive a fork. Starting one takes about a second.
@@ -38,18 +38,15 @@ from gateway.errors import GatewayError
 from gateway.telemetry import catalog
 from gateway.telemetry.logs import announce
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.admin import reload_coordinator
+from gateway.web.admin import configuration
 from gateway.web.admin.blocklist import BlocklistEntry, serve_blocklist
-from gateway.web.admin.listener import bind_admin_socket
-from gateway.web.admin.reload_coordinator import list_problems
 from gateway.web.app import metrics
 from gateway.web.app.assets import CoHostedAppFactory
+from gateway.web.app.metrics import CounterHistory
 from gateway.web.app.reload import ReloadCounts, SettingsLoader, log_reload_errors
-from gateway.web.console import configuration
-from gateway.web.exchange.key_locks import serve_key_locks
-from gateway.web.routing.limits import serve_limits
+from gateway.web.http.edge import bind_admin_socket
+from gateway.web.routing.shared_counts import serve_counts
 
-from .counter_history import CounterHistory
 from .outage_log import serve_outages
 from .relay import Relay
 from .sockets import (
@@ -220,12 +217,11 @@ class Supervisor:
         if self._load_settings is not None:
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup, self._load_settings)
         self._relay.join_callbacks.append(self._on_joined)
-        serve_limits(self._relay, self._settings.listen.limits)
-        serve_key_locks(self._relay)
+        serve_counts(self._relay, self._settings.listen.limits)
         serve_outages(self._relay)
-        self._relay.add_handler(reload_coordinator.BUS_TOPIC, self._handle_reload)
+        self._relay.add_handler(configuration.RELOAD_TOPIC, self._handle_reload)
         self._relay.add_handler(metrics.SUPERVISOR_TOPIC, self._handle_metrics_query)
-        self._relay.add_handler(configuration.BUS_TOPIC, self._handle_file_settings)
+        self._relay.add_handler(configuration.FILE_TOPIC, self._handle_file_settings)
         await self._relay.start()
         tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self._workers]
         try:
@@ -274,7 +270,7 @@ class Supervisor:
         except (GatewayError, OSError) as exc:
             if not data:
                 self._reload_counts.count_refused()
-            return list_problems(exc)
+            return configuration.list_problems(exc)
         return self._reload_number
 
     def _handle_metrics_query(self, worker: int, data: Any) -> Any:

@@ -14,9 +14,9 @@ from gateway.errors import GuardUnavailable, NotGranted, RequestError
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 from gateway.web.access import Grant, Granted, allow_anyone
+from gateway.web.access.admission import Guards
 from gateway.web.access.guard import AccessRequest, Guard, GuardErrors
-from gateway.web.access.guards import Guards
-from gateway.web.access.jwks import KeySet, StaticKeySource
+from gateway.web.access.jwks import KeySet, KeySource
 from gateway.web.access.jwt import JwtGuard
 
 
@@ -130,7 +130,7 @@ async def test_a_refusal_is_logged_and_many_are_counted(
 ):
     """The log said nothing at the default level: only the client knew why."""
     caplog.set_level("INFO")
-    logger = logging.getLogger("gateway.web.access.guards")
+    logger = logging.getLogger("gateway.web.access.admission")
     # Refusals of other tests count as well: begin with a filter of the same kind.
     kinds = [type(each) for each in logger.filters]
     monkeypatch.setattr(logger, "filters", [kind() for kind in kinds])
@@ -239,7 +239,7 @@ async def test_only_guards_that_a_route_names_are_made():
 async def test_keys_are_fetched_before_anybody_comes():
     requests: list[str] = []
 
-    class RecordingKeySource(StaticKeySource):
+    class RecordingKeySource(KeySource):
         async def get_current(self) -> KeySet:
             requests.append("keys")
             return await super().get_current()

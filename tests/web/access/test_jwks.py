@@ -11,7 +11,7 @@ from support.waiting import wait_until
 
 from gateway.config import Jwk, Jwks
 from gateway.web.access.external_http import ExternalHttpError, ExternalResponse
-from gateway.web.access.jwks import KeySet, KeysUnavailable, RemoteKeySource, StaticKeySource
+from gateway.web.access.jwks import KeySet, KeySource, KeysUnavailable, RemoteKeySource
 
 
 def encode_keys(*keys: Any) -> bytes:
@@ -310,6 +310,6 @@ def test_a_key_is_looked_up_by_its_id_and_what_it_is_good_for(kid, algorithm, fo
 
 
 async def test_keys_of_the_file_are_what_they_are():
-    keys = StaticKeySource([Jwk.model_validate(build_jwk(get_rsa_key(), "k0"))])
+    keys = KeySource([Jwk.model_validate(build_jwk(get_rsa_key(), "k0"))])
     known = await keys.get_current()
     assert await keys.get_newer(known, "k9", "RS256") is known

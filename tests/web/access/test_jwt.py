@@ -26,7 +26,7 @@ from support.issuer import (
 from gateway.config import Jwk, Jwt
 from gateway.errors import NotGranted
 from gateway.web.access.grant import MAX_EXPIRES_S, Grant
-from gateway.web.access.jwks import KeySet, KeySource, KeysUnavailable, StaticKeySource
+from gateway.web.access.jwks import KeySet, KeySource, KeysUnavailable
 from gateway.web.access.jwt import JwtGuard
 
 ISSUER = TokenIssuer()
@@ -43,7 +43,7 @@ def build_guard(
     given = {"issuer": ISSUER_NAME, "audience": AUDIENCE, **options}
     settings = Jwt.model_validate({"type": "jwt", "keys": keys or ISSUER.jwks, **given})
     assert isinstance(settings.keys, tuple)
-    source = key_source or StaticKeySource(settings.keys)
+    source = key_source or KeySource(KeySet(settings.keys))
     return kind("jwt0", settings, "orders", {"": source}, clock=clock)
 
 
@@ -272,7 +272,7 @@ async def test_the_keys_of_an_issuer_verify_its_own_tokens_only():
     other = TokenIssuer("ES256")
     settings = Jwt.model_validate({"type": "jwt", "issuer": [ISSUER_NAME, "https://b"]})
     sources = {
-        name: StaticKeySource([Jwk.model_validate(jwk) for jwk in issuer.jwks])
+        name: KeySource(KeySet([Jwk.model_validate(jwk) for jwk in issuer.jwks]))
         for name, issuer in {ISSUER_NAME: ISSUER, "https://b": other}.items()
     }
     made = JwtGuard("jwt0", settings, "orders", sources)
@@ -406,7 +406,7 @@ async def test_what_was_known_of_a_token_ends_with_it():
     assert await request_grant(token, made) is not known, "it is not verified again"
 
 
-class RotatingKeySource(StaticKeySource):
+class RotatingKeySource(KeySource):
     """Keys that are others as soon as an unknown one is asked for."""
 
     def __init__(self, first: KeySet, next_keys: KeySet | None) -> None:

@@ -13,8 +13,8 @@ from gateway.config import Route
 from gateway.errors import RequestError
 from gateway.web.access import Grant, Granted
 from gateway.web.admin.blocklist import Blocklist, BlocklistEntry, serve_blocklist
+from gateway.web.routing.open_streams import StreamRegistry
 from gateway.web.routing.paths import AccessRevoked, Match, RoutePaused
-from gateway.web.streams.open_streams import StreamRegistry
 from gateway.web.workers.bus import Bus
 
 ADA = BlocklistEntry(guard="login", identity="ada")

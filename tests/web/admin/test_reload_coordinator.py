@@ -7,8 +7,7 @@ from typing import Any
 
 from support.worker_buses import worker_buses
 
-from gateway.web.admin import reload_coordinator
-from gateway.web.admin.reload_coordinator import ReloadCoordinator
+from gateway.web.admin.configuration import RELOAD_TOPIC, ReloadCoordinator
 from gateway.web.app.reload import ReloadOutcome
 
 OUTCOME = ReloadOutcome(2, 1, 0, 0, {"kept": 5}, 0.25, ())
@@ -45,7 +44,7 @@ async def reload(
             ReloadCoordinator(reloader, bus, **options)
             for reloader, bus in zip(reloaders, made.buses, strict=True)
         ]
-        made.relay.add_handler(reload_coordinator.BUS_TOPIC, handle_reload)
+        made.relay.add_handler(RELOAD_TOPIC, handle_reload)
         await made.start()
         return await coordinators[0]()
 

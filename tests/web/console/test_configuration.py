@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.config import Settings, loads
 from gateway.errors import ConfigError
-from gateway.web.console.configuration import build_report, read_file_settings
+from gateway.web.admin.configuration import build_report, read_file_settings
 
 
 def build_settings(topic: str = "orders", password: str = "hunter2") -> Settings:

@@ -12,7 +12,7 @@ from support.waiting import WAIT_TIMEOUT_S, wait_until
 from support.worker_buses import worker_buses
 
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
-from gateway.web.console.feed import MAX_PENDING_EVENTS, Feed
+from gateway.web.console.console import MAX_PENDING_EVENTS, Feed
 from gateway.web.console.worker_report import BUS_TOPIC, KNOWN_NOTHING
 from gateway.web.workers.bus import Bus
 

@@ -11,9 +11,9 @@ from gateway.kafka.protocol.group_messages import (
     GroupListing,
     MemberDescription,
 )
-from gateway.web.console.groups import (
+from gateway.web.console.kafka_lookup import (
+    MAX_DESCRIBED_PARTITIONS,
     MAX_MEMBERS,
-    MAX_PARTITIONS,
     PAGE_SIZE,
     build_description,
     build_page,
@@ -80,10 +80,13 @@ def test_a_group_that_has_committed_nothing_has_no_lag():
 def test_of_a_large_group_only_a_part_is_shown_and_its_size_is():
     lags = {
         TopicPartition("orders", number): PartitionLag(0, number)
-        for number in range(MAX_PARTITIONS + 5)
+        for number in range(MAX_DESCRIBED_PARTITIONS + 5)
     }
     found = describe(MAX_MEMBERS + 5, lags)
-    assert len(found["partitions"]) == MAX_PARTITIONS and len(found["members"]) == MAX_MEMBERS
-    assert found["partitionCount"] == MAX_PARTITIONS + 5
+    assert (
+        len(found["partitions"]) == MAX_DESCRIBED_PARTITIONS
+        and len(found["members"]) == MAX_MEMBERS
+    )
+    assert found["partitionCount"] == MAX_DESCRIBED_PARTITIONS + 5
     assert found["memberCount"] == MAX_MEMBERS + 5
-    assert found["partitions"][0]["lag"] == MAX_PARTITIONS + 4
+    assert found["partitions"][0]["lag"] == MAX_DESCRIBED_PARTITIONS + 4

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from gateway.web.console.incident_log import (
+from gateway.web.console.partition_watch import Transition
+from gateway.web.console.worker_report import (
     MAX_INCIDENTS,
     MAX_TEXT_CHARS,
     IncidentHandler,
     IncidentKind,
     IncidentLog,
 )
-from gateway.web.console.partition_watch import Transition
 
 GAP = IncidentKind.GAP
 

@@ -9,7 +9,7 @@ import pytest
 from support.query_progress import build_kafka_source, build_operator, build_progress
 
 from gateway.config.sections.pipelines import Pipelines
-from gateway.web.console.jobs import build_jobs
+from gateway.web.console.kafka_lookup import build_jobs
 
 JOB = {
     "name": "visits",

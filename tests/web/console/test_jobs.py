@@ -14,7 +14,7 @@ from gateway.config import loads
 from gateway.errors import UnknownTopic
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.app.app import create_app
-from gateway.web.console.jobs import MIN_RECORDS, read_latest
+from gateway.web.console.kafka_lookup import MIN_RECORDS, read_latest
 
 kafka = embedded_kafka({"progress": 2, "single": 1, "empty": 1})
 

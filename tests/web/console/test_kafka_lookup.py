@@ -13,7 +13,7 @@ from gateway.api.gateway import Gateway
 from gateway.config import loads
 from gateway.errors import BrokerUnavailable, RequestError, UnknownGroup
 from gateway.hub.fanout.hubs import Hubs
-from gateway.web.console.groups import MAX_LOOKUPS, KafkaLookup, read_query
+from gateway.web.console.kafka_lookup import MAX_LOOKUPS, KafkaLookup, read_query
 
 CONFIG = """
 kafka:

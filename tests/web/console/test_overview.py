@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
-from gateway.web.console.incident_log import Incident
 from gateway.web.console.overview import Overview, Report
 from gateway.web.console.partition_watch import SEVERITIES, PartitionKey, PartitionRow
+from gateway.web.console.worker_report import Incident
 
 NONE = [0] * (len(LATENCY_BUCKETS_S) + 1)
 

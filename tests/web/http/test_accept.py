@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.web.http.negotiation import NOT_ACCEPTABLE, MediaPreference, get_media_preference
+from gateway.web.http.content import NOT_ACCEPTABLE, MediaPreference, get_media_preference
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
+from gateway.web.http.asgi_middleware import ForwardedMiddleware
 from gateway.web.http.certificate import (
     FORWARDED_EXTENSION,
     MAX_HEADER_CHARS,
@@ -13,7 +14,6 @@ from gateway.web.http.certificate import (
     get_certificate,
     store_forwarded_certificate,
 )
-from gateway.web.http.proxy_headers import ForwardedMiddleware
 
 ADA, EVE = (
     f"-----BEGIN CERTIFICATE-----\n{name}+/=\n-----END CERTIFICATE-----\n"

@@ -8,7 +8,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from gateway.config import AccessControl, Settings
-from gateway.web.http.cors import CorsPolicies, CorsPolicy, add_cors_headers, parse_cors_request
+from gateway.web.http.browsers import CorsPolicies, CorsPolicy, add_cors_headers, parse_cors_request
 
 SHOP, EVIL = "https://shop.example", "https://evil.example"
 EXPOSED = {"access-control-expose-headers": "ETag, Link, Location, Retry-After"}

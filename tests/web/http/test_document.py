@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from starlette.requests import Request
 
-from gateway.web.http.document import StaticDocument
+from gateway.web.http.content import StaticDocument
 
 
 def build_request(**headers: str) -> Request:

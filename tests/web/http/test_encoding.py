@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import HTTPConnection
 
-from gateway.web.http.negotiation import GZIP_HEADERS, negotiate_body, prefers_dcz, prefers_gzip
+from gateway.web.http.content import GZIP_HEADERS, negotiate_body, prefers_dcz, prefers_gzip
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.listen import Listen
-from gateway.web.http.proxy_headers import HostCheckMiddleware, get_allowed_names
+from gateway.web.http.asgi_middleware import HostCheckMiddleware, get_allowed_names
 
 
 def build_listen(**options: Any) -> Listen:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config import Topic
-from gateway.web.http.negotiation import get_media_type
+from gateway.web.http.content import get_media_type
 
 
 def parse_media(content_type: bytes | None, model: str = "bytes") -> str:

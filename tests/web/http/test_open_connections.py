@@ -25,8 +25,8 @@ from gateway.web.routing.limits import (
     Limits,
     OpenConnection,
     PortLimits,
-    serve_limits,
 )
+from gateway.web.routing.shared_counts import serve_counts
 from gateway.web.websocket.protocol import WebSocketProtocol
 from gateway.web.workers.bus import Bus
 
@@ -235,7 +235,7 @@ async def test_workers_count_together_and_a_connection_that_is_lost_while_asked_
         return opened
 
     async with worker_buses(2) as made:
-        ledger = serve_limits(made.relay, settings)
+        ledger = serve_counts(made.relay, settings)
         one, other = [Limits(settings, bus) for bus in made.buses]
         await made.start()
         first, second = open_connection(one), open_connection(other)

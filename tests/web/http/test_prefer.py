@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from starlette.requests import Request
 
-from gateway.web.http.negotiation import Preferences, parse_preferences
+from gateway.web.http.content import Preferences, parse_preferences
 
 
 def parse_headers(*headers: str) -> Preferences:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.web.http.proxy_headers import ForwardedMiddleware
+from gateway.web.http.asgi_middleware import ForwardedMiddleware
 from gateway.web.streams.middleware import get_encoded_path
 from gateway.web.streams.responses import build_next_link
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.web.http.security_headers import PAGE_HEADERS, PRIVATE_HEADERS, add_security_headers
+from gateway.web.http.browsers import PAGE_HEADERS, PRIVATE_HEADERS, add_security_headers
 
 
 async def send_headers(

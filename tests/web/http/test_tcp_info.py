@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.waiting import wait_until
 
-from gateway.web.http.tcp_info import get_acknowledged_bytes
+from gateway.web.admin.listing import get_acknowledged_bytes
 
 
 async def test_it_is_what_the_other_side_has_taken():

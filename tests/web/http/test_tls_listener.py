@@ -29,9 +29,14 @@ from gateway.web.http.edge import (
     create_port_limits,
     create_uvicorn_config,
 )
-from gateway.web.http.tls_listener import TlsListener
-from gateway.web.routing.connection_counts import MAX_HANDSHAKES, ConnectionCounts, LimitKind
-from gateway.web.routing.limits import LimitReached, Limits, serve_limits
+from gateway.web.http.tls import TlsListener
+from gateway.web.routing.limits import LimitReached, Limits
+from gateway.web.routing.shared_counts import (
+    MAX_HANDSHAKES,
+    ConnectionCounts,
+    LimitKind,
+    serve_counts,
+)
 from gateway.web.workers.bus import Bus
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
@@ -352,7 +357,7 @@ async def test_several_workers_share_the_bounds():
         LimitKind.HANDSHAKES_OF_ADDRESS.build_key(" 192.0.2.1"),
     ]
     async with worker_buses(2) as made:
-        serve_limits(made.relay, settings)
+        serve_counts(made.relay, settings)
         one, other = [Limits(settings, bus) for bus in made.buses]
         await made.start()
         first = await one.reserve_slot(keys)

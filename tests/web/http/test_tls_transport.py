@@ -14,7 +14,7 @@ from support.certificates import CertificateAuthority
 from support.waiting import wait_until
 
 from gateway.client_memory import ClientMemory, HeldPart
-from gateway.web.http.tls_transport import READ_BYTES, RECORD_BYTES, SLICE_BYTES, TlsTransport
+from gateway.web.http.tls import READ_BYTES, RECORD_BYTES, SLICE_BYTES, TlsTransport
 
 
 class TcpTransport(asyncio.Transport):

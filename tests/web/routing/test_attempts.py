@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from gateway.config import Limits as Settings
-from gateway.web.routing.attempts import (
+from gateway.web.routing.limits import (
     FREE_ATTEMPTS,
     MAX_RATE_LIMITED_IN_A_ROW,
     MAX_WRONG_TOKENS,
     Attempts,
+    Limits,
     RateLimited,
 )
-from gateway.web.routing.limits import Limits
 from gateway.web.workers.bus import Bus
 
 

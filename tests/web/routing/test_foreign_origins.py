@@ -11,7 +11,7 @@ from support.gateways import build_config
 
 from gateway.config import Settings
 from gateway.web.app.app import Application, create_app
-from gateway.web.routing.foreign_origins import (
+from gateway.web.http.browsers import (
     MAX_LINES_PER_MINUTE,
     MAX_ORIGINS,
     REPEAT_AFTER_S,
@@ -56,8 +56,7 @@ def list_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.name == "gateway.web.routing.foreign_origins"
-        and record.levelno == logging.WARNING
+        if record.name == "gateway.web.http.browsers" and record.levelno == logging.WARNING
     ]
 
 

@@ -12,8 +12,8 @@ from support.worker_buses import WorkerBuses, worker_buses
 from gateway.config import Limits as Settings
 from gateway.errors import Busy
 from gateway.web.access import NO_GRANTS, Grant, Granted
-from gateway.web.routing.connection_counts import ConnectionCounts
-from gateway.web.routing.limits import ConnectionSlot, Limits, normalize_address, serve_limits
+from gateway.web.routing.limits import ConnectionSlot, Limits, normalize_address
+from gateway.web.routing.shared_counts import ConnectionCounts, serve_counts
 from gateway.web.workers.bus import Bus
 
 
@@ -141,7 +141,7 @@ async def test_an_address_comes_so_often_and_not_more():
 async def build_shared_limits(
     made: WorkerBuses, kind: type[Limits] = Limits, **settings: Any
 ) -> tuple[ConnectionCounts, list[Limits]]:
-    ledger = serve_limits(made.relay, Settings.model_validate(settings))
+    ledger = serve_counts(made.relay, Settings.model_validate(settings))
     gates = [build_limits(bus, kind, **settings) for bus in made.buses]
     await made.start()
     return ledger, gates

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from gateway.web.streams.http_stream import ClientDisconnected, run_while_connected
+from gateway.background_tasks import Interrupted
+from gateway.web.streams.http_stream import run_while_connected
 
 
 def build_request(*messages: str) -> Request:
@@ -23,7 +24,7 @@ async def fail() -> None:
 
 
 async def test_work_ends_with_the_connection():
-    with pytest.raises(ClientDisconnected):
+    with pytest.raises(Interrupted):
         await run_while_connected(build_request("http.disconnect"), asyncio.sleep(60))
     assert await run_while_connected(build_request(), asyncio.sleep(0, "done")) == "done"
 

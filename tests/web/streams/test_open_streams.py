@@ -16,9 +16,9 @@ from gateway.config import Route
 from gateway.core.client.terms import EndReason
 from gateway.hub.wires.sse import SseWire
 from gateway.web.access import NO_GRANTS
+from gateway.web.routing.open_streams import StreamChange, StreamRegistry
 from gateway.web.routing.paths import Match
 from gateway.web.streams.http_stream import HttpStream
-from gateway.web.streams.open_streams import StreamChange, StreamRegistry
 
 ROUTE = Route.model_validate({"when": [{"path": "/"}], "with": {"topic": "t"}})
 

@@ -17,8 +17,7 @@ import uvloop
 from support.raw_websocket import OPCODE_PING, OPCODE_PONG, OPCODE_TEXT, build_close, build_frame
 from support.waiting import wait_until
 
-from gateway.web.websocket.connection import PingScheduler, WebSocketConnection
-from gateway.web.websocket.socket import ABNORMAL_CLOSURE
+from gateway.web.websocket.connection import ABNORMAL_CLOSURE, PingScheduler, WebSocketConnection
 from gateway.wire import websocket
 from gateway.wire.message_reader import MessageReader
 

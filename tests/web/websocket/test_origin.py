@@ -4,7 +4,7 @@ import pytest
 
 from gateway.config.guards import X509
 from gateway.config.sections.listen import AccessControl
-from gateway.web.websocket.handshake import has_ambient_credentials, is_origin_allowed
+from gateway.web.http.browsers import has_ambient_credentials, is_origin_allowed
 
 SAME = AccessControl()
 ANY = AccessControl.model_validate({"policy": "cross-origin"})

@@ -10,8 +10,7 @@ import pytest
 from gateway.config import Limits as Rates
 from gateway.config import Settings
 from gateway.errors import RequestError
-from gateway.web.routing.attempts import Attempts
-from gateway.web.routing.limits import Limits
+from gateway.web.routing.limits import Attempts, Limits
 from gateway.web.websocket.handshake import HandshakeScope
 from gateway.web.websocket.message_processor import MAX_IN_FLIGHT, SocketProducer
 from gateway.web.websocket.messages import BadMessageError, ProduceMessage, parse_message

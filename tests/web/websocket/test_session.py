@@ -19,8 +19,8 @@ from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.view import View
 from gateway.web.access import NO_GRANTS, Granted
 from gateway.web.routing.limits import Limits
+from gateway.web.routing.open_streams import StreamRegistry
 from gateway.web.routing.views import parse_selection
-from gateway.web.streams.open_streams import StreamRegistry
 from gateway.web.websocket.handshake import HandshakeScope
 from gateway.web.websocket.session import MAX_STREAMS, Session
 from gateway.web.workers.bus import Bus
@@ -31,6 +31,7 @@ class FakeMatch(str):
     """A path, as what it leads to."""
 
     granted = NO_GRANTS
+    values = ()
 
     @property
     def path(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from support.waiting import wait_until
 
-from gateway.web.websocket.socket import AsgiSocket
+from gateway.web.websocket.endpoint import AsgiSocket
 from gateway.wire.websocket import encode_text
 
 

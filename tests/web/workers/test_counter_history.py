@@ -7,7 +7,7 @@ from itertools import count
 
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.workers.counter_history import (
+from gateway.web.app.metrics import (
     CounterHistory,
     ProcessSamples,
     build_report,

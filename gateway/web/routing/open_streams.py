@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Set
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from starlette.exceptions import HTTPException
 
@@ -30,6 +30,9 @@ from gateway.hub.fanout.view import View
 from gateway.web.access import Granted
 from gateway.web.routing.paths import AccessRevoked, Match, RoutePaused
 from gateway.web.websocket.messages import QueryPairs
+
+if TYPE_CHECKING:
+    from .routes import Routes
 
 STREAMS_PER_SLICE = 100  # streams that are visited before other tasks run
 UNTOUCHED, MOVED = "untouched", "moved"  # what becomes of a stream that a reload does not end
@@ -50,21 +53,6 @@ class StreamChange(NamedTuple):
 
 StreamOutcomes: TypeAlias = Mapping[tuple[str, str], int]
 """How many streams of a route, by its name before a reload, had an outcome."""
-
-
-class StreamRoutes(Protocol):
-    """The part of `Routes` that a stream needs."""
-
-    @property
-    def stream_registry(self) -> StreamRegistry: ...
-
-    def match(self, path: str) -> Match: ...
-
-    def check_parameters(self, match: Match, query_pairs: QueryPairs) -> None: ...
-
-    async def get_view(self, match: Match, query_pairs: QueryPairs) -> View: ...
-
-    def get_challenge_lead(self, guard: str) -> float | None: ...
 
 
 class OpenStream:
@@ -97,9 +85,7 @@ class OpenStream:
         "routes",
     )  # fmt: skip
 
-    def __init__(
-        self, routes: StreamRoutes, match: Match, query: QueryPairs, address: str = ""
-    ) -> None:
+    def __init__(self, routes: Routes, match: Match, query: QueryPairs, address: str = "") -> None:
         self.routes = routes
         self.match = match
         self.query = query
@@ -184,7 +170,7 @@ class OpenStream:
 
     async def predict_reload(
         self,
-        new_routes: StreamRoutes,
+        new_routes: Routes,
         changed_guards: Set[str],
         changed_topics: Set[ClusterTopic],
     ) -> str:
@@ -197,7 +183,7 @@ class OpenStream:
         return UNTOUCHED if is_same and not change.needs_new_client else MOVED
 
     async def _plan_reload(
-        self, routes: StreamRoutes, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
+        self, routes: Routes, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
     ) -> StreamChange | EndReason:
         """Return what the stream shows by other routes, or why it has to end."""
         before, query = self._latest_match_and_query
@@ -417,7 +403,7 @@ class StreamRegistry:
 
     async def predict_reload(
         self,
-        new_routes: StreamRoutes,
+        new_routes: Routes,
         changed_guards: Set[str],
         changed_topics: Set[ClusterTopic],
     ) -> StreamOutcomes:

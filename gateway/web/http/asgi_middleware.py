@@ -1,7 +1,8 @@
-"""Take what only a trusted proxy knows of a request from its headers, and refuse foreign names.
+"""Wrap the application: trust proxies, refuse foreign hosts, trace requests.
 
-The headers of a proxy are `X-Forwarded-For`, `X-Forwarded-Proto`, `X-Forwarded-Client-Cert`, and
-`X-Forwarded-Prefix`: a path that the proxy has taken off the beginning of that of the request.
+What only a trusted proxy knows of a request is in its headers: `X-Forwarded-For`,
+`X-Forwarded-Proto`, `X-Forwarded-Client-Cert`, and `X-Forwarded-Prefix`: a path that the proxy has
+taken off the beginning of that of the request.
 
 Anybody can send these headers, so they are trusted only from the proxies that `listen.forwarded`
 names, and only as far as these vouch for them: read from the right, the first address that is no
@@ -16,6 +17,8 @@ But the page cannot choose the `Host` that its browser sends, which is the attac
 
 An IP address as `Host` is always accepted: no name is resolved for it, and load balancers probe by
 address.
+
+If traces are configured, a span lasts from a request to its response head.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ from collections.abc import Callable
 from ipaddress import ip_address, ip_network
 from typing import Literal
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.api.gateway import Gateway
 from gateway.config.sections.listen import Listen
 from gateway.config.types.address import is_loopback
 from gateway.core.caches import cache_short
 from gateway.errors import RequestError
+from gateway.telemetry.logs import redact_url
 from gateway.web.http import certificate
 from gateway.web.http.problems import build_problem
 from gateway.wire.host import normalize_host, parse_host
@@ -207,3 +212,56 @@ def _get_host(scope: Scope) -> bytes:
         if name == b"host":
             return bytes(value)
     return b""
+
+
+RESPONSE_START_TYPES = ("http.response.start", "websocket.accept", "websocket.close")
+ROUTE_SCOPE_KEY = "gateway.route"
+"""The member of an ASGI scope that has the name of the route that was found."""
+
+
+class TracingMiddleware:
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tracing = self._gateway.tracing
+        if tracing is None or scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        method = scope.get("method", "GET")
+        with tracing.trace_request(
+            method, _get_traceparent(scope), **_build_attributes(scope, method)
+        ) as span:
+            if span is None:  # this request is not sampled
+                await self._app(scope, receive, send)
+                return
+
+            async def send_traced(message: Message) -> None:
+                if message["type"] in RESPONSE_START_TYPES and span.is_recording():
+                    route = scope.get(ROUTE_SCOPE_KEY)
+                    if route is not None:
+                        span.update_name(f"{method} {route}")
+                        span.set_attribute("http.route", route)
+                    if "status" in message:
+                        span.set_attribute("http.response.status_code", message["status"])
+                    # A stream may last for days: the span ends with the response head.
+                    span.end()
+                await send(message)
+
+            await self._app(scope, receive, send_traced)
+
+
+def _build_attributes(scope: Scope, method: str) -> dict[str, str]:
+    query = scope["query_string"].decode("latin-1")
+    target = redact_url(f"{scope['path']}?{query}" if query else scope["path"])
+    path, _, query = target.partition("?")
+    attributes = {"http.request.method": method, "url.path": path}
+    return {**attributes, "url.query": query} if query else attributes
+
+
+def _get_traceparent(scope: Scope) -> bytes | None:
+    for name, value in scope["headers"]:
+        if name == b"traceparent":
+            return bytes(value)
+    return None

@@ -5,19 +5,25 @@ import asyncio
 from support.waiting import wait_until
 from support.worker_buses import WorkerBuses, worker_buses
 
+from gateway.config import Limits
 from gateway.core.produce.idempotency import IdempotencyKey
-from gateway.web.exchange.key_locks import KeyLocks, serve_key_locks
+from gateway.web.routing.shared_counts import (
+    ConnectionCounts,
+    KeyLocks,
+    SharedCounts,
+    serve_counts,
+)
 
 ADA, BOB = IdempotencyKey("orders", "/orders", "ada"), IdempotencyKey("orders", "/orders", "bob")
 
 
 async def build_shared_locks(
-    made: WorkerBuses, kind: type[KeyLocks] = KeyLocks
-) -> tuple[dict[IdempotencyKey, int], list[KeyLocks]]:
-    holders = serve_key_locks(made.relay)
-    turns = [kind(bus) for bus in made.buses]
+    made: WorkerBuses, kind: type[SharedCounts] = SharedCounts
+) -> tuple[ConnectionCounts, list[KeyLocks]]:
+    counts = serve_counts(made.relay, Limits())
+    turns = [KeyLocks(kind(Limits(), bus)) for bus in made.buses]
     await made.start()
-    return holders, turns
+    return counts, turns
 
 
 async def test_one_worker_at_a_time_has_a_key_and_who_waited_is_told_so():
@@ -45,7 +51,6 @@ async def test_another_key_waits_for_nobody():
         _, (one, other) = await build_shared_locks(made)
         assert not await one.acquire(ADA)
         assert not await other.acquire(BOB)
-        assert not await one.acquire(ADA)  # of the same worker: it knows itself what is under way
 
 
 async def test_the_turn_of_a_worker_that_ended_is_another_s():
@@ -61,7 +66,7 @@ async def test_the_turn_of_a_worker_that_ended_is_another_s():
 
 async def test_who_was_cut_off_keeps_its_turn():
     async with worker_buses(2) as made:
-        holders, (one, _) = await build_shared_locks(made)
+        counts, (one, _) = await build_shared_locks(made)
         await one.acquire(ADA)
         for _ in range(3):
             made.buses[0].abort_link()
@@ -69,28 +74,42 @@ async def test_who_was_cut_off_keeps_its_turn():
                 lambda: not made.buses[0].is_linked, interval_s=0
             )  # it is linked again soon
             await made.wait_until_linked()
-            await wait_until(lambda: holders == {ADA: 1}, lambda: f"{holders}")
+            await wait_until(lambda: len(counts.get_held(1)) == 1)
         one.release(ADA)
-        await wait_until(lambda: not holders)
+        await wait_until(lambda: not counts.get_held(1))
 
 
 async def test_who_gives_what_another_has_takes_nothing_away():
     async with worker_buses(2) as made:
-        holders, (one, other) = await build_shared_locks(made)
+        counts, (one, other) = await build_shared_locks(made)
         await one.acquire(ADA)
         other.release(ADA)
         assert not await other.acquire(BOB)  # the supervisor has heard of both by now
-        assert holders == {ADA: 1, BOB: 2}
+        assert len(counts.get_held(1)) == len(counts.get_held(2)) == 1
 
 
-class ImpatientKeyLocks(KeyLocks):
+class ImpatientCounts(SharedCounts):
     BUS_TIMEOUT_S = 0.1
 
 
 async def test_without_the_supervisor_nobody_waits_for_long():
     async with worker_buses(2) as made:
-        _, (one, other) = await build_shared_locks(made, ImpatientKeyLocks)
+        _, (one, other) = await build_shared_locks(made, ImpatientCounts)
         await made.relay.close()
         await wait_until(lambda: not any(bus.is_linked for bus in made.buses))
         assert await one.acquire(ADA) is False and await other.acquire(ADA) is False
         one.release(ADA)
+
+
+async def test_a_lock_that_is_given_up_while_it_is_asked_for_is_free():
+    """A writer releases its key in any case, also if it never had it."""
+    async with worker_buses(2) as made:
+        counts, (one, other) = await build_shared_locks(made)
+        asking = asyncio.create_task(one.acquire(ADA))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        one.release(ADA)
+        await other.acquire(ADA)
+        await wait_until(lambda: not counts.get_held(1))
+        assert len(counts.get_held(2)) == 1

@@ -1,16 +1,25 @@
-"""Reload the configuration in all workers, and report what changed."""
+"""Reload the configuration in all workers, and compare the one in effect with the file on disk.
+
+Where there is a supervisor, it has read the file and reads it again; workers ask it. A comparison
+shows no secret.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from gateway.config import Settings
+from gateway.config.sections.reload import apply_reload
+from gateway.config.source.yaml_document import dumps
 from gateway.errors import GatewayError, RequestError
 from gateway.web.app.reload import Reloader, ReloadOutcome, SettingsLoader
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
 
-BUS_TOPIC = "reload"
+RELOAD_TOPIC = "reload"
 RELOAD_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05  # seconds between two questions to them
 ROUTE_COUNTS = ("same", "changed", "added", "removed")
@@ -63,7 +72,7 @@ class ReloadCoordinator:
         """Let the supervisor load the configuration, and wait until all workers applied it."""
         try:
             answer: list[str] | int = await self._bus.call_supervisor(
-                BUS_TOPIC, is_dry_run, timeout_s=self._timeout_s
+                RELOAD_TOPIC, is_dry_run, timeout_s=self._timeout_s
             )
         except SupervisorUnavailable as exc:
             raise RequestError(503, "Busy", f"{exc}; try again", retry_after=1.0) from None
@@ -101,7 +110,12 @@ def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> d
         streams.update(outcome["streams"])
         for change in outcome["changes"]:
             by_route.setdefault(change["route"], Counter()).update(change["streams"])
-    first = max(outcomes.values(), default=NOTHING_CHANGED.to_json(), key=_count_routes)
+    first = max(
+        outcomes.values(),
+        default=NOTHING_CHANGED.to_json(),
+        # None in a worker that has just started.
+        key=lambda outcome: sum(int(outcome[name]) for name in ROUTE_COUNTS),
+    )
     return {
         "routes": {name: first[name] for name in ROUTE_COUNTS},
         "streams": dict(streams),
@@ -114,10 +128,79 @@ def merge_outcomes(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> d
     }
 
 
-def _count_routes(outcome: dict[str, Any]) -> int:
-    """Return the number of routes of an outcome: none in a worker that has just started."""
-    return sum(int(outcome[name]) for name in ROUTE_COUNTS)
-
-
 def list_problems(exc: Exception) -> list[str]:
     return list(getattr(exc, "problems", None) or [str(exc)])
+
+
+FILE_TOPIC = "file-settings"
+FILE_TIMEOUT_S = 10.0  # seconds for the supervisor to read and check the file
+
+
+class FileSettings(NamedTuple):
+    """The contents of the file on disk, as YAML with references in place of secrets.
+
+    The text is empty if there is no file, or if it has mistakes. `is_same` compares secrets, too;
+    `kept` are the changed options that need a restart.
+    """
+
+    text: str
+    problems: list[str]
+    is_same: bool
+    is_reloadable: bool = False
+    kept: Sequence[str] = ()
+
+
+def read_file_settings(load: SettingsLoader | None, running: Settings) -> FileSettings:
+    if load is None:
+        return FileSettings("", [], is_same=False)
+    try:
+        loaded = load()
+        # What a reload would say of it: it may refuse what is well by itself, such as a cluster.
+        reloaded = apply_reload(running, loaded)
+    except (GatewayError, OSError) as exc:
+        return FileSettings("", list_problems(exc), is_same=False)
+    is_reloadable = reloaded.settings != running
+    return FileSettings(dumps(loaded), [], loaded == running, is_reloadable, reloaded.kept)
+
+
+async def fetch_file_settings(
+    coordinator: ReloadCoordinator, running: Settings, bus: Bus
+) -> FileSettings:
+    """Return the contents of the file, as this process or its supervisor reads it."""
+    if bus.worker_count == 1:
+        return await asyncio.to_thread(read_file_settings, coordinator.load, running)
+    try:
+        answer = await bus.call_supervisor(FILE_TOPIC, timeout_s=FILE_TIMEOUT_S)
+    except SupervisorUnavailable as exc:
+        raise RequestError(503, "Busy", f"{exc}; try again", retry_after=1.0) from None
+    return FileSettings(*answer)
+
+
+def build_report(running: Settings, file: FileSettings) -> dict[str, Any]:
+    loaded = dumps(running)
+    diff = (
+        list(
+            difflib.unified_diff(
+                loaded.splitlines(), file.text.splitlines(), "in effect", "file", lineterm=""
+            )
+        )
+        if file.text
+        else []
+    )
+    if file.problems:
+        state = "refused"
+    elif not file.text:
+        state = "no-file"
+    elif file.is_same:
+        state = "same"
+    elif not file.is_reloadable:
+        state = "restart"
+    else:
+        state = "differs" if diff else "secrets"
+    return {
+        "loaded": loaded,
+        "diff": diff,
+        "problems": file.problems,
+        "state": state,
+        "kept": list(file.kept),
+    }
