@@ -21,7 +21,7 @@ from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.produce.pending_records import ProducerRecord, compute_partition
 from gateway.kafka.produce.producer import Producer
-from gateway.sidecar.http.ids import RequestIds
+from gateway.sidecar.http.requests import RequestIds
 
 from .. import orders
 

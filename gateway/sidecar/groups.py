@@ -17,7 +17,7 @@ from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 
 from .context import Context
-from .topics import check_offsets
+from .lookups import check_offsets
 
 MAX_BODY_BYTES = 1 << 20
 OFFSET_SPECS: Mapping[str, int] = {"earliest": EARLIEST, "latest": LATEST}

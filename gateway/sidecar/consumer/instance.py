@@ -30,9 +30,8 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
-from gateway.sidecar.context import Auditor, NullAuditor, audit_gap
+from gateway.sidecar.context import Auditor, audit_gap, build_consumer_options
 from gateway.sidecar.http.status import StatusError
-from gateway.sidecar.membership_options import build_consumer_options
 from gateway.telemetry.logs import create_detached_task
 
 from .instance_options import InstanceOptions
@@ -76,7 +75,7 @@ class ConsumerInstance:
         self.is_polling = False
         self.is_ended = False
         self._cluster = cluster
-        self._auditor = auditor or NullAuditor()
+        self._auditor = auditor
         self._settings = settings
         self._client_memory = client_memory or ClientMemory()
         self._consumer_options = build_consumer_options(

@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property
@@ -32,31 +32,34 @@ from gateway.formats.codec import SerializationFormat
 from gateway.formats.event import json_to_bytes
 from gateway.formats.exact_values import keep_exact_numbers
 from gateway.kafka.fetch.bounded_read import iter_records_at
-from gateway.sidecar.backends import get_dead_letter_ext, get_group
-from gateway.sidecar.component import Component
-from gateway.sidecar.consumer.dialect import TrailingSlashRoute
 from gateway.sidecar.consumer.record_json import hold_records, render_records, text_headers
-from gateway.sidecar.context import AuditEvent, Context
-from gateway.sidecar.http import body
-from gateway.sidecar.http.disconnect import run_for_client
-from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
+from gateway.sidecar.context import AuditEvent, Component, Context
+from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, TrailingSlashRoute
+from gateway.sidecar.http.requests import read_body, run_for_client
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
-from gateway.sidecar.reactive.backend import BackendClient, create_http_client
-from gateway.sidecar.reactive.batch_encoder import BatchEncoder
-from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
-from gateway.sidecar.reactive.message import DeadLetterMessage
-from gateway.sidecar.topics import check_not_dead_letters, check_offsets, check_writable
+from gateway.sidecar.lookups import (
+    Formats,
+    check_not_dead_letters,
+    check_offsets,
+    check_writable,
+    get_dead_letter_ext,
+    get_formats,
+    get_group,
+)
+from gateway.sidecar.reactive.backend import BackendClient, BatchEncoder, create_http_client
+from gateway.sidecar.reactive.dead_letters import DeadLetterMessage, DeadLetterWriter
 from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
-from .queue import DeadLetterQueue, QueuedDeadLetter
-from .retry import (
+from .queue import (
     PARKED,
     PROCESSED,
     RETURNED,
+    DeadLetterQueue,
     DeadLetterRetry,
+    QueuedDeadLetter,
     RetryResult,
     create_transactions,
 )
@@ -197,19 +200,19 @@ class DeadLetterComponent(Component):
             )  # fmt: skip
         return build_json_response(records)
 
-    def _build_formats(self, parameters: Parameters) -> Any:
+    def _build_formats(self, parameters: Parameters) -> Callable[[str], Formats]:
         """Return a function from a topic to its formats; those of the request take precedence."""
         section = self._context.section
-        consumer = section.consumer or ConsumerSettings()
+        named = [
+            name and SerializationFormat.parse(name)
+            for name in (parameters.get("keyFormat"), parameters.get("valueFormat"))
+        ]
 
-        def formats(topic: str) -> tuple[SerializationFormat, SerializationFormat]:
-            key = parameters.get("keyFormat") or section.get_key_format(topic, consumer.key_format)
-            value = parameters.get("valueFormat") or section.get_value_format(
-                topic, consumer.value_format
-            )
-            return SerializationFormat.parse(key), SerializationFormat.parse(value)
+        def choose_formats(topic: str) -> Formats:
+            key, value = get_formats(section, topic, section.consumer or ConsumerSettings())
+            return named[0] or key, named[1] or value
 
-        return formats
+        return choose_formats
 
     async def _commit(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
@@ -235,7 +238,7 @@ class DeadLetterComponent(Component):
     async def _accept_letters(self, request: Request) -> Response:
         await self._context.authorize(request, WRITE_SCOPE)
         operation = self._context.spec["writeDeadLetters"]
-        data = await body.read_body(request, MAX_BODY_BYTES)
+        data = await read_body(request, MAX_BODY_BYTES)
         async with take_turns():
             entries = operation.parse_body(data, request.headers.get("content-type"))
         parameters = operation.parse_parameters(request)
@@ -276,12 +279,10 @@ class DeadLetterComponent(Component):
         refused_ids = set(map(id, refused))
         written = [dead_letter for dead_letter in dead if id(dead_letter) not in refused_ids]
         self._outcomes["written"] += len(written)
-        for dead_letter in written:
-            record = dead_letter.record
-            origin = record.tp, record.offset, record.key
-            self._context.auditor.record(
-                AuditEvent("ACTIVE_CONSUMER", *origin, error=dead_letter.reason)
-            )
+        if (auditor := self._context.auditor) is not None:
+            for record, reason in written:
+                origin = record.tp, record.offset, record.key
+                auditor.record(AuditEvent("ACTIVE_CONSUMER", *origin, error=reason))
         if refused:
             raise create_too_large(refused, len(written))
         return build_json_response({"written": len(dead), "processed": len(entries) - len(items)})

@@ -24,7 +24,6 @@ from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.core.times import parse_time
 from gateway.version import __version__
 
-from .body import read_body
 from .body_fields import (
     MIN_SIMILARITY,
     FieldNames,
@@ -32,6 +31,7 @@ from .body_fields import (
     iter_unknown_names,
     resolve_reference,
 )
+from .requests import read_body
 from .status import StatusError
 
 SPEC_DIRECTORY = Path(__file__).parent / "spec"

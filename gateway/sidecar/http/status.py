@@ -31,13 +31,21 @@ from gateway.errors import (
     UnknownTopic,
     WritesFull,
 )
-from gateway.sidecar.component import NotReady
 
 log = logging.getLogger(__name__)
 
 DEFAULT_RETRY_AFTER_S = 5.0  # for a 503 whose error has no delay of its own
 
 NO_STORE_HEADERS: Mapping[str, str] = {"Cache-Control": "no-store"}
+
+
+class NotReady(GatewayError):
+    """A component cannot serve now; `reason` is for operators."""
+
+    def __init__(self, component: str, reason: str) -> None:
+        super().__init__(f"{component}: {reason}")
+        self.component = component
+        self.reason = reason
 
 
 class StatusError(RequestError):

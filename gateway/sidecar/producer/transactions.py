@@ -19,8 +19,7 @@ from gateway.kafka.produce.transactional_producer import (
 )
 from gateway.sidecar.context import Context
 
-from .encoding import EncodedRecords
-from .outcome import NotWritten
+from .records import EncodedRecords, NotWritten
 
 log = logging.getLogger(__name__)
 

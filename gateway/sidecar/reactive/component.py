@@ -17,19 +17,17 @@ from starlette.routing import Route
 
 from gateway.background_tasks import run_supervised
 from gateway.config.source.substitution import suggest
+from gateway.config.types.address import join_url
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned
-from gateway.sidecar.component import Component, NotReady
-from gateway.sidecar.context import Context
+from gateway.sidecar.context import Component, Context
 from gateway.sidecar.http.middleware import ADMIN_SCOPE, READ_SCOPE
-from gateway.sidecar.http.status import StatusError, build_json_response
+from gateway.sidecar.http.status import NotReady, StatusError, build_json_response
+from gateway.sidecar.reactive.backend import create_http_client
+from gateway.sidecar.reactive.group import ReactiveGroup
+from gateway.sidecar.reactive.lane_runner import RECORD_OUTCOMES, VERDICT_NAMES, LaneRunner
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
-
-from .backend import create_http_client
-from .group import ReactiveGroup
-from .lane_runner import RECORD_OUTCOMES, VERDICT_NAMES
-from .state import describe_group
 
 log = logging.getLogger(__name__)
 
@@ -201,3 +199,75 @@ def _parse_partition(fields: Mapping[str, Any]) -> TopicPartition:
 
 def _format_offset(tp: TopicPartition, offset: int) -> dict[str, Any]:
     return {"topic": tp.topic, "partition": tp.partition, "offset": offset}
+
+
+async def describe_group(group: ReactiveGroup, *, lag: bool) -> dict[str, Any]:
+    """Return the state of a group as JSON. With `lag`, Kafka is asked for the ends."""
+    consumer = group.consumer
+    tps = sorted(consumer.assignment) if consumer is not None else []
+    ends = await group.fetch_end_offsets(tps) if lag and tps else {}
+    if consumer is not None:  # some may have been revoked meanwhile
+        tps = sorted(consumer.assignment.intersection(tps))
+    partitions = [_describe_partition(group, tp, ends) for tp in tps]
+    lags = [item["lag"] for item in partitions]
+    now = asyncio.get_running_loop().time()
+    rebalances = group.rebalance_seconds
+    return {
+        "group": group.name,
+        "state": _get_state_name(group),
+        "failure": group.failure or group.committer.failure or None,
+        "backend": join_url(group.settings.backend.host, group.settings.backend.path),
+        "lag": None if None in lags or not lag else sum(lags),
+        "processed": _count_records(group, "processed"),
+        "deadLetters": _count_records(group, "dead"),
+        "repeated": group.counts.repeated,
+        "rebalances": sum(rebalances.counts) if rebalances is not None else 0,
+        "partitions": partitions,
+        "lanes": [_describe_lane(group, item, now) for item in group.runners],
+    }
+
+
+def _get_state_name(group: ReactiveGroup) -> str:
+    if group.consumer is None:
+        return "STOPPED"
+    if group.failure is not None:
+        return "FAILED"
+    return "PAUSED" if group.is_paused else group.consumer.state.name
+
+
+def _count_records(group: ReactiveGroup, outcome: str) -> int:
+    return sum(
+        count
+        for (_, record_outcome), count in group.counts.records.items()
+        if record_outcome == outcome
+    )
+
+
+def _describe_lane(group: ReactiveGroup, runner: LaneRunner, now: float) -> dict[str, Any]:
+    queue = runner.queue
+    return {
+        "partitions": len(runner.tps),
+        "waiting": queue.unsettled_count,
+        "underWay": queue.is_busy,
+        "heldUpBy": group.find_problem(runner),
+        "heldUpFor": round(now - queue.problem_since, 3) if queue.problem else None,
+        "stuck": group.is_stuck(runner, now),
+    }
+
+
+def _describe_partition(
+    group: ReactiveGroup, tp: TopicPartition, ends: dict[TopicPartition, int]
+) -> dict[str, Any]:
+    committed, end = group.committer.committed(tp), ends.get(tp)
+    position = group.consumer.position(tp) if group.consumer is not None else None
+    runner = group.get_runner(tp)
+    reached = group.get_reached_offset(tp)
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "position": position,
+        "committed": committed,
+        "end": end,
+        "lag": None if end is None or reached is None else max(0, end - reached),
+        "lane": group.runners.index(runner) if runner is not None else None,
+    }

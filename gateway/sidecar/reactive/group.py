@@ -24,12 +24,10 @@ from gateway.kafka.client.offsets import (
     OffsetAndTimestamp,
 )
 from gateway.kafka.group.consumer import GroupConsumer
-from gateway.sidecar.context import Context, audit_gap
-from gateway.sidecar.membership_options import build_consumer_options
+from gateway.sidecar.context import Context, audit_gap, build_consumer_options
 from gateway.telemetry.counts import Histogram
 
-from .backend import BackendClient
-from .batch_encoder import BatchEncoder
+from .backend import BackendClient, BatchEncoder
 from .dead_letters import DeadLetterWriter
 from .lane_runner import LaneContext, LaneRunner, ReactiveCounts, audit_settled, build_rules
 from .offset_committer import OffsetCommitter

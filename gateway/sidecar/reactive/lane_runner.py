@@ -30,15 +30,13 @@ from gateway.core.delivery.verdict import (
 from gateway.core.log.record import TopicPartition
 from gateway.errors import RegistryUnavailable
 from gateway.kafka.client.outages import Outages
-from gateway.sidecar.context import AuditEvent, Auditor, NullAuditor
-from gateway.sidecar.http.ids import RequestIds
+from gateway.sidecar.context import AuditEvent, Auditor
+from gateway.sidecar.http.requests import RequestIds
 from gateway.telemetry.counts import Histogram
 from gateway.telemetry.logs import log_context
 
-from .backend import BackendClient
-from .batch_encoder import BatchEncoder, get_ids
-from .dead_letters import DeadLetterResult, DeadLetterWriter
-from .message import GROUP_HEADER
+from .backend import BackendClient, BatchEncoder, get_ids
+from .dead_letters import GROUP_HEADER, DeadLetterResult, DeadLetterWriter
 
 log = logging.getLogger(__name__)
 
@@ -286,14 +284,11 @@ def build_rules(settings: Group) -> DeliveryRules:
     )
 
 
-def audit_settled(auditor: Auditor, settled: SettledRecords) -> None:
-    if isinstance(auditor, NullAuditor):
+def audit_settled(auditor: Auditor | None, settled: SettledRecords) -> None:
+    if auditor is None:
         return
-    outcomes = [(record, None) for record in settled.processed]
-    for record, error in [
-        *outcomes,
-        *((dead_letter.record, dead_letter.reason) for dead_letter in settled.dead_letters),
-    ]:
+    processed = ((record, None) for record in settled.processed)
+    for record, error in (*processed, *settled.dead_letters):
         place = record.tp, record.offset, record.key
         auditor.record(AuditEvent("REACTIVE_CONSUMER", *place, *get_ids(record), error))
 

@@ -29,14 +29,12 @@ from gateway.errors import BrokerUnavailable
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, fetch_offsets
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
-from gateway.sidecar.backends import get_group
-from gateway.sidecar.component import Component, NotReady
-from gateway.sidecar.context import Context
+from gateway.sidecar.context import Component, Context
 from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, has_place
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
-from gateway.sidecar.http.status import StatusError, build_json_response
+from gateway.sidecar.http.status import NotReady, StatusError, build_json_response
+from gateway.sidecar.lookups import check_not_dead_letters, check_writable, get_group
 from gateway.sidecar.reactive.backend import create_http_client
-from gateway.sidecar.topics import check_not_dead_letters, check_writable
 from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples

@@ -16,8 +16,7 @@ from gateway.core.delivery.delivery_queue import SettledRecords
 from gateway.core.delivery.verdict import Verdict
 from gateway.core.log.record import Record, TopicPartition
 from gateway.sidecar.context import Context
-from gateway.sidecar.reactive.backend import BackendClient
-from gateway.sidecar.reactive.batch_encoder import BatchEncoder
+from gateway.sidecar.reactive.backend import BackendClient, BatchEncoder
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
 from gateway.sidecar.reactive.lane_runner import LaneContext, LaneRunner, audit_settled, build_rules
 

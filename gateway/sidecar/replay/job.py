@@ -35,7 +35,7 @@ from gateway.kafka.produce.transactional_producer import (
 )
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.context import Context
-from gateway.sidecar.topics import choose_partition
+from gateway.sidecar.lookups import choose_partition
 
 from .store import ReplayStore
 

@@ -24,7 +24,7 @@ from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.sidecar.context import Context
-from gateway.sidecar.topics import get_or_create_topic
+from gateway.sidecar.lookups import get_or_create_topic
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from gateway.core.delivery.verdict import (
 )
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, RegistryUnavailable
-from gateway.sidecar.reactive.batch_encoder import EncodedBatch
+from gateway.sidecar.reactive.backend import EncodedBatch
 from gateway.sidecar.reactive.dead_letters import DeadLetterResult
 from gateway.sidecar.reactive.lane_runner import LaneContext, LaneRunner
 from gateway.sidecar.reactive.offset_committer import OffsetCommitter
