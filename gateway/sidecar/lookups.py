@@ -39,6 +39,7 @@ async def get_or_create_topic(
     purpose: str,
     *,
     partitions: int = BROKER_DEFAULT,
+    replicas: int = BROKER_DEFAULT,
     configs: Mapping[str, str] | None = None,
 ) -> TopicMetadata:
     """Return the metadata of a topic of the sidecar's own, and create the topic if it is missing.
@@ -48,7 +49,9 @@ async def get_or_create_topic(
     try:
         return await context.get_topic(name)
     except UnknownTopic:
-        if await create_topic(context.cluster, name, partitions=partitions, configs=configs):
+        if await create_topic(
+            context.cluster, name, partitions=partitions, replicas=replicas, configs=configs
+        ):
             log.info("created the topic %s for %s", name, purpose)
     for _ in range(CREATED_TOPIC_ATTEMPTS):
         try:
