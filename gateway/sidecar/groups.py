@@ -17,7 +17,7 @@ from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 
 from .context import Context
-from .lookups import check_offsets
+from .lookups import check_offsets, parse_tp
 
 MAX_BODY_BYTES = 1 << 20
 OFFSET_SPECS: Mapping[str, int] = {"earliest": EARLIEST, "latest": LATEST}
@@ -75,7 +75,7 @@ class GroupEndpoints:
         offsets: dict[TopicPartition, int] = {}
         specs: dict[TopicPartition, int] = {}
         for index, entry in enumerate(entries):
-            tp = TopicPartition(entry["topic"], entry["partition"])
+            tp = parse_tp(entry)
             topic = await self._context.get_topic(tp.topic)
             if tp.partition not in topic.partitions:
                 problem = f"topic {tp.topic} has 0 to {len(topic.partitions) - 1}"

@@ -26,7 +26,7 @@ from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, find_left_out
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
-from gateway.sidecar.context import AuditEvent, Auditor, Context
+from gateway.sidecar.context import AuditEvent, Auditor
 from gateway.sidecar.http.requests import get_current_ids
 from gateway.sidecar.reactive.backend import BackendClient, BatchEncoder, get_ids
 from gateway.sidecar.reactive.dead_letters import (
@@ -243,11 +243,6 @@ class RetryResult:
         return Counter(retried.outcome for retried in self.letters)
 
 
-def create_transactions(context: Context, queue: DeadLetterQueue) -> TransactionalProducer:
-    """Return the producer for a group's dead letters; starting it fences other processes."""
-    return context.create_transactions(f"dead-letters-{queue.group}-{queue.topic}")
-
-
 class DeadLetterRetry:
     def __init__(
         self,
@@ -272,7 +267,7 @@ class DeadLetterRetry:
         """Deliver a batch, and commit its outcomes.
 
         Args:
-            transactions: The producer of `create_transactions`, started.
+            transactions: A producer that is started, which has fenced other processes.
             offsets: The next offsets of the group after all of them.
             last: Whether to park those that fail, instead of appending them.
 

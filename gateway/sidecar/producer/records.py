@@ -25,10 +25,10 @@ from gateway.formats.codec import (
     SchemaSelector,
     SerializationFormat,
 )
-from gateway.formats.event import json_to_bytes
 from gateway.formats.plain import PLAIN_CODECS
 from gateway.kafka.produce.pending_records import Headers, ProducerRecord, compute_partition
 from gateway.kafka.protocol.requests import TopicMetadata
+from gateway.sidecar.consumer.record_json import parse_headers
 from gateway.sidecar.http.requests import (
     CORRELATION_HEADER,
     TRACEABILITY_HEADER,
@@ -211,10 +211,7 @@ def _build_headers(record: Mapping[str, Any], ids: RequestIds, id_headers: Heade
         id_headers = ids.to_record_headers(correlation, traceability)
     if not headers:
         return id_headers
-    pairs: list[tuple[str, bytes | None]] = []
-    for name, values in headers.items():
-        for value in values if isinstance(values, list) else (values,):
-            pairs.append((name, json_to_bytes(value)))
+    pairs = parse_headers(headers)
     own_names = {name.lower() for name in headers}
     if own_names.isdisjoint(_ID_HEADERS):
         return [*pairs, *id_headers]

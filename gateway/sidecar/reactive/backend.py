@@ -32,10 +32,10 @@ from gateway.core.delivery.verdict import (
 from gateway.core.log.record import Record
 from gateway.errors import FormatError, RegistryUnavailable, SchemaNotFound
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
-from gateway.formats.event import bytes_to_json
 from gateway.formats.plain import PLAIN_CODECS
 from gateway.formats.registry import MISSING_TTL_S
 from gateway.http_client import StrictTransport, create_closed_jar
+from gateway.sidecar.consumer.record_json import text_headers
 from gateway.sidecar.http.requests import CORRELATION_HEADER, TRACEABILITY_HEADER
 from gateway.sidecar.lookups import Formats, get_formats
 from gateway.sidecar.turns import take_turns
@@ -381,19 +381,7 @@ def _build_object(record: Record, key: Any, value: Any) -> dict[str, Any]:
         "timestamp": record.timestamp,
         "key": key,
         "value": value,
-        "headers": _format_headers(record),
+        "headers": text_headers(record.headers),
         "correlationId": correlation,
         "traceabilityId": traceability or None,
     }
-
-
-def _format_headers(record: Record) -> dict[str, Any]:
-    headers: dict[str, Any] = {}
-    for name, value in record.headers:
-        if name not in headers:
-            headers[name] = bytes_to_json(value)
-        elif isinstance(headers[name], list):
-            headers[name].append(bytes_to_json(value))
-        else:
-            headers[name] = [headers[name], bytes_to_json(value)]
-    return headers

@@ -23,6 +23,7 @@ from gateway.errors import NotOwned
 from gateway.sidecar.context import Component, Context
 from gateway.sidecar.http.middleware import ADMIN_SCOPE, READ_SCOPE
 from gateway.sidecar.http.status import NotReady, StatusError, build_json_response
+from gateway.sidecar.lookups import parse_tp
 from gateway.sidecar.reactive.backend import create_http_client
 from gateway.sidecar.reactive.group import ReactiveGroup
 from gateway.sidecar.reactive.lane_runner import RECORD_OUTCOMES, VERDICT_NAMES, LaneRunner
@@ -161,10 +162,8 @@ class ReactiveComponent(Component):
         Raises KafkaError, or StatusError: 400 for offsets that the log does not have, 409 while
         Kafka does not know them.
         """
-        offsets = {_parse_partition(entry): entry["offset"] for entry in body.get("offsets", ())}
-        specs = {
-            _parse_partition(entry): entry["timestamp"] for entry in body.get("timestamps", ())
-        }
+        offsets = {parse_tp(entry): entry["offset"] for entry in body.get("offsets", ())}
+        specs = {parse_tp(entry): entry["timestamp"] for entry in body.get("timestamps", ())}
         if "to" in body:
             assert group.consumer is not None
             specs |= dict.fromkeys(group.consumer.assignment, OFFSET_SPECS[body["to"]])
@@ -191,10 +190,6 @@ class ReactiveComponent(Component):
             problem = f"the offsets of {tp} are not known now"
             raise StatusError(409, f"{problem}; try again, or correct its name")
         return offsets
-
-
-def _parse_partition(fields: Mapping[str, Any]) -> TopicPartition:
-    return TopicPartition(fields["topic"], fields["partition"])
 
 
 def _format_offset(tp: TopicPartition, offset: int) -> dict[str, Any]:

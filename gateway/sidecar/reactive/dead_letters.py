@@ -80,13 +80,6 @@ class DeadLetterWriter:
                 reason = reason or f"dead letters of {record.tp} cannot be written: {result}"
         return DeadLetterResult(unwritten, reason, refused)
 
-    def build_message(self, dead: DeadLetterRecord) -> DeadLetterMessage:
-        record = dead.record
-        return DeadLetterMessage(
-            record.tp, record.offset, record.timestamp, record.key, record.value,
-            tuple(record.headers), self._group, dead.reason, *get_ids(record),
-        )  # fmt: skip
-
     async def _resolve_topic(self, origin: str) -> TopicMetadata | GatewayError:
         try:
             return await self._get_or_create_topic(origin)
@@ -98,8 +91,13 @@ class DeadLetterWriter:
     ) -> ProducerRecord | GatewayError:
         if isinstance(topic, GatewayError):
             return topic
-        message = self.build_message(dead)
-        tp = choose_partition(topic, message.origin.partition, message.key)
+        record, (correlation, traceability) = dead.record, get_ids(dead.record)
+        message = DeadLetterMessage(
+            record.tp, record.offset, record.timestamp, record.key, record.value,
+            tuple(record.headers), self._group, dead.reason,
+            dead.correlation or correlation, dead.traceability or traceability,
+        )  # fmt: skip
+        tp = choose_partition(topic, record.tp.partition, record.key)
         return ProducerRecord(tp, message.key, message.value, message.to_headers())
 
     async def _send_smaller(

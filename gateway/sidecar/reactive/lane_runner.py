@@ -6,9 +6,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import Any, assert_never
+
+import httpx
 
 from gateway.config.sections.sidecar import Group
 from gateway.core.delivery.delivery_queue import (
@@ -30,13 +32,14 @@ from gateway.core.delivery.verdict import (
 from gateway.core.log.record import TopicPartition
 from gateway.errors import RegistryUnavailable
 from gateway.kafka.client.outages import Outages
-from gateway.sidecar.context import AuditEvent, Auditor
+from gateway.sidecar.context import AuditEvent, Auditor, Context
 from gateway.sidecar.http.requests import RequestIds
 from gateway.telemetry.counts import Histogram
 from gateway.telemetry.logs import log_context
 
 from .backend import BackendClient, BatchEncoder, get_ids
 from .dead_letters import GROUP_HEADER, DeadLetterResult, DeadLetterWriter
+from .offset_committer import OffsetCommitter
 
 log = logging.getLogger(__name__)
 
@@ -63,34 +66,43 @@ class ReactiveCounts:
     seconds: Histogram = field(default_factory=Histogram)
 
 
-class ProgressRecorder(Protocol):
-    """Store the progress of lanes, and bound how far they go ahead of the stored progress."""
-
-    def enqueue(self, offsets: Mapping[TopicPartition, int]) -> None: ...
-
-    def find_held(
-        self, tps: Collection[TopicPartition], wake: Callable[[], None]
-    ) -> Set[TopicPartition]:
-        """Return the partitions of which no batch may be begun now, and call `wake` later."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LaneContext:
     """Shared by the lanes of one group.
 
-    Lanes go only a bounded number of batches ahead of `committer`. `on_settled` is called before
-    the offsets may be committed.
+    Lanes go only a bounded number of batches ahead of `committer`, if there is one. `on_settled` is
+    called before the offsets may be committed. Each batch has the further HTTP `headers`.
     """
 
     group: str
     backend: BackendClient
     encoder: BatchEncoder
     dead_letters: DeadLetterWriter
-    committer: ProgressRecorder
-    on_settled: Callable[[SettledRecords], None]
+    committer: OffsetCommitter | None
+    on_settled: Callable[[SettledRecords], None] | None = None
     counts: ReactiveCounts = field(default_factory=ReactiveCounts)
     outages: Outages = field(default_factory=lambda: Outages(time.monotonic))
+    auditor: Auditor | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_group(
+        cls,
+        context: Context,
+        settings: Group,
+        client: httpx.AsyncClient,
+        committer: OffsetCommitter | None = None,
+        **others: Any,
+    ) -> LaneContext:
+        return cls(
+            settings.group,
+            BackendClient(client, settings.backend, accept_empty=settings.accept_empty),
+            BatchEncoder(context.codecs, context.section, settings),
+            DeadLetterWriter.from_group(context, settings),
+            committer,
+            auditor=context.auditor,
+            **others,
+        )
 
 
 class LaneRunner:
@@ -143,7 +155,8 @@ class LaneRunner:
     async def _run_step(self) -> None:
         # Cleared first: whatever happens during this step leads to another one.
         self._wake.clear()
-        self.queue.held_partitions = self._context.committer.find_held(self.tps, self.wake)
+        if self._context.committer is not None:
+            self.queue.held_partitions = self._context.committer.find_held(self.tps, self.wake)
         self._on_step(self)
         step = self.queue.next_step(_now())
         if step is None or isinstance(step, WaitUntil):
@@ -230,7 +243,8 @@ class LaneRunner:
                 if not batch.sent:  # no record could be encoded: the back end is not asked
                     return batch.complete_verdict(BatchResults([]))
                 start = _now()
-                headers = {GROUP_HEADER: context.group, **dict(ids.to_http_headers())}
+                own_headers = {GROUP_HEADER: context.group, **dict(ids.to_http_headers())}
+                headers = {**own_headers, **context.headers}
                 verdict = await context.backend.post(batch.body, batch.sent, headers)
                 context.counts.seconds.observe(_now() - start)
                 log.debug("%d records: %s", len(batch.sent), verdict)
@@ -257,8 +271,12 @@ class LaneRunner:
             context.counts.records[record.tp.topic, "processed"] += 1
         for dead_letter in settled.dead_letters:
             context.counts.records[dead_letter.record.tp.topic, "dead"] += 1
-        context.on_settled(settled)
-        context.committer.enqueue(settled.commit_offsets)
+        if context.auditor is not None:
+            _audit_settled(context.auditor, settled)
+        if context.on_settled is not None:
+            context.on_settled(settled)
+        if context.committer is not None:
+            context.committer.enqueue(settled.commit_offsets)
 
     def _report_trouble(self, trouble: str, cause: str) -> None:
         """Log that a batch waits and why, or that none does any more.
@@ -284,11 +302,10 @@ def build_rules(settings: Group) -> DeliveryRules:
     )
 
 
-def audit_settled(auditor: Auditor | None, settled: SettledRecords) -> None:
-    if auditor is None:
-        return
+def _audit_settled(auditor: Auditor, settled: SettledRecords) -> None:
     processed = ((record, None) for record in settled.processed)
-    for record, error in (*processed, *settled.dead_letters):
+    dead = ((letter.record, letter.reason) for letter in settled.dead_letters)
+    for record, error in (*processed, *dead):
         place = record.tp, record.offset, record.key
         auditor.record(AuditEvent("REACTIVE_CONSUMER", *place, *get_ids(record), error))
 

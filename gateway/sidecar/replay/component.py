@@ -39,8 +39,7 @@ from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
-from .delivery import BackendReplayDelivery
-from .job import ReplayJob, end_replay
+from .job import BackendDelivery, ReplayJob, end_replay
 from .store import ReplayStore, render_replay
 
 log = logging.getLogger(__name__)
@@ -131,7 +130,7 @@ class ReplayComponent(Component):
         delivery = None
         if replay.destination is Destination.BACKEND:
             group = get_group(self._context.section, replay.group)
-            delivery = BackendReplayDelivery(self._context, group, self._client, replay.id)
+            delivery = BackendDelivery(self._context, group, self._client, replay.id)
         job = ReplayJob(
             self._context, self._store, replay.id, self._owner, delivery, transactions=transactions
         )
@@ -139,7 +138,7 @@ class ReplayComponent(Component):
         task = self._job_tasks.start(self._run_job(job, delivery), f"replay {replay.id}")
         task.add_done_callback(lambda _: self._jobs.pop(replay.id, None))
 
-    async def _run_job(self, job: ReplayJob, delivery: BackendReplayDelivery | None) -> None:
+    async def _run_job(self, job: ReplayJob, delivery: BackendDelivery | None) -> None:
         log.info("replay %s runs in this process", job.id)
         try:
             await job.run()
