@@ -178,11 +178,6 @@ class Assignment:
         for tp, state in states.items():
             state.committed = offsets[tp].offset
 
-    async def committed(
-        self, tps: Collection[TopicPartition]
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        return await self._offsets.committed(tps)
-
     async def close(self, leave: bool) -> None:
         self._unlisten()
         await self._tasks.close()
@@ -311,7 +306,10 @@ class Assignment:
         try:
             while states := [state for state in states if self._needs_start(state)]:
                 try:
-                    offsets = await self._fetch_committed([state.tp for state in states])
+                    offsets = {}
+                    if self._group_name:
+                        tps = [state.tp for state in states]
+                        offsets = await self._offsets.committed_with_topics(tps)
                     missing = [state for state in states if state.tp not in offsets]
                     resets = await self._choose_resets(missing)
                 except KafkaError as exc:
@@ -465,11 +463,6 @@ class Assignment:
     @property
     def _lookup_label(self) -> str:
         return f"committed offsets of group={self._group_name}"
-
-    async def _fetch_committed(
-        self, tps: list[TopicPartition]
-    ) -> dict[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]:
-        return await self._offsets.committed_with_topics(tps) if self._group_name else {}
 
     def _is_assigned(self, state: PartitionState) -> bool:
         return self._prefetcher.states.get(state.tp) is state

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.core.group.partition_state import EARLIEST, LATEST
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
@@ -320,12 +321,12 @@ class ConsumerComponent(Component):
     async def _seek_to_first(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
-        return await self._seek_to(request, dialect, instance, "seekFirstOffset", "first")
+        return await self._seek_to(request, dialect, instance, "seekFirstOffset", EARLIEST)
 
     async def _seek_to_last(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
-        return await self._seek_to(request, dialect, instance, "seekLastOffset", "last")
+        return await self._seek_to(request, dialect, instance, "seekLastOffset", LATEST)
 
     async def _seek_to(
         self,
@@ -333,11 +334,11 @@ class ConsumerComponent(Component):
         dialect: Dialect,
         instance: ConsumerInstance,
         operation: str,
-        position: str,
+        spec: int,
     ) -> Response:
         tps = await self._read_body(request, dialect, operation, self._parse_partitions)
         async with instance.lock_for_change():
-            await instance.seek_to_specs(dict.fromkeys(tps, position))
+            await instance.seek_to_specs(dict.fromkeys(tps, spec))
         return Response(status_code=204)
 
     # Committed offsets

@@ -359,15 +359,10 @@ class ConsumerInstance:
             consumer.seek(tp, offset)
             self._note_seek(tp, offset)
 
-    async def seek_to_specs(self, specs: Mapping[TopicPartition, int | str]) -> None:
-        """Set positions to `first`, `last`, or a timestamp in milliseconds; raises as `seek`."""
+    async def seek_to_specs(self, specs: Mapping[TopicPartition, int]) -> None:
+        """Set positions to EARLIEST, LATEST, or a timestamp in milliseconds; raises as `seek`."""
         consumer = await self.wait_for_assignment(specs)
-        first = [tp for tp, spec in specs.items() if spec == "first"]
-        last = [tp for tp, spec in specs.items() if spec == "last"]
-        times = {tp: spec for tp, spec in specs.items() if isinstance(spec, int)}
-        await consumer.seek_to_beginning(first)
-        await consumer.seek_to_end(last)
-        await consumer.seek_to_timestamp(times)
+        await consumer.seek_to_specs(specs)
         for tp in specs:
             self._note_seek(tp, consumer.position(tp))
 
@@ -459,10 +454,8 @@ class ConsumerInstance:
     def _list_uncommitted(self, consumer: GroupConsumer) -> dict[TopicPartition, OffsetAndMetadata]:
         if not self.options.auto_commit:
             return {}
-        committed, owned = (
-            self._committed_offsets,
-            self._processed_offsets.keys() & consumer.assignment,
-        )
+        committed = self._committed_offsets
+        owned = self._processed_offsets.keys() & consumer.assignment
         return {
             tp: OffsetAndMetadata(self._processed_offsets[tp])
             for tp in owned

@@ -353,10 +353,8 @@ class ReplayJob:
                 replay = replace(replay, error=result.reason)
                 await self._send_heartbeat(replay)
                 continue
-            next_offset, size = (
-                settled[-1].next_offset,
-                sum(record.payload_size for record in settled),
-            )
+            next_offset = settled[-1].next_offset
+            size = sum(record.payload_size for record in settled)
             replay = replay.with_progress(
                 tp.partition, next_offset, len(settled), size, _now(), result.dead_letters
             )
