@@ -29,7 +29,7 @@ from gateway.errors import GatewayError, RequestError
 from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.producer import Producer
-from gateway.sidecar.consumer.confluent import CONFLUENT, is_confluent_request
+from gateway.sidecar.consumer.dialect import CONFLUENT, is_confluent_request
 from gateway.sidecar.http import docs
 from gateway.sidecar.http.middleware import (
     AUTHENTICATED,

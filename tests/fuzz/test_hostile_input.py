@@ -26,7 +26,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import GatewayError
 from gateway.formats.avro.codec import AvroCodec
 from gateway.formats.protobuf import ProtobufCodec
-from gateway.sidecar.consumer.confluent import iter_accepted_types
+from gateway.sidecar.consumer.dialect import iter_accepted_types
 from gateway.sidecar.http.spec import Spec
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.ksqldb.rows import KsqlError, KsqlProtocolError, ResponseParser

@@ -348,7 +348,7 @@ WEB = (
 SIDECAR = (
     PlantedFault(
         "unnamed-commit-failure-ignored",
-        "gateway/sidecar/reactive/offset_committer.py",
+        "gateway/sidecar/reactive/lanes.py",
         "failed = frozenset(selected) if exc.partitions is None else exc.partitions",
         "failed = exc.partitions or frozenset()",
         ("tests/sidecar/reactive",),

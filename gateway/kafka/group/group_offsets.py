@@ -99,10 +99,8 @@ class GroupOffsets:
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         get_mark: Callable[[str], TopicMark | None],
-        *,
-        timeout_s: float = COMMIT_TIMEOUT_S,
     ) -> None:
-        """Commit the next offsets, repeating transient failures for `timeout_s`.
+        """Commit the next offsets, repeating transient failures for 30 seconds.
 
         `get_mark` returns the mark of a topic, without the cluster.
 
@@ -119,7 +117,11 @@ class GroupOffsets:
             The `partitions` of each error are those that are not committed.
         """
         now = asyncio.get_running_loop().time
-        pending, deadline, not_owned = dict(offsets), now() + timeout_s, set[TopicPartition]()
+        pending, deadline, not_owned = (
+            dict(offsets),
+            now() + COMMIT_TIMEOUT_S,
+            set[TopicPartition](),
+        )
         failures, failure = 0, BrokerUnavailable("no answer in time", timeout=True)
         # A topic that was just created is unknown to some brokers for a moment, a deleted one for
         # good.
@@ -162,20 +164,20 @@ class GroupOffsets:
             raise UnknownTopic(f"{reason}; its offsets are not committed", topic=topic)
 
     async def committed(
-        self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
+        self, tps: Collection[TopicPartition] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        found = await self.committed_with_topics(tps, timeout_s=timeout_s)
+        found = await self.committed_with_topics(tps)
         return {tp: offset for tp, (offset, _) in found.items()}
 
     async def committed_with_topics(
-        self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
+        self, tps: Collection[TopicPartition] | None
     ) -> dict[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]:
         """Return the committed offsets with the marks of their topics; with None all of the group.
 
         A mark is None if there is none, or if the offset was copied from another cluster. Raises
         AccessDenied, GroupFailed and BrokerUnavailable as `commit` does.
         """
-        deadline, failures = asyncio.get_running_loop().time() + timeout_s, 0
+        deadline, failures = asyncio.get_running_loop().time() + COMMIT_TIMEOUT_S, 0
         failure = BrokerUnavailable("no answer in time", timeout=True)
         while True:
             try:

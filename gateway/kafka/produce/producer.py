@@ -229,10 +229,10 @@ class Producer:
         """
         self._closed = True
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while self._has_pending() and asyncio.get_running_loop().time() < deadline:
-            self._progress_made.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while any(queue.outbox for queue in self._partitions.values()):
+                    self._progress_made.clear()
                     await self._progress_made.wait()
         await self._tasks.close()
         for queue in self._partitions.values():
@@ -240,9 +240,6 @@ class Producer:
             self._withdraw(queue, queue.outbox.items())
             # What is left was sent, so Kafka may have it.
             self._apply_outcome(queue, queue.outbox.give_up(), ErrorCode.NETWORK_EXCEPTION)
-
-    def _has_pending(self) -> bool:
-        return any(queue.outbox for queue in self._partitions.values())
 
     def _get_queue(self, tp: TopicPartition) -> _PartitionQueue:
         queue = self._partitions.get(tp)
@@ -261,7 +258,9 @@ class Producer:
             now = asyncio.get_running_loop().time()
             for node, due in self._collect_due(now).items():
                 self._busy_nodes.add(node)
-                self._start_request(node, due)
+                for queue in due:
+                    queue.is_busy = True
+                self._start_task(self._send_request(node, due))
             try:
                 async with asyncio.timeout_at(self._next_retry_at(now)):
                     await self._wake.wait()
@@ -295,11 +294,6 @@ class Producer:
             if queue.outbox and not queue.is_busy and queue.retry_at > now
         ]
         return min(times, default=None)
-
-    def _start_request(self, node: int, due: list[_PartitionQueue]) -> None:
-        for queue in due:
-            queue.is_busy = True
-        self._start_task(self._send_request(node, due))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.start(work, "writing to Kafka", context=Context())
@@ -359,7 +353,9 @@ class Producer:
         encoded: dict[TopicPartition, bytes] = {}
         sent, bytes_left = [], MAX_REQUEST_BYTES
         for queue, records in batches:
-            data = self._encode_batch(queue.outbox, records)
+            outbox = queue.outbox
+            assert outbox.producer is not None
+            data = encode_batch(outbox.producer, outbox.sequence, records, codec=self._codec)
             if len(data) > MAX_REQUEST_BYTES:
                 self._on_partition_response(queue, _TOO_LARGE)
             elif len(data) <= bytes_left:  # others go with the next request
@@ -387,12 +383,6 @@ class Producer:
                 queue.outbox.mark_in_doubt(asyncio.get_running_loop().time())
         for queue in sent:
             self._on_partition_response(queue, response.partitions.get(queue.tp, _NO_RESULT))
-
-    def _encode_batch(
-        self, outbox: Outbox[PendingRecord], records: Sequence[PendingRecord]
-    ) -> bytes:
-        assert outbox.producer is not None
-        return encode_batch(outbox.producer, outbox.sequence, records, codec=self._codec)
 
     def _on_partition_response(self, queue: _PartitionQueue, appended: AppendResult) -> None:
         now = asyncio.get_running_loop().time()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -402,18 +403,13 @@ class TransactionalProducer:
             except BrokerUnavailable as exc:
                 self._was_in_doubt = True
                 reason, delay = str(exc), max(RETRY_DELAY_S, exc.retry_after or 0.0)
-                await self._refresh_metadata(reason)
+                with suppress(KafkaError):  # it is tried again as long as there is time
+                    await self._cluster.metadata.refresh(reason)
             if loop.time() + delay > deadline:
                 raise BrokerUnavailable(
                     f"transaction {self.id}: {operation} is not done in time: {reason}"
                 )
             await asyncio.sleep(delay)
-
-    async def _refresh_metadata(self, reason: str) -> None:
-        try:
-            await self._cluster.metadata.refresh(reason)
-        except KafkaError:
-            return  # the operation is tried again as long as there is time
 
     def _build_error(self, error: int, operation: str) -> KafkaError:
         if error in FENCED_ERRORS:

@@ -47,8 +47,16 @@ from gateway.sidecar.lookups import (
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
-from .confluent import CONFLUENT, ERROR_CODES, is_confluent_request, negotiate_content_type
-from .dialect import CONTRACT, Dialect, build_ambiguous_response, format_partitions
+from .dialect import (
+    CONFLUENT,
+    CONTRACT,
+    ERROR_CODES,
+    Dialect,
+    build_ambiguous_response,
+    format_partitions,
+    is_confluent_request,
+    negotiate_content_type,
+)
 from .instance import ConsumerInstance, translate_group_error
 from .instance_options import (
     MAX_POLL_TIMEOUT_MS,

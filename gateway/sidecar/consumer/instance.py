@@ -257,41 +257,25 @@ class ConsumerInstance:
         No record is lost if it is cancelled. `draining` and `disconnected` end the wait. A record
         larger than `max_bytes` is returned alone.
         """
-        records = await self._poll(timeout_s, max_bytes, min_bytes, draining, disconnected)
-        # From here on, a partition that goes away takes some of these records with it.
-        self._removed_since_poll.clear()
-        return records
-
-    async def _poll(
-        self,
-        timeout_s: float,
-        max_bytes: int,
-        min_bytes: int,
-        draining: asyncio.Event,
-        disconnected: asyncio.Future[Any],
-    ) -> list[Record]:
         consumer, settings = self._require_consumer(), self._settings
         # A client that polls again has processed what it got, as in Java's consumer.
         self._note_processed()
         if self._list_uncommitted(consumer) and self._commit_task is None:
             self._commit_task = create_detached_task(self._commit_periodically(consumer))
         # The consumer fetches only so much of a partition ahead; more would never be there.
-        min_bytes = max(1, min(min_bytes, max_bytes, settings.max_partition_fetch_bytes // 2))
-        max_bytes = min(max_bytes, settings.request_max_bytes)
-        max_records = settings.max_poll_records
+        limits = {
+            "min_bytes": max(1, min(min_bytes, max_bytes, settings.max_partition_fetch_bytes // 2)),
+            "max_bytes": min(max_bytes, settings.request_max_bytes),
+            "max_records": settings.max_poll_records,
+        }
         # It saves a tenth of a poll's CPU where records were fetched ahead.
-        if not self._interrupt_poll.is_set():
-            records = consumer.poll_nowait(
-                min_bytes=min_bytes, max_bytes=max_bytes, max_records=max_records
-            )
-            if records is not None:
-                return records
-        polling = asyncio.ensure_future(
-            consumer.poll(
-                timeout_s, min_bytes=min_bytes, max_bytes=max_bytes, max_records=max_records
-            )
-        )
-        return await self._wait_for_records(polling, draining, disconnected)
+        records = None if self._interrupt_poll.is_set() else consumer.poll_nowait(**limits)
+        if records is None:
+            polling = asyncio.ensure_future(consumer.poll(timeout_s, **limits))
+            records = await self._wait_for_records(polling, draining, disconnected)
+        # From here on, a partition that goes away takes some of these records with it.
+        self._removed_since_poll.clear()
+        return records
 
     async def _wait_for_records(
         self,

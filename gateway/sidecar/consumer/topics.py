@@ -21,7 +21,7 @@ from gateway.kafka.client.offsets import EARLIEST, LATEST, READ_COMMITTED, Offse
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.protocol.requests import PartitionMetadata
 from gateway.kafka.protocol.topic_messages import DescribeConfigsRequest
-from gateway.sidecar.consumer.confluent import (
+from gateway.sidecar.consumer.dialect import (
     CONFLUENT,
     build_error_body,
     build_media_type,

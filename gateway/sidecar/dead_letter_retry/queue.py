@@ -14,11 +14,9 @@ from gateway.core.delivery.verdict import (
     BatchResults,
     RecordResult,
     SuspectBatch,
-    Verdict,
 )
 from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import RegistryUnavailable
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import MAX_FETCH_BYTES, fetch_log_bounds, read_committed
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
@@ -28,7 +26,12 @@ from gateway.kafka.produce.transactional_producer import TransactionalProducer, 
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.context import AuditEvent, Auditor
 from gateway.sidecar.http.requests import get_current_ids
-from gateway.sidecar.reactive.backend import BackendClient, BatchEncoder, get_ids
+from gateway.sidecar.reactive.backend import (
+    BackendClient,
+    BatchEncoder,
+    deliver_batch,
+    get_ids,
+)
 from gateway.sidecar.reactive.dead_letters import (
     GROUP_HEADER,
     RETRIES_HEADER,
@@ -305,7 +308,12 @@ class DeadLetterRetry:
         """Return the results of all, or of those before the back end became unavailable."""
         if not letters:
             return []
-        verdict = await self._request_verdict(letters)
+        # The batch may have records with different counts: the header has the highest one.
+        retries = max(dead_letter.message.retries for dead_letter in letters) + 1
+        ids = dict(get_current_ids().to_http_headers())
+        headers = {GROUP_HEADER: self._queue.group, RETRIES_HEADER: str(retries), **ids}
+        origins = [dead_letter.origin for dead_letter in letters]
+        verdict = await deliver_batch(self._backend, self._encoder, origins, headers)
         match verdict:
             case BatchResults(items):
                 return items
@@ -316,38 +324,18 @@ class DeadLetterRetry:
                 if not health_failure:
                     return [RecordResult(False, reason)]
                 result.backend_failure = f"{reason}; {health_failure}"
-            case SuspectBatch():
-                return await self._deliver_one_by_one(letters, result)
+            case SuspectBatch():  # the back end may fail at only one of them
+                results: list[RecordResult] = []
+                for dead_letter in letters:
+                    results += await self._deliver([dead_letter], result)
+                    if result.backend_failure:
+                        break
+                return results
             case BackendUnavailable(reason, retry_after):
                 result.backend_failure, result.retry_after = reason, retry_after
             case _:
                 assert_never(verdict)
         return []
-
-    async def _deliver_one_by_one(
-        self, letters: Sequence[QueuedDeadLetter], result: RetryResult
-    ) -> Sequence[RecordResult]:
-        """Deliver dead letters one by one, because the back end may fail at only one of them."""
-        results: list[RecordResult] = []
-        for dead_letter in letters:
-            results += await self._deliver([dead_letter], result)
-            if result.backend_failure:
-                break
-        return results
-
-    async def _request_verdict(self, letters: Sequence[QueuedDeadLetter]) -> Verdict:
-        try:
-            batch = await self._encoder.encode([dead_letter.origin for dead_letter in letters])
-        except RegistryUnavailable as error:
-            return BackendUnavailable(str(error), error.retry_after)
-        verdict: Verdict = BatchResults([])
-        if batch.sent:
-            # The batch may have records with different counts: the header has the highest one.
-            retries = max(dead_letter.message.retries for dead_letter in letters) + 1
-            ids = dict(get_current_ids().to_http_headers())
-            headers = {GROUP_HEADER: self._queue.group, RETRIES_HEADER: str(retries), **ids}
-            verdict = await self._backend.post(batch.body, batch.sent, headers)
-        return batch.complete_verdict(verdict)
 
     def _audit_letter(self, retried: RetriedLetter) -> None:
         if retried.outcome == RETURNED or self._auditor is None:

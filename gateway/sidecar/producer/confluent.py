@@ -18,7 +18,7 @@ from gateway.errors import FormatError
 from gateway.formats.codec import SchemaSelector, SerializationFormat
 from gateway.formats.exact_values import keep_exact_numbers
 from gateway.formats.plain import PLAIN_CODECS
-from gateway.sidecar.consumer.confluent import (
+from gateway.sidecar.consumer.dialect import (
     CONFLUENT,
     RETRIABLE,
     create_endpoint,

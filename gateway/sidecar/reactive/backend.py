@@ -7,6 +7,7 @@ response, its size, and the delay that it may request.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,8 @@ from gateway.sidecar.consumer.record_json import text_headers
 from gateway.sidecar.http.requests import CORRELATION_HEADER, TRACEABILITY_HEADER
 from gateway.sidecar.lookups import Formats, get_formats
 from gateway.sidecar.turns import take_turns
+
+log = logging.getLogger(__name__)
 
 MAX_RESPONSE_BYTES = 64 << 20
 # A response may have so much, and so much for each record and byte of the batch. Parsed, it takes
@@ -358,6 +361,27 @@ class BatchEncoder:
         record = frame_record(record, key, value)
         await self._codecs.decode(key, topic, True, record.key)
         await self._codecs.decode(value, topic, False, record.value)
+
+
+async def deliver_batch(
+    backend: BackendClient,
+    encoder: BatchEncoder,
+    records: Sequence[Record],
+    headers: Mapping[str, str],
+    observe_seconds: Callable[[float], None] = lambda seconds: None,
+) -> Verdict:
+    """Encode records, send them, and return what became of all of them."""
+    try:
+        batch = await encoder.encode(records)
+    except RegistryUnavailable as error:
+        return BackendUnavailable(str(error), error.retry_after)
+    verdict: Verdict = BatchResults([])
+    if batch.sent:  # otherwise no record could be encoded, and the back end is not asked
+        start = monotonic()
+        verdict = await backend.post(batch.body, batch.sent, headers)
+        observe_seconds(monotonic() - start)
+        log.debug("%d records: %s", len(batch.sent), verdict)
+    return batch.complete_verdict(verdict)
 
 
 def get_ids(record: Record) -> tuple[str, str]:

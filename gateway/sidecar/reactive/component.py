@@ -26,7 +26,7 @@ from gateway.sidecar.http.status import NotReady, StatusError, build_json_respon
 from gateway.sidecar.lookups import parse_tp
 from gateway.sidecar.reactive.backend import create_http_client
 from gateway.sidecar.reactive.group import ReactiveGroup
-from gateway.sidecar.reactive.lane_runner import RECORD_OUTCOMES, VERDICT_NAMES, LaneRunner
+from gateway.sidecar.reactive.lanes import RECORD_OUTCOMES, VERDICT_NAMES, LaneRunner
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 

@@ -26,8 +26,7 @@ from gateway.kafka.group.consumer import GroupConsumer
 from gateway.sidecar.context import Context, audit_gap, build_consumer_options
 from gateway.telemetry.counts import Histogram
 
-from .lane_runner import LaneContext, LaneRunner, ReactiveCounts, build_rules
-from .offset_committer import OffsetCommitter
+from .lanes import LaneContext, LaneRunner, OffsetCommitter, ReactiveCounts, build_rules
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from gateway.kafka.produce.transactional_producer import (
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.context import Context
 from gateway.sidecar.lookups import choose_partition
-from gateway.sidecar.reactive.lane_runner import LaneContext, LaneRunner, build_rules
+from gateway.sidecar.reactive.lanes import LaneContext, LaneRunner, build_rules
 
 from .store import ReplayStore
 

@@ -11,7 +11,7 @@ from gateway.errors import (
     RegistryUnavailable,
     UnknownTopic,
 )
-from gateway.sidecar.consumer.confluent import (
+from gateway.sidecar.consumer.dialect import (
     CONFLUENT,
     ERROR_CODES,
     build_error_body,

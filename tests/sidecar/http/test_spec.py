@@ -13,7 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 from starlette.requests import Request
 
-from gateway.sidecar.consumer.confluent import CONFLUENT
+from gateway.sidecar.consumer.dialect import CONFLUENT
 from gateway.sidecar.http.body_fields import READ_RECORD_FIELDS
 from gateway.sidecar.http.docs import render_page
 from gateway.sidecar.http.spec import METHODS, SPEC_DIRECTORY, Spec
