@@ -1,8 +1,13 @@
-"""Serve `/adm` for the control plane and for operators.
+"""Serve `/adm` for the control plane and for operators, and the chaos monkey for tests of teams.
 
 Only clients with the scope `admin` may use it. Where no guard is configured, only programs of this
 machine may, by the rules of the gateway's own admin port: no other machine, no host name that
 resolves to here, no page of a browser. Changes concern this process only, until it ends.
+
+The chaos monkey delays, fails or cuts some requests on purpose. It is off, and cannot be enabled
+unless `admin.chaos` is true. It never touches /health and /adm, so that an operator can always
+disable it again, also for requests that it delays already. By light-4j's rules, an assault that is
+`enabled` and not in `bypass` hits one of `level` requests at random.
 """
 
 from __future__ import annotations
@@ -226,7 +231,7 @@ async def _terminate(workers: int) -> None:
     os.kill(os.getppid() if workers > 1 else os.getpid(), signal.SIGTERM)
 
 
-EXEMPT_PATHS = ("/health", "/adm")
+EXEMPT_PATHS = ("/health/", "/adm/")
 
 LATENCY, EXCEPTION, KILL = "latency", "exception", "kill-connection"
 # The canonical name of each assault, by that name and by the class name that light-4j has for it.
@@ -303,7 +308,8 @@ class ChaosMiddleware:
         self._monkey = monkey
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_exempt(scope["path"]):
+        is_exempt = f"{scope['path']}/".startswith(EXEMPT_PATHS)
+        if scope["type"] != "http" or is_exempt:
             await self._app(scope, receive, send)
             return
         await self._monkey.delay()
@@ -316,10 +322,6 @@ class ChaosMiddleware:
             await build_error_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-def _is_exempt(path: str) -> bool:
-    return any(path == exempt or path.startswith(f"{exempt}/") for exempt in EXEMPT_PATHS)
 
 
 async def _kill_connection(scope: Scope, send: Send) -> None:

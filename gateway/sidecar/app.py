@@ -29,7 +29,7 @@ from gateway.errors import GatewayError, RequestError
 from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.producer import Producer
-from gateway.sidecar.consumer.dialect import CONFLUENT, is_confluent_request
+from gateway.sidecar.consumer.dialect import CONFLUENT, CONTRACT, is_confluent_request
 from gateway.sidecar.http import docs
 from gateway.sidecar.http.middleware import (
     AUTHENTICATED,
@@ -247,9 +247,8 @@ class OriginCheckMiddleware:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         section = settings.sidecar
-
-        self._is_local_only = section is not None and not section.guarded
-        self._is_local_only = self._is_local_only and is_loopback(settings.listen.host)
+        is_guarded = section is None or section.guarded
+        self._is_local_only = not is_guarded and is_loopback(settings.listen.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = None if scope["type"] != "http" else self._check_request(scope)
@@ -265,7 +264,9 @@ class OriginCheckMiddleware:
         if "origin" in headers or set(headers.getlist("sec-fetch-site")) - {"none"}:
             return StatusError(403, "requests from pages in a browser are refused; use a program")
         host = headers.get("host", "localhost")
-        if self._is_local_only and not _is_local_host(host):
+        name = parse_host(host)
+        is_local = is_loopback(name) or name.endswith(".localhost")
+        if self._is_local_only and not is_local:
             problem = f"{host[:80]} is no name of this machine"
             return StatusError(403, f"{problem}; ask localhost, or add sidecar.guarded")
         return None
@@ -296,20 +297,10 @@ class AuthenticationMiddleware:
                 current_client.set(identity or (request.client.host if request.client else ""))
             check_ids(scope)
         except GatewayError as exc:
-            is_confluent = is_confluent_request(request.headers)
-            response = (
-                CONFLUENT.build_error_response(request, exc)
-                if is_confluent
-                else build_error_response(exc)
-            )
-            await response(scope, receive, send)
+            dialect = CONFLUENT if is_confluent_request(request.headers) else CONTRACT
+            await dialect.build_error_response(request, exc)(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-def _is_local_host(value: str) -> bool:
-    name = parse_host(value)
-    return is_loopback(name) or name.endswith(".localhost")
 
 
 def _get_first_segment(path: str) -> str:

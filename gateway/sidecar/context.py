@@ -1,4 +1,4 @@
-"""Hold the settings, the connections to Kafka and the services that all components share."""
+"""Hold what all components share: settings, connections to Kafka, services; and define them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Context:
         """Wait for the turn to write these keys; call the result once Kafka has the records."""
         documents = None if self.documents is None else self.documents()
         if documents is None or not documents.is_compared(topic):
-            return _release_nothing
+            return lambda: None
         return await documents.lock_keys(topic, [key for key in keys if key is not None])
 
     def create_transactions(self, id: str) -> TransactionalProducer:
@@ -162,9 +162,6 @@ class Context:
     async def check_ready(self) -> None:
         if not self.cluster.is_reachable:
             raise NotReady("kafka", f"{self.cluster.error or 'still connecting'}")
-
-
-def _release_nothing() -> None: ...
 
 
 class Component:

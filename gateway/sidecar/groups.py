@@ -62,10 +62,7 @@ class GroupEndpoints:
         group, offsets = request.path_params["group"], await self._resolve_offsets(body["offsets"])
         async with _translate_errors(group):
             await group_admin.set_offsets(self._context.cluster, group, offsets)
-        entries = [
-            {"topic": tp.topic, "partition": tp.partition, "offset": offset}
-            for tp, offset in offsets.items()
-        ]
+        entries = [{**tp._asdict(), "offset": offset} for tp, offset in offsets.items()]
         return build_json_response({"group": group, "offsets": entries})
 
     async def _resolve_offsets(

@@ -74,7 +74,7 @@ class _Phase(Enum):
 
 @dataclass(slots=True)
 class ClassicMember:
-    """A member of a classic group; it implements `GroupMembership`.
+    """A member of a classic group.
 
     Invariants between calls:
 

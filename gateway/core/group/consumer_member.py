@@ -106,7 +106,7 @@ class ConsumerHeartbeatResponse(NamedTuple):
 
 @dataclass(slots=True)
 class ConsumerMember:
-    """A member that speaks KIP-848; it implements `GroupMembership`.
+    """A member that speaks KIP-848.
 
     Invariants between calls:
 

@@ -11,6 +11,19 @@ does this until the member is closed:
              member.on_no_response(request, now, retry_after)
     act on the events, in order
 
+Both classes have the same methods. Each that takes `now` may change `next_request_at`, which is
+infinity while a request is in flight or all is over, and returns the events that the caller has to
+act on, in order. True between calls: at most one request is in flight, answers to any other are
+ignored, and what `owned` lists, including revoked partitions, is owned by no other member, as far
+as this one can know. Besides:
+
+    needed_topics: the topics whose metadata goes to `on_metadata`; a leader needs those of all
+    has_unknown_topics: a topic is needed that metadata did not have: fetch it again
+    on_released(tps): the work on revoked partitions is over, so that others may have them
+    heartbeat_soon(): ask soon what has changed, as a commit was refused as stale or fenced
+    leave(): leave the group for good, and return the last request to send, if there is one
+    is_closed: nothing is requested any more: the member left, or failed for good
+
 A request is plain data, a subclass of `GroupRequest`. A message of `gateway.kafka.protocol` wraps
 it and decodes the answer to a response of the core, whose `error` is Kafka's code.
 `REQUEST_CLASSES` in the module of a protocol's messages says which message carries which request.
@@ -18,7 +31,6 @@ it and decodes the answer to a response of the core, whose `error` is Kafka's co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeAlias
@@ -114,62 +126,3 @@ class MembershipFailed(NamedTuple):
 MemberEvent: TypeAlias = (
     PartitionsAssigned | PartitionsRevoked | PartitionsLost | CoordinatorMoved | MembershipFailed
 )
-
-
-class GroupMembership(Protocol):
-    """One member of one group.
-
-    Every method that takes `now` may change `next_request_at`, which is infinity while a request is
-    in flight or all is over. Methods return the events that the caller has to act on, in order.
-    True between calls: at most one request is in flight, answers to any other are ignored, and what
-    `owned` lists is owned by no other member, as far as this one can know.
-    """
-
-    @property
-    def state(self) -> MemberState: ...
-
-    @property
-    def is_closed(self) -> bool:
-        """Return whether nothing is requested any more: the member left, or failed for good."""
-
-    @property
-    def owned(self) -> frozenset[TopicPartition]:
-        """Return the partitions that may be read and committed, including revoked ones."""
-
-    @property
-    def identity(self) -> MemberIdentity: ...
-
-    @property
-    def needed_topics(self) -> frozenset[str]:
-        """Return the topics whose metadata the member needs; a leader needs those of all."""
-
-    @property
-    def has_unknown_topics(self) -> bool:
-        """Return whether a topic is needed that metadata did not have: fetch it again."""
-
-    @property
-    def next_request_at(self) -> float: ...
-
-    def subscribe(self, topics: Collection[str], now: float) -> None: ...
-
-    def on_metadata(self, topics: Mapping[str, TopicInfo], now: float) -> Sequence[MemberEvent]: ...
-
-    def next_request(self, now: float) -> GroupRequest | None: ...
-
-    def on_response(
-        self, request: GroupRequest, response: GroupResponse, now: float
-    ) -> Sequence[MemberEvent]: ...
-
-    def on_no_response(
-        self, request: GroupRequest, now: float, retry_after: float
-    ) -> Sequence[MemberEvent]:
-        """Record that no answer came: the coordinator may have received the request or not."""
-
-    def on_released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[MemberEvent]:
-        """Record that the work on revoked partitions is over, so that others may have them."""
-
-    def heartbeat_soon(self, now: float) -> None:
-        """Ask soon what has changed: a commit was refused as stale or fenced."""
-
-    def leave(self, now: float) -> GroupRequest | None:
-        """Leave the group for good, and return the last request to send, if there is one."""

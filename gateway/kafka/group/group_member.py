@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from gateway.core.error_code import AUTHORIZATION_ERRORS, ErrorCode, code_from_error
 from gateway.core.group.member import (
     CoordinatorMoved,
-    GroupMembership,
     GroupRequest,
     MemberEvent,
     MemberIdentity,
@@ -41,7 +40,7 @@ from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.outages import REPEAT_INTERVAL_S
 from gateway.telemetry.logs import create_detached_task
 
-from .consumer_options import ConsumerOptions, build_request
+from .consumer_options import ConsumerOptions, GroupMembership, build_request
 
 if TYPE_CHECKING:
     from .assignment import Assignment

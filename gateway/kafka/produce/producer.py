@@ -195,7 +195,8 @@ class Producer:
                 self.writes.records[record.tp.topic, "unsent"] += 1
             reason = "the gateway is closing" if self._closed else "too much waits to be written"
             raise WritesFull(f"{records[0].tp}: {reason}; try again", retry_after=1.0)
-        batch = PendingBatch(topic, len(records), time.time(), on_done)
+        count = len(records)
+        batch = PendingBatch(topic, [-1] * count, count, time.time(), on_done)
         now_ms = int(batch.began_at * 1000)
         for index, (record, size) in enumerate(zip(records, sizes, strict=True)):
             tp, key, value, headers, timestamp = record

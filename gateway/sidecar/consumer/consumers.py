@@ -12,6 +12,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -53,7 +54,6 @@ from .dialect import (
     ERROR_CODES,
     Dialect,
     build_ambiguous_response,
-    format_partitions,
     is_confluent_request,
     negotiate_content_type,
 )
@@ -107,6 +107,8 @@ class ConsumerComponent(Component):
 
     def _list_instance_operations(self) -> Sequence[tuple[str, str, InstanceHandler, str]]:
         """Return method, path, handler and scope of each; some have another path in v2."""
+        seek_first = partial(self._seek_to, "seekFirstOffset", EARLIEST)
+        seek_last = partial(self._seek_to, "seekLastOffset", LATEST)
         return [
             ("GET", "/records", self._poll, READ_SCOPE),
             ("POST", "/offsets", self._commit, WRITE_SCOPE),
@@ -125,10 +127,10 @@ class ConsumerComponent(Component):
             ("POST", "/assignments", self._assign, WRITE_SCOPE),
             ("GET", "/assignments", self._get_assignment, READ_SCOPE),
             ("POST", "/positions", self._seek, WRITE_SCOPE),
-            ("POST", "/positions/first", self._seek_to_first, WRITE_SCOPE),
-            ("POST", "/positions/beginning", self._seek_to_first, WRITE_SCOPE),
-            ("POST", "/positions/last", self._seek_to_last, WRITE_SCOPE),
-            ("POST", "/positions/end", self._seek_to_last, WRITE_SCOPE),
+            ("POST", "/positions/first", seek_first, WRITE_SCOPE),
+            ("POST", "/positions/beginning", seek_first, WRITE_SCOPE),
+            ("POST", "/positions/last", seek_last, WRITE_SCOPE),
+            ("POST", "/positions/end", seek_last, WRITE_SCOPE),
         ]
 
     async def run(self) -> None:
@@ -326,23 +328,13 @@ class ConsumerComponent(Component):
             await instance.seek_to_specs(times)
         return Response(status_code=204)
 
-    async def _seek_to_first(
-        self, request: Request, dialect: Dialect, instance: ConsumerInstance
-    ) -> Response:
-        return await self._seek_to(request, dialect, instance, "seekFirstOffset", EARLIEST)
-
-    async def _seek_to_last(
-        self, request: Request, dialect: Dialect, instance: ConsumerInstance
-    ) -> Response:
-        return await self._seek_to(request, dialect, instance, "seekLastOffset", LATEST)
-
     async def _seek_to(
         self,
+        operation: str,
+        spec: int,
         request: Request,
         dialect: Dialect,
         instance: ConsumerInstance,
-        operation: str,
-        spec: int,
     ) -> Response:
         tps = await self._read_body(request, dialect, operation, self._parse_partitions)
         async with instance.lock_for_change():
@@ -454,12 +446,8 @@ def _select_dialect(request: Request) -> Dialect:
 def _format_offsets(committed: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[str, Any]:
     return {
         "offsets": [
-            {**partition, "offset": position.offset, "metadata": position.metadata or ""}
-            for partition, position in zip(
-                format_partitions(committed),
-                (committed[tp] for tp in sorted(committed)),
-                strict=True,
-            )
+            {**tp._asdict(), "offset": position.offset, "metadata": position.metadata or ""}
+            for tp, position in sorted(committed.items())
         ]
     }
 

@@ -122,7 +122,7 @@ CONTRACT = Dialect()
 
 
 def format_partitions(tps: Iterable[TopicPartition]) -> list[dict[str, Any]]:
-    return [{"topic": topic, "partition": partition} for topic, partition in sorted(tps)]
+    return [tp._asdict() for tp in sorted(tps)]
 
 
 def build_ambiguous_response(exc: Exception, error_code: int) -> Response:

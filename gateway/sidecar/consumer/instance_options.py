@@ -1,6 +1,13 @@
-"""Parse a client's settings of an instance, in the contract's words or in Confluent's.
+"""Parse a client's settings of an instance, and build the URI by which it reaches the instance.
 
-A name means the same in camel case, with underscores and with dots.
+Settings are in the contract's words or in Confluent's: a name means the same in camel case, with
+underscores and with dots.
+
+A new instance exists in one process only, so the client gets a URI that leads there:
+`sidecar.consumer.baseUri` if it is set; else the one in the headers of proxies (RFC 7239, or
+X-Forwarded-Host, -Proto and -Path), where the first of several values is what the client requested;
+else the request's Host. These headers are not authenticated, but only the client that sent them
+gets the result.
 """
 
 from __future__ import annotations

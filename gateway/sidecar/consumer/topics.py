@@ -1,8 +1,9 @@
-"""Read records of a partition by offset, without a group and without an instance.
+"""List topics, partitions and brokers, and read records of a partition by offset, without a group.
 
-It serves `GET /topics/{topic}/partitions/{partition}/records?offset=&max_bytes=&timeout=`, as
-Redpanda's proxy does. An offset that the log does not have is answered with 416 and the log's
-bounds: continuing at another offset would silently lose or repeat records.
+The lists are those of Confluent's dialect. `GET /topics/{topic}/partitions/{partition}/records?
+offset=&max_bytes=&timeout=` reads, as in Redpanda's proxy. An offset that the log does not have is
+answered with 416 and the log's bounds: continuing at another offset would silently lose or repeat
+records.
 """
 
 from __future__ import annotations

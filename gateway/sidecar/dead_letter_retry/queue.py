@@ -1,4 +1,14 @@
-"""Read dead letters, and keep the position of a group in those of one topic."""
+"""Read dead letters, deliver them to the back end again, and write what becomes of them.
+
+The position of a group in the dead letters of a topic is a committed offset. A dead letter that is
+processed is done. One that fails again is appended to the topic with a higher count of retries, so
+that it holds up nothing. At the last retry, or if it is too large to be appended, it is parked
+instead: audited, skipped from then on, and kept in the topic for its retention time.
+
+The transaction has the new records and the offsets of the group, under an id that one process has
+at a time. So in any crash, a dead letter is neither lost nor duplicated in the topic, though the
+back end may get one twice.
+"""
 
 from __future__ import annotations
 
@@ -285,7 +295,8 @@ class DeadLetterRetry:
             result.letters.append(RetriedLetter(queued, outcome, item.reason))
         # Offsets are committed only up to the last one that something became of.
         if len(result.letters) < len(letters):
-            offsets = _get_next_offsets(letters[: len(result.letters)])
+            done = [each.queued.record for each in result.letters]
+            offsets = {record.tp: record.next_offset for record in done}
         if offsets:
             returned = [
                 index for index, each in enumerate(result.letters) if each.outcome == RETURNED
@@ -352,10 +363,6 @@ class DeadLetterRetry:
 def _shorten_returned(record: ProducerRecord) -> ProducerRecord | None:
     headers = shorten_headers(record.headers)
     return None if headers is None else record._replace(headers=headers)
-
-
-def _get_next_offsets(letters: Sequence[QueuedDeadLetter]) -> NextOffsets:
-    return {dead_letter.record.tp: dead_letter.record.next_offset for dead_letter in letters}
 
 
 def _build_returned_write(retried: RetriedLetter) -> ProducerRecord:

@@ -1,8 +1,9 @@
-"""Read the ids of a request, or create them, and pass them on.
+"""Read a request: its ids, its body within limits, and whether its client is still there.
 
-They are in the headers of the response, in every log line about the request, and in the headers of
-the records that it writes. A traceparent (https://www.w3.org/TR/trace-context/ 3.2) is passed on
-unchanged: the sidecar opens no span of its own.
+Ids that a request lacks are created. They are in the headers of the response, in every log line
+about the request, and in the headers of the records that it writes. A traceparent
+(https://www.w3.org/TR/trace-context/ 3.2) is passed on unchanged: the sidecar opens no span of its
+own. Bodies are limited also under servers that set no limits.
 """
 
 from __future__ import annotations

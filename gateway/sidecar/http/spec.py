@@ -2,8 +2,8 @@
 
 There is one YAML per module (`spec/producer.yaml`), of which `paths`, `components` and `tags` are
 merged. The schemas of OpenAPI 3.1 are JSON Schema 2020-12, so they are compiled as they are served.
-Unknown fields of a body are refused (see `integers.FieldNames`). Unknown parameters are accepted,
-because proxies and tools add some, unless the name is nearly a known one.
+Unknown fields of a body are refused (see `body_fields.FieldNames`). Unknown parameters are
+accepted, because proxies and tools add some, unless the name is nearly a known one.
 """
 
 from __future__ import annotations

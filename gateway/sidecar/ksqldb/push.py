@@ -4,6 +4,13 @@ A push query has no offsets, so rows may be lost or repeated. When it is started
 broken connection, an end by the server, a restart of the sidecar), `offset: latest` misses the rows
 in between, and `earliest` repeats every row. Undelivered rows are lost with the process. Read a
 stream that must not lose any from its topic, by a group.
+
+Rows are delivered in batches, in order, one batch at a time.
+A back end that is unavailable (it refuses connections, is too slow, or answers 401, 404, 429 or
+5xx) is tried for ever: no row is skipped because of it, and meanwhile the query is held back at
+ksqlDB. Only the status of a response counts, but all of it must arrive in time. A refused batch
+(400, 409, 413, 422) is tried again a few times, then halved until the refused row is alone. That
+row is logged, counted and dropped, as rows have no dead letters.
 """
 
 from __future__ import annotations
@@ -247,38 +254,29 @@ class RowDelivery:
         backoff = Backoff(self._max, random.random, self._initial)
         body, id, refusals = b"[" + b",".join(rows) + b"]", str(uuid.uuid4()), 0
         while True:
-            status, reason, min_delay = await self._post_batch(body, id)
-            if 200 <= status < 300:
-                self._on_available()
-                return None
-            if status in REJECTED_STATUSES:  # the back end is well, and means the rows
-                self._on_available()
-                refusals += 1
-                if refusals > self._retries:
-                    return reason
+            response = await self._post(body, id)
+            status = 0 if isinstance(response, BackendUnavailable) else response.status
+            if isinstance(response, BackendUnavailable):
+                reason = response.reason
             else:
-                self._on_unavailable(reason)
-            await asyncio.sleep(max(min_delay, backoff.next_delay(Cause.CONNECTION)))
+                shown = response.body[:MAX_LOGGED_BYTES].decode(errors="replace")
+                reason = f"{status} {shown}".strip()
+            is_rejected = status in REJECTED_STATUSES  # the back end is well, and means the rows
+            self._note_failure(None if is_rejected or 200 <= status < 300 else reason)
+            if 200 <= status < 300:
+                return None
+            refusals += is_rejected
+            if refusals > self._retries:
+                return reason
+            delay = backoff.next_delay(Cause.CONNECTION)
+            await asyncio.sleep(max(response.retry_after, delay))
 
-    async def _post_batch(self, body: bytes, id: str) -> tuple[int, str, float]:
-        """Send a batch, and return the status (0 for none), the reason, and the requested delay."""
-        response = await self._post(body, id)
-        if isinstance(response, BackendUnavailable):
-            return 0, response.reason, response.retry_after
-        reason = (
-            f"{response.status} {response.body[:MAX_LOGGED_BYTES].decode(errors='replace')}".strip()
-        )
-        return response.status, reason, response.retry_after
-
-    def _on_unavailable(self, reason: str) -> None:
-        if self.failure is None:
+    def _note_failure(self, reason: str | None) -> None:
+        if reason is not None and self.failure is None:
             log.warning("query %s: the back end is away (%s); its rows wait", self._name, reason)
-        self.failure = reason
-
-    def _on_available(self) -> None:
-        if self.failure is not None:
+        elif reason is None and self.failure is not None:
             log.info("query %s: the back end is back", self._name)
-        self.failure = None
+        self.failure = reason
 
 
 def _now() -> float:

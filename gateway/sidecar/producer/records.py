@@ -1,7 +1,7 @@
-"""Encode the records of a request for Kafka.
+"""Encode the records of a request for Kafka, and describe the outcome of each and of all.
 
-One pass over the records without an await for each: only an unknown schema is waited for, and other
-tasks run every 20 ms. Measured: 100 records of 1 KB in format string take 0.2 ms.
+Encoding is one pass over the records without an await for each: only an unknown schema is waited
+for, and other tasks run every 20 ms. Measured: 100 records of 1 KB in format string take 0.2 ms.
 """
 
 from __future__ import annotations

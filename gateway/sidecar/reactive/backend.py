@@ -1,4 +1,8 @@
-"""POST batches to a back end and judge its answer: one call is one verdict.
+"""Encode a batch, POST it to a back end and judge its answer: one call is one verdict.
+
+The timestamp is in milliseconds since 1970. The headers are text by name, a list where a name comes
+more than once, and `{"base64": ...}` for bytes that are not UTF-8. A record without a correlation
+id gets one that is derived from its place, the same at every attempt.
 
 `post_json` limits a back end's answer, for groups and for queries of ksqlDB: the time of the whole
 response, its size, and the delay that it may request.

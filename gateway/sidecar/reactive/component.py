@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -49,8 +50,8 @@ class ReactiveComponent(Component):
         self.routes = [
             Route("/reactive", self._list, methods=["GET"]),
             Route("/reactive/{group}", self._get_state, methods=["GET"]),
-            Route("/reactive/{group}/pause", self._pause, methods=["POST"]),
-            Route("/reactive/{group}/resume", self._resume, methods=["POST"]),
+            Route("/reactive/{group}/pause", partial(self._set_paused, True), methods=["POST"]),
+            Route("/reactive/{group}/resume", partial(self._set_paused, False), methods=["POST"]),
             Route("/reactive/{group}/seek", self._seek, methods=["POST"]),
         ]
 
@@ -113,13 +114,7 @@ class ReactiveComponent(Component):
         group = self._get_group(request)
         return build_json_response(await describe_group(group, lag=True))
 
-    async def _pause(self, request: Request) -> Response:
-        return await self._set_paused(request, True)
-
-    async def _resume(self, request: Request) -> Response:
-        return await self._set_paused(request, False)
-
-    async def _set_paused(self, request: Request, paused: bool) -> Response:
+    async def _set_paused(self, paused: bool, request: Request) -> Response:
         group = await self._authorize_group(request)
         group.set_paused(paused)
         log.info("group %s is %s", group.name, "paused" if paused else "resumed")
@@ -135,7 +130,7 @@ class ReactiveComponent(Component):
             raise StatusError(409, str(error), code="NOT_OWNED") from None
         log.info("group %s goes on from %s", group.name, offsets)
         return build_json_response(
-            {"offsets": [_format_offset(tp, offset) for tp, offset in offsets.items()]}
+            {"offsets": [{**tp._asdict(), "offset": offset} for tp, offset in offsets.items()]}
         )
 
     async def _authorize_group(self, request: Request) -> ReactiveGroup:
@@ -190,10 +185,6 @@ class ReactiveComponent(Component):
             problem = f"the offsets of {tp} are not known now"
             raise StatusError(409, f"{problem}; try again, or correct its name")
         return offsets
-
-
-def _format_offset(tp: TopicPartition, offset: int) -> dict[str, Any]:
-    return {"topic": tp.topic, "partition": tp.partition, "offset": offset}
 
 
 async def describe_group(group: ReactiveGroup, *, lag: bool) -> dict[str, Any]:

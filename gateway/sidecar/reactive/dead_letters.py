@@ -1,4 +1,10 @@
-"""Write dead letters to their topics, and create these topics where they are missing."""
+"""Represent dead letters, and write them to their topics, which are created where they are missing.
+
+Key, value and headers are those of the record, byte for byte, including repeated headers. The
+reason and the place are in further headers after them, so that a reader of the dead letter has the
+record as it was, even if its own headers have the same names. The first three names are those that
+other projects use.
+"""
 
 from __future__ import annotations
 

@@ -81,16 +81,13 @@ class ReplayComponent(Component):
                     store_task.result()
                 self._take_over_abandoned()
         finally:
-            await self._stop()
+            # Other sidecars continue those jobs that have time to release their replay.
+            for _, job in self._jobs.values():
+                job.stop()
+            await self._job_tasks.close(STOP_TIMEOUT_S)
             store_task.cancel()
             await asyncio.gather(store_task, return_exceptions=True)
             await self._client.aclose()
-
-    async def _stop(self) -> None:
-        """Stop all jobs; other sidecars continue those that had time to release their replay."""
-        for _, job in self._jobs.values():
-            job.stop()
-        await self._job_tasks.close(STOP_TIMEOUT_S)
 
     async def check_ready(self) -> None:
         if self._store.failure is not None:

@@ -219,8 +219,10 @@ class ReplayJob:
     async def _take_ownership(self) -> bool:
         if not self._transactions.is_started:
             replay = self._store.replays.get(self.id)
-            if replay is None or not replay.is_running or self._is_owned_elsewhere(replay):
+            if replay is None or not replay.is_running:
                 return False
+            if self._replay is not None and replay.owner not in ("", self._owner):
+                return False  # another process took it over while this one could not write
             await self._transactions.start()
         # The start of the id has fenced the owner before, so what is read now is the latest state.
         await self._store.wait_until_read()
@@ -243,10 +245,6 @@ class ReplayJob:
             if id and topic.topic_id is not None and id != str(topic.topic_id):
                 problem = f"{name} was deleted and created again; start another replay"
                 raise UnknownTopic(problem, topic=name)
-
-    def _is_owned_elsewhere(self, replay: Replay) -> bool:
-        """Return whether another process took it over while this one could not write."""
-        return self._replay is not None and replay.owner not in ("", self._owner)
 
     async def _step(self, replay: Replay) -> None:
         remaining = replay.list_remaining()
