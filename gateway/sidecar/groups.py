@@ -88,24 +88,14 @@ class GroupEndpoints:
                     "timestamp", OFFSET_SPECS.get(entry.get("position", ""), LATEST)
                 )
         await check_offsets(self._context, offsets)
-        return offsets | await self._look_up_offsets(specs)
+        found = await self._list_offsets(specs)
+        # Kafka answers -1 where no record is that late: the end is meant.
+        past_end = [tp for tp, offset in found.items() if offset < 0]
+        return offsets | found | await self._list_offsets(dict.fromkeys(past_end, LATEST))
 
-    async def _look_up_offsets(
-        self, specs: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, int]:
-        """Look up offsets by timestamp or position; a time after the last record means the end."""
-        cluster = self._context.cluster
+    async def _list_offsets(self, specs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        cluster, offsets = self._context.cluster, dict[TopicPartition, int]()
         listed = await cluster.list_offsets(specs, READ_UNCOMMITTED) if specs else {}
-        # Kafka answers -1 where no record is that late.
-        past_end = [
-            tp
-            for tp, answer in listed.items()
-            if isinstance(answer, OffsetAndTimestamp) and answer.offset < 0
-        ]
-        if past_end:
-            ends = dict.fromkeys(past_end, LATEST)
-            listed = {**listed, **await cluster.list_offsets(ends, READ_UNCOMMITTED)}
-        offsets: dict[TopicPartition, int] = {}
         for tp in specs:
             answer = listed.get(tp)
             if not isinstance(answer, OffsetAndTimestamp):

@@ -79,13 +79,7 @@ class Writing(Component):
             tp = await parse_partition(self._context, request)
         encoded = await self._encode_body(topic, data, format, None if tp is None else tp.partition)
         release_parsed(request)
-        release = await self._producers.lock_keys(topic, encoded)
-        try:
-            results = await self._context.producer.send_many(
-                encoded.items, timeout_s=self._producers.settings.timeout
-            )
-        finally:
-            release()
+        results = await self._producers.write(topic, encoded)
         self._producers.audit_results(encoded, results)
         return self._build_response(request, describe_results(encoded, results), encoded)
 

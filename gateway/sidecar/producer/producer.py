@@ -18,7 +18,7 @@ from starlette.routing import Route
 from gateway.errors import KafkaError
 from gateway.formats.codec import SchemaSelector, SerializationFormat
 from gateway.formats.exact_values import keep_exact_numbers
-from gateway.kafka.produce.pending_records import ProducerRecord
+from gateway.kafka.produce.pending_records import OffsetResults, ProducerRecord
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
     WrittenOffsets,
@@ -107,18 +107,23 @@ class ProducerComponent(Component):
             # Separated by \0, so that different parts cannot make the same scope.
             scope = f"{identity}\0{topic}\0{parameters['Idempotency-Key']}"
             return await self._produce_once(scope, data, encoded, transactional=transactional)
-        timeout_s = self.settings.timeout
-        if not transactional:  # in which case the producer counts the records
+        if not transactional:
             release_parsed(request)
+        results = await self.write(topic, encoded, transactional=transactional)
+        return build_response(self._build_body(encoded, results))
+
+    async def write(
+        self, topic: str, encoded: EncodedRecords, *, transactional: bool = False
+    ) -> OffsetResults:
+        """Write encoded records, whose parsed body is freed unless they are one transaction."""
+        timeout_s = self.settings.timeout
         release = await self.lock_keys(topic, encoded)
         try:
             if transactional:
-                results = await self.transaction_pool.write(encoded, timeout_s)
-            else:
-                results = await self.context.producer.send_many(encoded.items, timeout_s=timeout_s)
+                return await self.transaction_pool.write(encoded, timeout_s)
+            return await self.context.producer.send_many(encoded.items, timeout_s=timeout_s)
         finally:
             release()
-        return build_response(self._build_body(encoded, results))
 
     async def _encode_body(
         self, topic: str, data: bytes, content_type: str | None
@@ -241,7 +246,7 @@ class ProducerComponent(Component):
         records: Sequence[Any],
         encodings: Sequence[FieldEncoding],
         describe_record: Callable[[int], str],
-    ) -> tuple[EncodedRecords, asyncio.Future[list[int | KafkaError]]]:
+    ) -> tuple[EncodedRecords, asyncio.Future[OffsetResults]]:
         """Hand validated records to Kafka without waiting for their offsets or errors.
 
         `describe_record` returns the name of a record in messages.
