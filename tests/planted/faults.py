@@ -415,8 +415,8 @@ SIDECAR = (
     PlantedFault(
         "offsets-committed-too-far",
         "gateway/sidecar/dead_letter_retry/queue.py",
-        "offsets = _get_next_offsets(letters[: len(result.letters)])",
-        "offsets = _get_next_offsets(letters[: len(result.letters) + 1])",
+        "done = [each.queued.record for each in result.letters]",
+        "done = [each.record for each in letters[: len(result.letters) + 1]]",
         ("tests/sidecar/test_dead_letter_retry.py",),
     ),
 )

@@ -20,7 +20,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -279,10 +279,8 @@ class Producer:
             if queue.outbox and not queue.is_busy and queue.retry_at <= now:
                 leader = self._cluster.leader_for_partition(queue.tp)
                 if leader is None:
-                    self._schedule_retry(queue, Cause.NO_LEADER, "it has no leader", now)
-                    self._apply_outcome(
-                        queue, queue.outbox.on_not_sent(now), ErrorCode.LEADER_NOT_AVAILABLE
-                    )
+                    code = ErrorCode.LEADER_NOT_AVAILABLE
+                    self._fail_attempt([queue], code, "it has no leader", is_sent=False)
                 elif leader[0] not in self._busy_nodes:
                     nodes.setdefault(leader[0], []).append(queue)
         return nodes
@@ -311,21 +309,12 @@ class Producer:
                 connection, [queue for queue in due if queue.outbox.producer is not None]
             )
         except KafkaError as exc:  # no batch was sent: `_send_batches` handles its own errors
-            now = asyncio.get_running_loop().time()
-            for queue in due:
-                self._schedule_retry(queue, cause_from_code(code_from_error(exc)), str(exc), now)
-                self._apply_outcome(queue, queue.outbox.on_not_sent(now), code_from_error(exc))
+            self._fail_attempt(due, code_from_error(exc), str(exc), is_sent=False)
         except Exception:
             # A bug of ours. Batches may or may not have been sent, so they count as unanswered.
             log.exception("records cannot be written to broker %d; it is tried again", node)
-            now = asyncio.get_running_loop().time()
-            for queue in due:
-                self._schedule_retry(
-                    queue, Cause.UNEXPECTED, "the gateway failed; its log says why", now
-                )
-                self._apply_outcome(
-                    queue, queue.outbox.on_no_response(now), ErrorCode.UNKNOWN_SERVER_ERROR
-                )
+            code, reason = ErrorCode.UNKNOWN_SERVER_ERROR, "the gateway failed; its log says why"
+            self._fail_attempt(due, code, reason, is_sent=True)
         finally:
             self._busy_nodes.discard(node)
             for queue in due:
@@ -372,10 +361,7 @@ class Producer:
         try:
             response = await self._cluster.connections.send_on(connection, request)
         except KafkaError as exc:
-            now = asyncio.get_running_loop().time()
-            for queue in sent:
-                self._schedule_retry(queue, cause_from_code(code_from_error(exc)), str(exc), now)
-                self._apply_outcome(queue, queue.outbox.on_no_response(now), code_from_error(exc))
+            self._fail_attempt(sent, code_from_error(exc), str(exc), is_sent=True)
             return
         if not connection.is_open:
             # The broker closed it, so the answer may be to a second attempt, which `send_on` made
@@ -394,6 +380,17 @@ class Producer:
         elif outcome.status is WriteStatus.UNKNOWN:
             queue.failure = reason
         self._apply_outcome(queue, outcome, appended.error, appended.offset)
+
+    def _fail_attempt(
+        self, queues: Iterable[_PartitionQueue], code: int, failure: str, *, is_sent: bool
+    ) -> None:
+        """Try again later; batches that were sent have had no answer."""
+        now = asyncio.get_running_loop().time()
+        for queue in queues:
+            self._schedule_retry(queue, cause_from_code(code), failure, now)
+            outbox = queue.outbox
+            outcome = outbox.on_no_response(now) if is_sent else outbox.on_not_sent(now)
+            self._apply_outcome(queue, outcome, code)
 
     def _schedule_retry(
         self, queue: _PartitionQueue, cause: Cause, failure: str, now: float

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import TypeAlias, TypeVar
 
 from gateway.core.error_code import (
@@ -125,7 +126,7 @@ class TransactionalProducer:
         self._producer = None
         self._sequences.clear()
         request = InitProducerIdRequest(self.id, int(self._timeout * 1000))
-        response = await self._send_to_coordinator(request, lambda response: response.error)
+        response = await self._send_to_coordinator(request)
         self._producer = response.producer
 
     async def commit(
@@ -194,7 +195,7 @@ class TransactionalProducer:
         """
         request = EndTxnRequest(TransactionalIdentity(self.id, producer), True)
         try:
-            await self._send_to_coordinator(request, lambda response: response.error)
+            await self._send_to_coordinator(request)
         except BaseException as exc:  # also if it is cancelled
             # Fenced: the caller looks at what the other producer has done.
             self.may_be_committed = self._may_be_done or isinstance(exc, Fenced)
@@ -244,9 +245,7 @@ class TransactionalProducer:
                 lambda response: _find_reason(response.errors),
             )
         if offsets:
-            await self._send_to_coordinator(
-                AddOffsetsToTxnRequest(identity, group), lambda response: response.error
-            )
+            await self._send_to_coordinator(AddOffsetsToTxnRequest(identity, group))
             await self._commit_offsets(TxnOffsetCommitRequest(identity, group, offsets))
         written = {}
         # Others may end their watch meanwhile.
@@ -347,7 +346,7 @@ class TransactionalProducer:
     # Requests, repeated until they are done.
 
     async def _send_to_coordinator(
-        self, request: KafkaRequest[R], get_error: Callable[[R], int]
+        self, request: KafkaRequest[R], get_error: Callable[[R], int] = attrgetter("error")
     ) -> R:
         """Send a request until it is done. `_may_be_done` matters after an error."""
         connections = self._cluster.connections
