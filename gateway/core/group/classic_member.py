@@ -30,22 +30,18 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 
 from .assignor import MemberSubscription, assign
-from .classic_requests import (
+from .member import (
     FATAL_ERRORS,
     FENCED_REASON,
+    NO_GENERATION,
     RETRIABLE_ERRORS,
+    CoordinatorMoved,
+    GroupRequest,
+    GroupResponse,
     HeartbeatRequest,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
-    SyncRequest,
-    SyncResponse,
-)
-from .member import (
-    NO_GENERATION,
-    CoordinatorMoved,
-    GroupRequest,
-    GroupResponse,
     MemberEvent,
     MemberIdentity,
     MembershipFailed,
@@ -53,6 +49,8 @@ from .member import (
     PartitionsAssigned,
     PartitionsLost,
     PartitionsRevoked,
+    SyncRequest,
+    SyncResponse,
     TopicInfo,
 )
 
