@@ -112,7 +112,9 @@ class AdminComponent(Component):
 
     async def _get_info(self, request: Request) -> Response:
         cluster, settings = self._context.cluster, self._context.settings
-        configuration = await asyncio.to_thread(_parse_configuration, dumps(settings))
+        # The effective configuration, in which secrets are still written as references.
+        parse = YAML(typ="safe", pure=True).load
+        configuration = await asyncio.to_thread(parse, dumps(settings))
         info = {
             "name": settings.name,
             "version": __version__,
@@ -184,11 +186,6 @@ def _is_local(request: Request) -> bool:
     return is_loopback(host) and (address is None or is_loopback(address))
 
 
-def _parse_configuration(text: str) -> Any:
-    """Parse the effective configuration, in which secrets are still written as references."""
-    return YAML(typ="safe", pure=True).load(text)
-
-
 def _format_levels() -> Sequence[Mapping[str, str]]:
     levels = logs.get_levels()
     return [{"name": name or ROOT_LOGGER, "level": level.upper()} for name, level in levels.items()]
@@ -196,10 +193,8 @@ def _format_levels() -> Sequence[Mapping[str, str]]:
 
 def _parse_level(name: str, level: str) -> tuple[str, str]:
     module = "" if name == ROOT_LOGGER else name.removeprefix("gateway.")
-    known_modules = [
-        *logs.LIBRARIES,
-        *(logger.removeprefix("gateway.") for logger in _list_loggers()),
-    ]
+    loggers = [each for each in logging.Logger.manager.loggerDict if each.startswith("gateway.")]
+    known_modules = [*logs.LIBRARIES, *(each.removeprefix("gateway.") for each in loggers)]
     if module and module not in known_modules:
         suggestion = suggest(name, [ROOT_LOGGER, *known_modules], "use ROOT for all")
         raise StatusError(400, f"no module logs as '{name}'; {suggestion}", code="INVALID_REQUEST")
@@ -209,10 +204,6 @@ def _parse_level(name: str, level: str) -> tuple[str, str]:
         suggestion = suggest(normalized, logs.LEVELS, f"use one of {', '.join(logs.LEVELS)}")
         raise StatusError(400, f"'{level}' is no level; {suggestion}", code="INVALID_REQUEST")
     return module, normalized
-
-
-def _list_loggers() -> Sequence[str]:
-    return [name for name in logging.Logger.manager.loggerDict if name.startswith("gateway.")]
 
 
 def _parse_assault(request: Request) -> str:

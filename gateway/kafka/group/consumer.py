@@ -145,8 +145,9 @@ class GroupConsumer:
                 give_up_at = deadline + POLL_GRACE_S if self.prefetcher.is_busy else deadline
                 if self._has_enough(min_bytes, max_records) or (is_over and now() >= give_up_at):
                     records = self._take_records(max_records, max_bytes)
-                    if not records:
-                        self._raise_lasting_failure()
+                    for failure in self.failures.values():
+                        if not records and isinstance(failure, PartitionFailed):
+                            raise failure
                     return records
                 next_due = give_up_at
                 if not is_over:
@@ -226,11 +227,6 @@ class GroupConsumer:
         for tp, failure in self.prefetcher.failures.items():
             if self._raised_failures.get(tp) is not failure:
                 self._raised_failures[tp] = failure
-                raise failure
-
-    def _raise_lasting_failure(self) -> None:
-        for failure in self.prefetcher.failures.values():
-            if isinstance(failure, PartitionFailed):
                 raise failure
 
     @property

@@ -104,9 +104,11 @@ class ConsumerOptions:
                 instance_id=self.instance_id,
             )
         if has_kip_848:
+            # A random UUID as Kafka writes them; in KIP-848 the member chooses its id.
+            member_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
             return ConsumerMember(
                 group,
-                _generate_member_id(),
+                member_id,
                 self.rebalance_timeout,
                 random.random,
                 instance_id=self.instance_id,
@@ -121,8 +123,3 @@ class ConsumerOptions:
 
 def build_request(message: GroupRequest) -> KafkaRequest[Any]:
     return REQUEST_CLASSES[type(message)](message)
-
-
-def _generate_member_id() -> str:
-    """Return a random UUID as Kafka writes them; in KIP-848 the member chooses its id."""
-    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()

@@ -144,7 +144,8 @@ class Validator:
         try:
             self._validator.validate(value)  # `iter_errors` computes all errors before the first
         except jsonschema_rs.ValidationError as error:
-            keyword = _get_keyword(error)
+            steps = map(str, reversed(error.schema_path))
+            keyword = next((step for step in steps if step in _ADVICE), "")
             if keyword in ("required", "oneOf"):  # it is there by another name
                 self._check_names(value, location)
             place = _format_location(location, error.instance_path)
@@ -266,10 +267,6 @@ def parse_timestamp(value: int | str, location: str) -> int:
         return parse_time(value)
     except ValueError as exc:
         raise create_invalid_request(location, f"'{value[:80]}' {exc}") from None
-
-
-def _get_keyword(error: jsonschema_rs.ValidationError) -> str:
-    return next((str(step) for step in reversed(error.schema_path) if step in _ADVICE), "")
 
 
 def _get_advice(error: jsonschema_rs.ValidationError, keyword: str) -> str:

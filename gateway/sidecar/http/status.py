@@ -60,7 +60,7 @@ class StatusError(RequestError):
     def __init__(
         self, status: int, detail: str, *, code: str = "", retry_after: float | None = None
     ) -> None:
-        super().__init__(status, _get_phrase(status), detail, retry_after=retry_after)
+        super().__init__(status, HTTPStatus(status).phrase, detail, retry_after=retry_after)
         self.code = code or _get_default_code(status)
 
 
@@ -164,10 +164,6 @@ def _describe_http_exception(exc: HTTPException) -> str:
     if exc.status_code == 405:
         return f"this path has other methods; use {(exc.headers or {}).get('Allow', 'those')}"
     return exc.detail
-
-
-def _get_phrase(status: int) -> str:
-    return HTTPStatus(status).phrase
 
 
 def _get_default_code(status: int) -> str:

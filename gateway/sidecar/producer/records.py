@@ -116,7 +116,9 @@ class RecordEncoder:
         encoded, count = EncodedRecords(len(records)), len(topic.partitions)
         keyless_partition, common_headers = -1, ids.to_record_headers()
         partitions = [TopicPartition(topic.name, number) for number in range(count)]
-        encode_key, encode_value = (_get_encoder(encoding.format) for encoding in encodings)
+        encode_key, encode_value = (
+            None if format.has_schema else PLAIN_CODECS[format].encode for format, _ in encodings
+        )
         size = 0
         async with take_turns() as turns:
             encode_with_schema = partial(self._encode_with_schema, turns, topic, encodings, encoded)
@@ -191,10 +193,6 @@ class RecordEncoder:
             result = encode(value)
         encoded.schema_ids[position] = result.schema_id
         return result.data
-
-
-def _get_encoder(format: SerializationFormat) -> Callable[[Any], bytes] | None:
-    return None if format.has_schema else PLAIN_CODECS[format].encode
 
 
 def _choose_partition(topic: TopicMetadata) -> int:

@@ -219,25 +219,7 @@ class ReplayComponent(Component):
         self, body: Mapping[str, Any], target: str, group: str, identity: str
     ) -> Replay:
         topics = [await self._context.get_topic(name) for name in (body["topic"], target) if name]
-        now = time.time_ns() // 1_000_000
-        replay = Replay(
-            uuid.uuid4().hex,
-            topics[0].name,
-            Destination(body["destination"]),
-            target,
-            group,
-            {},
-            now,
-            now,
-            identity,
-            topic_ids={topic.name: str(topic.topic_id or "") for topic in topics},
-        )
-        return await self._add_spans(replay, body, topics[0])
-
-    async def _add_spans(
-        self, replay: Replay, body: Mapping[str, Any], topic: TopicMetadata
-    ) -> Replay:
-        tps = _parse_partitions(body, topic)
+        tps = _parse_partitions(body, topics[0])
         logs = await fetch_log_bounds(self._context.cluster, tps)
         starts = {tp: body.get("startOffset", log.start) for tp, log in logs.items()}
         if "startTime" in body:
@@ -253,12 +235,22 @@ class ReplayComponent(Component):
             spans[tp.partition] = Span(start, stop, start)
             if start < log_range.start:  # deleted already: the replay says so
                 missing.append((tp.partition, min(log_range.start, stop)))
-        replay_with_spans = replace(replay, spans=spans)
+        now = time.time_ns() // 1_000_000
+        replay = Replay(
+            uuid.uuid4().hex,
+            topics[0].name,
+            Destination(body["destination"]),
+            target,
+            group,
+            spans,
+            now,
+            now,
+            identity,
+            topic_ids={topic.name: str(topic.topic_id or "") for topic in topics},
+        )
         for partition, first in missing:
-            replay_with_spans = replay_with_spans.with_missing(
-                partition, first, replay_with_spans.updated
-            )
-        return replay_with_spans
+            replay = replay.with_missing(partition, first, now)
+        return replay
 
     async def _list(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
