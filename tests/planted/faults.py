@@ -401,14 +401,14 @@ SIDECAR = (
         "retry-delay-constant",
         "gateway/sidecar/ksqldb/push.py",
         """\
-        backoff = Backoff(self._max, random.random, self._initial)
+        backoff = Backoff(self.max, random.random, self.initial)
         body, id, refusals = b"[" + b",".join(rows) + b"]", str(uuid.uuid4()), 0
         while True:
 """,
         """\
         body, id, refusals = b"[" + b",".join(rows) + b"]", str(uuid.uuid4()), 0
         while True:
-            backoff = Backoff(self._max, random.random, self._initial)
+            backoff = Backoff(self.max, random.random, self.initial)
 """,
         ("tests/sidecar/ksqldb",),
     ),

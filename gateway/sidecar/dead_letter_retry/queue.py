@@ -256,18 +256,12 @@ class RetryResult:
         return Counter(retried.outcome for retried in self.letters)
 
 
+@dataclass(frozen=True, slots=True)
 class DeadLetterRetry:
-    def __init__(
-        self,
-        queue: DeadLetterQueue,
-        backend: BackendClient,
-        encoder: BatchEncoder,
-        auditor: Auditor | None,
-    ) -> None:
-        self._queue = queue
-        self._backend = backend
-        self._encoder = encoder
-        self._auditor = auditor
+    _queue: DeadLetterQueue
+    _backend: BackendClient
+    _encoder: BatchEncoder
+    _auditor: Auditor | None
 
     async def retry_batch(
         self,

@@ -21,6 +21,7 @@ import random
 import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -201,29 +202,28 @@ class RowBatcher:
                 waiter.set_result(None)
 
 
+@dataclass(slots=True)
 class RowDelivery:
     """Deliver batches of rows, and count the outcomes (`delivered`, `dropped`).
 
     `PushQuery` creates it and runs `run`.
 
-    Args:
+    Attributes:
         post: Sends a body to the back end, with an id that is the same at every attempt.
         retries: How often a batch that is refused is tried again.
         initial: The first delay of retries, in seconds.
         max: The longest delay of retries, in seconds.
+        failure: Why rows wait; None while they are delivered.
     """
 
-    def __init__(
-        self, name: str, post: PostBatch, retries: int, initial: float, max: float
-    ) -> None:
-        self.outcomes: Counter[str] = Counter()
-        self.failure: str | None = None
-        self._name = name
-        self._post = post
-        self._retries = retries
-        self._initial = initial
-        self._max = max
-        self._has_skipped = False
+    name: str
+    post: PostBatch
+    retries: int
+    initial: float
+    max: float
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failure: str | None = None
+    _has_skipped: bool = False
 
     async def run(self, batches: RowBatcher) -> None:
         while rows := await batches.take_batch():
@@ -235,7 +235,7 @@ class RowDelivery:
         if not self._has_skipped:
             self._has_skipped = True
             notice = "rows that cannot be handed on are passed over and counted"
-            log.error("query %s: %s; the first: %s", self._name, notice, reason)
+            log.error("query %s: %s; the first: %s", self.name, notice, reason)
 
     async def _deliver(self, rows: Sequence[bytes]) -> None:
         refusal = await self._post_until_answered(rows)
@@ -248,34 +248,33 @@ class RowDelivery:
         else:
             self.outcomes["dropped"] += 1
             shown = rows[0][:MAX_LOGGED_BYTES].decode(errors="replace")
-            log.error("query %s: the back end refuses a row (%s): %s", self._name, refusal, shown)
+            log.error("query %s: the back end refuses a row (%s): %s", self.name, refusal, shown)
 
     async def _post_until_answered(self, rows: Sequence[bytes]) -> str | None:
-        backoff = Backoff(self._max, random.random, self._initial)
+        backoff = Backoff(self.max, random.random, self.initial)
         body, id, refusals = b"[" + b",".join(rows) + b"]", str(uuid.uuid4()), 0
         while True:
-            response = await self._post(body, id)
-            status = 0 if isinstance(response, BackendUnavailable) else response.status
+            response = await self.post(body, id)
             if isinstance(response, BackendUnavailable):
-                reason = response.reason
+                status, reason = 0, response.reason
             else:
                 shown = response.body[:MAX_LOGGED_BYTES].decode(errors="replace")
-                reason = f"{status} {shown}".strip()
+                status, reason = response.status, f"{response.status} {shown}".strip()
             is_rejected = status in REJECTED_STATUSES  # the back end is well, and means the rows
             self._note_failure(None if is_rejected or 200 <= status < 300 else reason)
             if 200 <= status < 300:
                 return None
             refusals += is_rejected
-            if refusals > self._retries:
+            if refusals > self.retries:
                 return reason
             delay = backoff.next_delay(Cause.CONNECTION)
             await asyncio.sleep(max(response.retry_after, delay))
 
     def _note_failure(self, reason: str | None) -> None:
         if reason is not None and self.failure is None:
-            log.warning("query %s: the back end is away (%s); its rows wait", self._name, reason)
+            log.warning("query %s: the back end is away (%s); its rows wait", self.name, reason)
         elif reason is None and self.failure is not None:
-            log.info("query %s: the back end is back", self._name)
+            log.info("query %s: the back end is back", self.name)
         self.failure = reason
 
 

@@ -48,19 +48,19 @@ class DeadLetterResult(NamedTuple):
     refused: Sequence[DeadLetterRecord] = ()
 
 
+@dataclass(frozen=True, slots=True)
 class DeadLetterWriter:
-    """Write the dead letters of one group. The names of their topics end in `ext`."""
+    """Write the dead letters of one group. The names of their topics end in the given suffix."""
 
-    def __init__(self, context: Context, group: str, ext: str, *, create: bool = True) -> None:
-        self._context = context
-        self._group = group
-        self._ext = ext
-        self._create = create
+    _context: Context
+    _group: str
+    _ext: str
+    _create: bool = True
 
     @classmethod
     def from_group(cls, context: Context, settings: Group) -> DeadLetterWriter:
         ext = settings.dead_letter_topic_ext
-        return cls(context, settings.group, ext, create=settings.dead_letter_make)
+        return cls(context, settings.group, ext, settings.dead_letter_make)
 
     async def write(self, dead: Sequence[DeadLetterRecord]) -> DeadLetterResult:
         origins = {dead_letter.record.tp.topic for dead_letter in dead}

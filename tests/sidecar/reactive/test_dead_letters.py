@@ -60,7 +60,7 @@ class FakeContext:
 
 def build_dead_letters(kafka: FakeContext) -> DeadLetterWriter:
     context: Any = kafka
-    return DeadLetterWriter(context, "g", ".dlq", create=False)
+    return DeadLetterWriter(context, "g", ".dlq", False)
 
 
 def build_dead_letter(
