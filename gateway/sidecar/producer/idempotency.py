@@ -25,6 +25,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.config.sections.sidecar import Producer as Settings
@@ -379,6 +380,7 @@ class IdempotencyStore:
                 return
 
 
+@dataclass(slots=True)
 class _Attempt:
     """The progress of one request.
 
@@ -391,12 +393,11 @@ class _Attempt:
         is_catching_up: Whether it waits for records that are in the log to be read.
     """
 
-    def __init__(self) -> None:
-        self.transactions: TransactionalProducer | None = None
-        self.claim: asyncio.Future[int] | None = None
-        self.may_be_written = False
-        self.is_interrupted = False
-        self.is_catching_up = False
+    transactions: TransactionalProducer | None = None
+    claim: asyncio.Future[int] | None = None
+    may_be_written: bool = False
+    is_interrupted: bool = False
+    is_catching_up: bool = False
 
     def finish(self, transactions: TransactionalProducer) -> None:
         """Note that the outcome of the work under an id is known."""

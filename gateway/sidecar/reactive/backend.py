@@ -15,6 +15,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import monotonic
 from typing import Any, NamedTuple
@@ -249,34 +250,26 @@ class EncodedBatch(NamedTuple):
         )
 
 
+@dataclass(slots=True)
 class BatchEncoder:
     """Encode batches of one group, in the formats of its topics.
 
     A batch that cannot be encoded yet is passed again, before any other.
 
-    Args:
+    Attributes:
         missing_schema_timeout_s: For how many seconds the registry is asked again for a schema that
             it does not have: a record was written with it, and a registry that follows another one
             learns of new schemas a moment later.
     """
 
-    def __init__(
-        self,
-        codecs: Codecs,
-        section: Sidecar,
-        group: Group,
-        *,
-        missing_schema_timeout_s: float = MISSING_SCHEMA_TIMEOUT_S,
-        now: Callable[[], float] = monotonic,
-    ) -> None:
-        self._missing_schema_timeout_s = missing_schema_timeout_s
-        self._now = now
-        self._waiting_since: dict[str, float] = {}  # for schemas, by topic
-        self._paused_until: dict[str, float] = {}  # by topic
-        self._codecs = codecs
-        self._section = section
-        self._group = group
-        self._formats: dict[str, Formats] = {}
+    _codecs: Codecs
+    _section: Sidecar
+    _group: Group
+    missing_schema_timeout_s: float = MISSING_SCHEMA_TIMEOUT_S
+    now: Callable[[], float] = monotonic
+    _formats: dict[str, Formats] = field(default_factory=dict)
+    _waiting_since: dict[str, float] = field(default_factory=dict)  # for schemas, by topic
+    _paused_until: dict[str, float] = field(default_factory=dict)  # by topic
 
     async def encode(self, records: Sequence[Record]) -> EncodedBatch:
         """Encode a batch; raises RegistryUnavailable, also while the registry lacks a schema."""
@@ -342,10 +335,10 @@ class BatchEncoder:
 
     def _should_wait(self, topic: str) -> bool:
         """Return whether the registry is asked again for a schema of a topic."""
-        now = self._now()
+        now = self.now()
         if now < self._paused_until.get(topic, 0.0):
             return False
-        if now - self._waiting_since.setdefault(topic, now) < self._missing_schema_timeout_s:
+        if now - self._waiting_since.setdefault(topic, now) < self.missing_schema_timeout_s:
             return True
         self._paused_until[topic] = now + MISSING_SCHEMA_PAUSE_S  # it was in vain
         return False
