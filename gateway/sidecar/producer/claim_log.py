@@ -58,7 +58,7 @@ class ClaimLog:
         self.claims = Claims(settings.idempotency.keys, settings.idempotency.window)
         self.layout: Layout | None = None
         self.follower = TopicFollower(
-            context.cluster, self.topic, self._find_start_offsets, self._is_current, self._apply,
+            context.cluster, self.topic, self.find_start_offsets, self.is_current, self._apply,
             (format_topic_label(self.topic), "is read"),
         )  # fmt: skip
         self._context = context
@@ -81,7 +81,7 @@ class ClaimLog:
 
     # The topic
 
-    async def _find_start_offsets(self) -> Mapping[TopicPartition, int]:
+    async def find_start_offsets(self) -> Mapping[TopicPartition, int]:
         cluster, section = self._context.cluster, self._section
         retention_ms = int((section.window + 2 * CLAIM_SLACK_S) * 1000)
         topic = await get_or_create_topic(
@@ -120,7 +120,7 @@ class ClaimLog:
         # Pairs of one for claims and one for answers; a single partition has both.
         return Layout(topic.topic_id, used if used == 1 else used // 2 * 2)
 
-    def _is_current(self) -> bool:
+    def is_current(self) -> bool:
         topic = self._context.cluster.get_topic(self.topic)
         return topic is not None and not topic.error and self._layout_of(topic) == self.layout
 
@@ -160,7 +160,7 @@ class ClaimLog:
         while True:
             try:
                 ends = {tp: await self._fetch_end(tp) for tp in self.get_partitions(key)}
-                if self._is_current():
+                if self.is_current():
                     return ends
             except (PartitionFailed, BrokerUnavailable) as exc:
                 log.debug("the topic of keys cannot be read to its end: %s", exc)
@@ -191,7 +191,7 @@ class ClaimLog:
                 return True
             if unless_done is not None and self.claims.get_result(unless_done, time.time()):
                 return True
-            return self._is_current() and self.follower.is_read(ends)
+            return self.is_current() and self.follower.is_read(ends)
 
         await self.follower.wait_for(is_read)
 

@@ -75,8 +75,8 @@ class IdempotencyStore:
         self._transaction_timeout_s = settings.transaction_timeout
         # A second more than its owner may take to write: a request that is in time keeps its claim.
         self._claim_timeout_s = settings.timeout + 1.0
-        self._log = ClaimLog(context, settings, self._claim_timeout_s)
-        self.claims = self._log.claims
+        self.claim_log = ClaimLog(context, settings, self._claim_timeout_s)
+        self.claims = self.claim_log.claims
         self._transaction_pool = transaction_pool
         self._keys_in_takeover: set[bytes] = set()  # by requests of this process
         self._lost_claims: ContentionBackoff[Claim] = ContentionBackoff(
@@ -88,7 +88,7 @@ class IdempotencyStore:
     async def run(self) -> None:
         """Read the topic until cancelled, from the first request on."""
         await self._is_requested.wait()
-        await self._log.run()
+        await self.claim_log.run()
 
     async def run_once(self, scope: str, digest: bytes, produce: ProduceCallback) -> StoredResponse:
         """Do the work unless a request with this scope did, and return the answer.
@@ -109,7 +109,7 @@ class IdempotencyStore:
             # The time of another owner's claim, and twice that of writing: the claim and the work.
             async with asyncio.timeout(self._claim_timeout_s + 2 * self._timeout_s):
                 self._is_requested.set()
-                follower = self._log.follower
+                follower = self.claim_log.follower
                 await follower.wait_for(
                     lambda: follower.is_reading or self._find_denial() is not None
                 )
@@ -142,17 +142,18 @@ class IdempotencyStore:
     def _describe_delay(self, key: bytes, attempt: _Attempt) -> str:
         if attempt.is_interrupted:
             return "its own transaction has not finished"
-        if (failure := self._log.follower.failure) is not None:
+        if (failure := self.claim_log.follower.failure) is not None:
             return str(failure)
         if attempt.is_catching_up:
-            return f"{self._log.topic} is not read to its end, as if a transaction were open there"
+            topic = self.claim_log.topic
+            return f"{topic} is not read to its end, as if a transaction were open there"
         first, own = self.claims.get_first_claim(key), attempt.transactions
         if first is not None and (own is None or first.owner != own.id):
             return "another request with this key has not finished"
         return "Kafka did not answer in time"
 
     def _find_denial(self) -> AccessDenied | None:
-        failures = self._log.follower.failures.values()
+        failures = self.claim_log.follower.failures.values()
         return next((each for each in failures if isinstance(each, AccessDenied)), None)
 
     async def _attempt(
@@ -165,7 +166,8 @@ class IdempotencyStore:
         if result is not None:
             _check_digest(result.digest, digest)
             return StoredResponse(
-                await self._log.load_response(key, result), is_repeated=not attempt.may_be_written
+                await self.claim_log.load_response(key, result),
+                is_repeated=not attempt.may_be_written,
             )
         first = self.claims.get_first_claim(key)
         if first is None:  # nobody has the key: claim it, then look whose claim is the first
@@ -237,7 +239,7 @@ class IdempotencyStore:
     ) -> StoredResponse | None:
         """Do the work under a claim, and return its answer; None means: look again."""
         attempt.may_be_written = True
-        tp, layout, timestamp_ms = self._log.get_partitions(key)[1], self._log.layout, 0
+        tp, layout, timestamp_ms = self.claim_log.get_partitions(key)[1], self.claim_log.layout, 0
 
         def build_result(body: bytes) -> ProducerRecord:
             nonlocal timestamp_ms
@@ -262,11 +264,11 @@ class IdempotencyStore:
             self._transaction_pool.release(transactions)
         attempt.finish(transactions)
         offset = offsets[tp][-1]
-        if offset >= 0 and layout == self._log.layout:
+        if offset >= 0 and layout == self.claim_log.layout:
             result = ClaimResult(digest, tp, offset, timestamp_ms / 1000)
-            self._log.store_response(key, result, body)
+            self.claim_log.store_response(key, result, body)
             self.claims.apply_result(key, result)
-            await self._log.follower.notify()
+            await self.claim_log.follower.notify()
         return StoredResponse(body, is_repeated=False)
 
     async def _resolve_failure(
@@ -304,7 +306,7 @@ class IdempotencyStore:
         claim may be in either topic, and nothing is waited for. Errors are never in doubt
         (`timeout`): only the claim may be in Kafka.
         """
-        tp, layout = self._log.get_partitions(key)[0], self._log.layout
+        tp, layout = self.claim_log.get_partitions(key)[0], self.claim_log.layout
         attempt.claim = self._context.producer.send(
             tp, key + owner.encode(), digest, timeout_s=self._timeout_s
         )
@@ -315,7 +317,7 @@ class IdempotencyStore:
             problem = f"it is not written, as its key could not be claimed: {exc}"
             raise BrokerUnavailable(problem, retry_after=1.0) from exc
         attempt.is_catching_up = True
-        await self._log.wait_read({tp: offset + 1}, layout, unless_done=key)
+        await self.claim_log.wait_read({tp: offset + 1}, layout, unless_done=key)
         attempt.is_catching_up = False
 
     async def _withdraw(self, key: bytes, attempt: _Attempt) -> None:
@@ -339,8 +341,8 @@ class IdempotencyStore:
         over. All replicas would then drop the claim under which that request works, and yet another
         request with the key would write a second time.
         """
-        tp, owner = self._log.get_partitions(key)[0], transactions.id
-        claim, layout = self.claims.get_claim(key, owner), self._log.layout
+        tp, owner = self.claim_log.get_partitions(key)[0], transactions.id
+        claim, layout = self.claims.get_claim(key, owner), self.claim_log.layout
         release = ProducerRecord(tp, key + owner.encode(), None, (), time.time_ns() // 1_000_000)
         try:
             offsets = await transactions.commit([release])
@@ -352,13 +354,13 @@ class IdempotencyStore:
                 # An open transaction would hold up all readers of the claims' partition.
                 self._transaction_pool.abort_in_background(transactions)
             return True
-        if layout != self._log.layout:
+        if layout != self.claim_log.layout:
             return True  # the offset may be of another topic than the claims that are read
         offset = offsets[tp][0]
         if claim is not None:  # Kafka may not say the offset (-1), but it is after the claim
             offset = max(offset, claim.offset + 1)
         self.claims.apply_release(key, owner, tp, offset)
-        await self._log.follower.notify()
+        await self.claim_log.follower.notify()
         return True
 
     # Reading
@@ -366,17 +368,19 @@ class IdempotencyStore:
     async def _wait_for_change(self, key: bytes, first: Claim, timeout_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._log.follower.wait_for(lambda: self.claims.get_first_claim(key) != first)
+                await self.claim_log.follower.wait_for(
+                    lambda: self.claims.get_first_claim(key) != first
+                )
 
     async def _catch_up(self, key: bytes, attempt: _Attempt) -> None:
         """Wait until all present records of a key are read, also those of open transactions."""
         while True:
-            layout = self._log.layout
-            ends = await self._log.fetch_ends(key)
+            layout = self.claim_log.layout
+            ends = await self.claim_log.fetch_ends(key)
             attempt.is_catching_up = True
-            await self._log.wait_read(ends, layout)
+            await self.claim_log.wait_read(ends, layout)
             attempt.is_catching_up = False
-            if layout == self._log.layout:
+            if layout == self.claim_log.layout:
                 return
 
 
