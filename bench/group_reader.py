@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from support.group_members import commit_positions
+
 from gateway.core.group.member import MemberState
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster
@@ -69,7 +71,7 @@ class GroupReader:
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
         """Commit, so that the next owner reads nothing twice."""
-        await self.consumer.commit()
+        await commit_positions(self.consumer)
 
     async def on_partitions_lost(self, tps: frozenset[TopicPartition]) -> None:
         """Do nothing."""
@@ -82,7 +84,7 @@ class GroupReader:
     async def _commit_regularly(self) -> None:
         while True:
             await asyncio.sleep(COMMIT_INTERVAL_S)
-            await self.consumer.commit()
+            await commit_positions(self.consumer)
 
     async def _note_states(self) -> None:
         while True:

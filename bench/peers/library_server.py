@@ -14,14 +14,16 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import uvloop
+from support.group_members import commit_positions
 from support.waiting import wait_until
 
+from gateway.core.group.partition_state import EARLIEST
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.produce.pending_records import ProducerRecord, compute_partition
 from gateway.kafka.produce.producer import Producer
-from gateway.sidecar.http.ids import RequestIds
+from gateway.sidecar.http.requests import RequestIds
 
 from .. import orders
 
@@ -86,7 +88,7 @@ async def prepare_consuming(
     async def transfer(total: int) -> None:
         if not total:
             for each in some:
-                await each.seek_to_beginning(each.assignment)
+                await each.seek_to_specs(dict.fromkeys(each.assignment, EARLIEST))
             return
         left, done = total, asyncio.Event()
 
@@ -105,7 +107,7 @@ async def prepare_consuming(
                 task.cancel()
         assert left == 0, f"{-left} came more than once"
         for each in some:
-            await each.commit()
+            await commit_positions(each)
 
     return transfer
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import confluent_kafka
 
-from gateway.sidecar.http.ids import RequestIds
+from gateway.sidecar.http.requests import RequestIds
 
 from .. import orders
 from ..kafka import Kafka

@@ -1,8 +1,13 @@
-"""Serve `/adm` for the control plane and for operators.
+"""Serve `/adm` for the control plane and for operators, and the chaos monkey for tests of teams.
 
 Only clients with the scope `admin` may use it. Where no guard is configured, only programs of this
 machine may, by the rules of the gateway's own admin port: no other machine, no host name that
 resolves to here, no page of a browser. Changes concern this process only, until it ends.
+
+The chaos monkey delays, fails or cuts some requests on purpose. It is off, and cannot be enabled
+unless `admin.chaos` is true. It never touches /health and /adm, so that an operator can always
+disable it again, also for requests that it delays already. By light-4j's rules, an assault that is
+`enabled` and not in `bypass` hits one of `level` requests at random.
 """
 
 from __future__ import annotations
@@ -10,10 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -22,21 +30,19 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config.source.substitution import suggest
 from gateway.config.source.yaml_document import dumps
 from gateway.config.types.address import is_loopback
+from gateway.sidecar.context import Component, Context
+from gateway.sidecar.groups import GroupEndpoints
 from gateway.sidecar.http.middleware import ADMIN_SCOPE
-from gateway.sidecar.http.status import StatusError, build_json_response
+from gateway.sidecar.http.status import StatusError, build_error_response, build_json_response
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.samples import MetricSamples
 from gateway.version import __version__
 from gateway.wire.host import get_requested_host
-
-from .chaos import ASSAULT_NAMES, ChaosMiddleware, ChaosMonkey
-from .component import Component
-from .context import Context
-from .groups import GroupEndpoints
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +112,9 @@ class AdminComponent(Component):
 
     async def _get_info(self, request: Request) -> Response:
         cluster, settings = self._context.cluster, self._context.settings
-        configuration = await asyncio.to_thread(_parse_configuration, dumps(settings))
+        # The effective configuration, in which secrets are still written as references.
+        parse = YAML(typ="safe", pure=True).load
+        configuration = await asyncio.to_thread(parse, dumps(settings))
         info = {
             "name": settings.name,
             "version": __version__,
@@ -178,11 +186,6 @@ def _is_local(request: Request) -> bool:
     return is_loopback(host) and (address is None or is_loopback(address))
 
 
-def _parse_configuration(text: str) -> Any:
-    """Parse the effective configuration, in which secrets are still written as references."""
-    return YAML(typ="safe", pure=True).load(text)
-
-
 def _format_levels() -> Sequence[Mapping[str, str]]:
     levels = logs.get_levels()
     return [{"name": name or ROOT_LOGGER, "level": level.upper()} for name, level in levels.items()]
@@ -190,10 +193,8 @@ def _format_levels() -> Sequence[Mapping[str, str]]:
 
 def _parse_level(name: str, level: str) -> tuple[str, str]:
     module = "" if name == ROOT_LOGGER else name.removeprefix("gateway.")
-    known_modules = [
-        *logs.LIBRARIES,
-        *(logger.removeprefix("gateway.") for logger in _list_loggers()),
-    ]
+    loggers = [each for each in logging.Logger.manager.loggerDict if each.startswith("gateway.")]
+    known_modules = [*logs.LIBRARIES, *(each.removeprefix("gateway.") for each in loggers)]
     if module and module not in known_modules:
         suggestion = suggest(name, [ROOT_LOGGER, *known_modules], "use ROOT for all")
         raise StatusError(400, f"no module logs as '{name}'; {suggestion}", code="INVALID_REQUEST")
@@ -203,10 +204,6 @@ def _parse_level(name: str, level: str) -> tuple[str, str]:
         suggestion = suggest(normalized, logs.LEVELS, f"use one of {', '.join(logs.LEVELS)}")
         raise StatusError(400, f"'{level}' is no level; {suggestion}", code="INVALID_REQUEST")
     return module, normalized
-
-
-def _list_loggers() -> Sequence[str]:
-    return [name for name in logging.Logger.manager.loggerDict if name.startswith("gateway.")]
 
 
 def _parse_assault(request: Request) -> str:
@@ -223,3 +220,109 @@ async def _terminate(workers: int) -> None:
     """Send SIGTERM to the server, or to the supervisor of several workers, which ends them all."""
     await asyncio.sleep(SHUTDOWN_DELAY_S)
     os.kill(os.getppid() if workers > 1 else os.getpid(), signal.SIGTERM)
+
+
+EXEMPT_PATHS = ("/health/", "/adm/")
+
+LATENCY, EXCEPTION, KILL = "latency", "exception", "kill-connection"
+# The canonical name of each assault, by that name and by the class name that light-4j has for it.
+ASSAULT_NAMES: Mapping[str, str] = {
+    **{name: name for name in (LATENCY, EXCEPTION, KILL)},
+    "com.networknt.chaos.LatencyAssaultHandler": LATENCY,
+    "com.networknt.chaos.ExceptionAssaultHandler": EXCEPTION,
+}
+
+_DISABLED: Mapping[str, Any] = {"enabled": False, "bypass": True}
+_DEFAULT_ASSAULTS: Mapping[str, Mapping[str, Any]] = {
+    LATENCY: {**_DISABLED, "level": 10, "latencyRangeStart": 1000, "latencyRangeEnd": 3000},
+    EXCEPTION: {**_DISABLED, "level": 5},
+    KILL: {**_DISABLED, "level": 10},
+}
+
+
+class ChaosMonkey:
+    """Hold the settings of the assaults, and decide which requests they hit.
+
+    The admin component creates and owns it; `ChaosMiddleware` carries out its decisions.
+    """
+
+    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+        self.assault_counts: Counter[str] = Counter()
+        self._assaults = {name: dict(defaults) for name, defaults in _DEFAULT_ASSAULTS.items()}
+        self._draw = draw
+        # Set and then replaced whenever the settings of latency change, which ends all delays.
+        self._latency_changed = asyncio.Event()
+
+    @property
+    def assaults(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._assaults
+
+    def set_assault(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Change some settings of an assault, and return all of them; raises StatusError 400."""
+        settings = {**self._assaults[name], **values}
+        for key in values.keys() - _DEFAULT_ASSAULTS[name].keys():
+            raise StatusError(
+                400, f"{key}: is no setting of {name}; use {', '.join(_DEFAULT_ASSAULTS[name])}"
+            )
+        if settings.get("latencyRangeStart", 0) > settings.get("latencyRangeEnd", 0):
+            problem = "latencyRangeEnd: is less than latencyRangeStart; exchange them"
+            raise StatusError(400, problem)
+        self._assaults[name] = settings
+        if name == LATENCY:
+            self._latency_changed.set()
+            self._latency_changed = asyncio.Event()
+        log.warning("chaos monkey: %s is %s", name, settings)
+        return settings
+
+    def draw_assault(self, name: str) -> Mapping[str, Any] | None:
+        settings = self._assaults[name]
+        # A draw from [0, 1) times N is below 1 once in N draws.
+        if not settings["enabled"] or settings["bypass"] or self._draw() * settings["level"] >= 1.0:
+            return None
+        self.assault_counts[name] += 1
+        return settings
+
+    async def delay(self) -> None:
+        """Wait if latency hits this request, at most until the settings of latency change."""
+        settings = self.draw_assault(LATENCY)
+        if settings is None:
+            return
+        low, high = settings["latencyRangeStart"], settings["latencyRangeEnd"]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(random.uniform(low, high) / 1000):  # milliseconds
+                await self._latency_changed.wait()
+
+
+class ChaosMiddleware:
+    def __init__(self, app: ASGIApp, monkey: ChaosMonkey) -> None:
+        self._app = app
+        self._monkey = monkey
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_exempt = f"{scope['path']}/".startswith(EXEMPT_PATHS)
+        if scope["type"] != "http" or is_exempt:
+            await self._app(scope, receive, send)
+            return
+        await self._monkey.delay()
+        if self._monkey.draw_assault(KILL) is not None:
+            await _kill_connection(scope, send)
+            return
+        if self._monkey.draw_assault(EXCEPTION) is not None:
+            detail = "the chaos monkey met this request; switch it off by /adm/chaosmonkey"
+            error = StatusError(500, detail, code="ASSAULT")
+            await build_error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+async def _kill_connection(scope: Scope, send: Send) -> None:
+    """Abort the connection under our own server; under another, cut the answer after its head."""
+    offer = (scope.get("extensions") or {}).get("gateway.takeover")
+    transport = getattr(getattr(offer, "cycle", None), "transport", None)
+    if isinstance(transport, asyncio.Transport):
+        transport.abort()
+        return
+    # One byte is promised and never sent, so the client sees a broken answer.
+    length = [(b"content-length", b"1")]
+    await send({"type": "http.response.start", "status": 500, "headers": length})
+    raise ConnectionAbortedError("the chaos monkey met this request")

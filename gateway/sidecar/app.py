@@ -29,8 +29,8 @@ from gateway.errors import GatewayError, RequestError
 from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.producer import Producer
-from gateway.sidecar.http import body, docs
-from gateway.sidecar.http.ids import RequestIdMiddleware, check_ids
+from gateway.sidecar.consumer.dialect import CONFLUENT, CONTRACT, is_confluent_request
+from gateway.sidecar.http import docs
 from gateway.sidecar.http.middleware import (
     AUTHENTICATED,
     Authorizer,
@@ -41,6 +41,12 @@ from gateway.sidecar.http.middleware import (
     RequestCountMiddleware,
     allow_anyone,
 )
+from gateway.sidecar.http.requests import (
+    BODY_TIMEOUT_S,
+    ParsedBodyMiddleware,
+    RequestIdMiddleware,
+    check_ids,
+)
 from gateway.sidecar.http.spec import SPEC_DIRECTORY, UNLIMITED_PREFIX, Spec
 from gateway.sidecar.http.status import (
     EXCEPTION_HANDLERS,
@@ -50,14 +56,11 @@ from gateway.sidecar.http.status import (
     describe_error,
 )
 from gateway.sidecar.turns import current_client
-from gateway.sidecar.v2 import media
-from gateway.sidecar.v2.dialect import CONFLUENT
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 from gateway.wire.host import parse_host
 
-from .component import Component
-from .context import Context, DocumentLocks
+from .context import Component, Context, DocumentLocks
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +71,11 @@ MIN_MAX_BODY_BYTES = 4 << 20  # the largest limit of an endpoint that is no opti
 # operations of a module are in `http/spec/MODULE.yaml`.
 COMPONENTS: Mapping[str, Sequence[str]] = {
     "audit": ["audit:AuditComponent"],
-    "producer": ["producer:ProducerComponent", "v2.produce:Writing"],
+    "producer": ["producer:ProducerComponent", "producer.confluent:Writing"],
     "consumer": [
         "consumer.consumers:ConsumerComponent",
-        "consumer.stateless:Stateless",
-        "v2.topics:Topics",
+        "consumer.topics:Stateless",
+        "consumer.topics:Topics",
     ],
     "reactive": ["reactive:ReactiveComponent"],
     "ksqldb": ["ksqldb:KsqldbComponent"],
@@ -109,7 +112,7 @@ class SidecarApplication:
         assert settings.sidecar is not None, "there is no section sidecar"
         section = settings.sidecar
         served = [name for name in COMPONENTS if getattr(section, name) is not None]
-        modules = [path.partition(":")[0] for name in served for path in COMPONENTS[name]]
+        modules = {path.partition(":")[0]: None for name in served for path in COMPONENTS[name]}
         spec = Spec(name for name in modules if (SPEC_DIRECTORY / f"{name}.yaml").is_file())
         self.settings = settings
         codecs = Codecs(get_catalog(settings))
@@ -155,7 +158,7 @@ class SidecarApplication:
                 Middleware(
                     AuthenticationMiddleware, authorize=authorize, is_unlimited=self.is_unlimited
                 ),
-                Middleware(body.ParsedBodyMiddleware, client_memory=self.context.client_memory),
+                Middleware(ParsedBodyMiddleware, client_memory=self.context.client_memory),
                 *(
                     middleware
                     for component in self.components
@@ -191,8 +194,8 @@ class SidecarApplication:
         if self.context.section.guarded:
             # Only an authenticated client learns that a body is too large: the endpoint's own
             # `read_body` says so, after the guards.
-            return math.inf, body.BODY_TIMEOUT_S
-        return self._max_body_bytes, body.BODY_TIMEOUT_S
+            return math.inf, BODY_TIMEOUT_S
+        return self._max_body_bytes, BODY_TIMEOUT_S
 
     def format_error(self, error: RequestError) -> tuple[str, bytes]:
         """Return content type and body of a server error, for both the contract and v2."""
@@ -244,9 +247,8 @@ class OriginCheckMiddleware:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         section = settings.sidecar
-
-        self._is_local_only = section is not None and not section.guarded
-        self._is_local_only = self._is_local_only and is_loopback(settings.listen.host)
+        is_guarded = section is None or section.guarded
+        self._is_local_only = not is_guarded and is_loopback(settings.listen.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = None if scope["type"] != "http" else self._check_request(scope)
@@ -262,7 +264,9 @@ class OriginCheckMiddleware:
         if "origin" in headers or set(headers.getlist("sec-fetch-site")) - {"none"}:
             return StatusError(403, "requests from pages in a browser are refused; use a program")
         host = headers.get("host", "localhost")
-        if self._is_local_only and not _is_local_host(host):
+        name = parse_host(host)
+        is_local = is_loopback(name) or name.endswith(".localhost")
+        if self._is_local_only and not is_local:
             problem = f"{host[:80]} is no name of this machine"
             return StatusError(403, f"{problem}; ask localhost, or add sidecar.guarded")
         return None
@@ -293,20 +297,10 @@ class AuthenticationMiddleware:
                 current_client.set(identity or (request.client.host if request.client else ""))
             check_ids(scope)
         except GatewayError as exc:
-            is_confluent = media.is_confluent_request(request.headers)
-            response = (
-                CONFLUENT.build_error_response(request, exc)
-                if is_confluent
-                else build_error_response(exc)
-            )
-            await response(scope, receive, send)
+            dialect = CONFLUENT if is_confluent_request(request.headers) else CONTRACT
+            await dialect.build_error_response(request, exc)(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-def _is_local_host(value: str) -> bool:
-    name = parse_host(value)
-    return is_loopback(name) or name.endswith(".localhost")
 
 
 def _get_first_segment(path: str) -> str:

@@ -27,16 +27,15 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.times import format_time
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.kafka.produce.pending_records import ProducerRecord, compute_partition
-from gateway.sidecar.http.ids import get_current_ids
 from gateway.sidecar.http.middleware import WRITE_SCOPE
+from gateway.sidecar.http.requests import get_current_ids
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
-from .component import Component
-from .context import AuditEvent, Context
-from .topics import get_or_create_topic
+from .context import AuditEvent, Component, Context
+from .lookups import get_or_create_topic
 
 log = logging.getLogger(__name__)
 

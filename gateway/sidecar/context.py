@@ -1,16 +1,20 @@
-"""Hold the settings, the connections to Kafka and the services that all components share."""
+"""Hold what all components share: settings, connections to Kafka, services; and define them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
+
 from gateway.client_memory import ClientMemory
 from gateway.config import Settings
+from gateway.config.sections.sidecar import Membership
 from gateway.config.sections.sidecar import Producer as ProducerSection
 from gateway.config.sections.sidecar import Sidecar as Section
 from gateway.config.source.substitution import suggest
@@ -18,13 +22,14 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, UnknownTopic
 from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster, get_existing_topic, require_reachable
+from gateway.kafka.group.consumer import ConsumerOptions
 from gateway.kafka.produce.producer import Producer
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.http.middleware import Authorizer
 from gateway.sidecar.http.spec import Spec
-
-from .component import NotReady
+from gateway.sidecar.http.status import NotReady
+from gateway.telemetry.samples import MetricSamples
 
 AuditType = Literal["PRODUCER", "ACTIVE_CONSUMER", "REACTIVE_CONSUMER"]
 
@@ -66,16 +71,13 @@ class DocumentLocks(Protocol):
         """Wait until nobody else writes these keys, and return the function that releases them."""
 
 
-class NullAuditor:
-    def record(self, event: AuditEvent) -> None: ...
-
-
 def audit_gap(
-    auditor: Auditor, type: AuditType, tp: TopicPartition, missing: int, next_offset: int
+    auditor: Auditor | None, type: AuditType, tp: TopicPartition, missing: int, next_offset: int
 ) -> None:
     """Record that Kafka lost the offset `missing` of a group, which continues at `next_offset`."""
-    error = f"Kafka does not have this offset any more; the group goes on at {next_offset}"
-    auditor.record(AuditEvent(type, tp, missing, error=error))
+    if auditor is not None:
+        error = f"Kafka does not have this offset any more; the group goes on at {next_offset}"
+        auditor.record(AuditEvent(type, tp, missing, error=error))
 
 
 @dataclass(eq=False)
@@ -85,7 +87,7 @@ class Context:
     `SidecarApplication` creates it and replaces `draining` and the producers whenever it runs.
 
     Attributes:
-        auditor: Discards everything until the audit component puts itself here.
+        auditor: None unless the audit component puts itself here.
         producer: Idempotent, waits for all replicas; exists while the application runs.
         gzip_producer: Likewise, for records that are too large without compression.
         draining: Set when the sidecar is about to end, for long requests to end theirs.
@@ -98,7 +100,7 @@ class Context:
     codecs: Codecs
     authorize: Authorizer
     spec: Spec
-    auditor: Auditor = field(default_factory=NullAuditor)
+    auditor: Auditor | None = None
     producer: Producer = field(init=False)
     gzip_producer: Producer = field(init=False)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
@@ -115,7 +117,7 @@ class Context:
         """Wait for the turn to write these keys; call the result once Kafka has the records."""
         documents = None if self.documents is None else self.documents()
         if documents is None or not documents.is_compared(topic):
-            return _release_nothing
+            return lambda: None
         return await documents.lock_keys(topic, [key for key in keys if key is not None])
 
     def create_transactions(self, id: str) -> TransactionalProducer:
@@ -162,4 +164,38 @@ class Context:
             raise NotReady("kafka", f"{self.cluster.error or 'still connecting'}")
 
 
-def _release_nothing() -> None: ...
+class Component:
+    """Serve one section of the sidecar's configuration, or a part of it.
+
+    The application creates it with its `Context`, before there is an event loop, and owns it. Its
+    routes have the paths of the contract. An endpoint raises its errors, and `http.status` turns
+    them into a Status.
+    """
+
+    routes: Sequence[BaseRoute] = ()
+    middleware: Sequence[Middleware] = ()
+
+    async def run(self) -> None:
+        """Run beside the application until cancelled, or return at once if nothing is to run.
+
+        The context's producer exists by now. A component closes what it started before it returns.
+        """
+
+    async def check_ready(self) -> None:
+        """Raise NotReady if it cannot serve now. Kafka is checked for all components together."""
+
+    def collect_metrics(self, samples: MetricSamples) -> None: ...
+
+
+def build_consumer_options(settings: Membership, **changes: Any) -> ConsumerOptions:
+    """Build the options from settings; `changes` override or add fields."""
+    options = ConsumerOptions(
+        protocol=settings.group_protocol,
+        session_timeout=settings.session_timeout,
+        heartbeat_interval=settings.heartbeat_interval,
+        auto_offset_reset=settings.auto_offset_reset,
+        isolation=settings.isolation,
+        max_partition_bytes=settings.max_partition_fetch_bytes,
+        max_fetch_bytes=settings.fetch_max_bytes,
+    )
+    return replace(options, **changes)

@@ -17,7 +17,7 @@ from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 
 from .context import Context
-from .topics import check_offsets
+from .lookups import check_offsets, parse_tp
 
 MAX_BODY_BYTES = 1 << 20
 OFFSET_SPECS: Mapping[str, int] = {"earliest": EARLIEST, "latest": LATEST}
@@ -62,10 +62,7 @@ class GroupEndpoints:
         group, offsets = request.path_params["group"], await self._resolve_offsets(body["offsets"])
         async with _translate_errors(group):
             await group_admin.set_offsets(self._context.cluster, group, offsets)
-        entries = [
-            {"topic": tp.topic, "partition": tp.partition, "offset": offset}
-            for tp, offset in offsets.items()
-        ]
+        entries = [{**tp._asdict(), "offset": offset} for tp, offset in offsets.items()]
         return build_json_response({"group": group, "offsets": entries})
 
     async def _resolve_offsets(
@@ -75,7 +72,7 @@ class GroupEndpoints:
         offsets: dict[TopicPartition, int] = {}
         specs: dict[TopicPartition, int] = {}
         for index, entry in enumerate(entries):
-            tp = TopicPartition(entry["topic"], entry["partition"])
+            tp = parse_tp(entry)
             topic = await self._context.get_topic(tp.topic)
             if tp.partition not in topic.partitions:
                 problem = f"topic {tp.topic} has 0 to {len(topic.partitions) - 1}"
@@ -91,24 +88,14 @@ class GroupEndpoints:
                     "timestamp", OFFSET_SPECS.get(entry.get("position", ""), LATEST)
                 )
         await check_offsets(self._context, offsets)
-        return offsets | await self._look_up_offsets(specs)
+        found = await self._list_offsets(specs)
+        # Kafka answers -1 where no record is that late: the end is meant.
+        past_end = [tp for tp, offset in found.items() if offset < 0]
+        return offsets | found | await self._list_offsets(dict.fromkeys(past_end, LATEST))
 
-    async def _look_up_offsets(
-        self, specs: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, int]:
-        """Look up offsets by timestamp or position; a time after the last record means the end."""
-        cluster = self._context.cluster
+    async def _list_offsets(self, specs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        cluster, offsets = self._context.cluster, dict[TopicPartition, int]()
         listed = await cluster.list_offsets(specs, READ_UNCOMMITTED) if specs else {}
-        # Kafka answers -1 where no record is that late.
-        past_end = [
-            tp
-            for tp, answer in listed.items()
-            if isinstance(answer, OffsetAndTimestamp) and answer.offset < 0
-        ]
-        if past_end:
-            ends = dict.fromkeys(past_end, LATEST)
-            listed = {**listed, **await cluster.list_offsets(ends, READ_UNCOMMITTED)}
-        offsets: dict[TopicPartition, int] = {}
         for tp in specs:
             answer = listed.get(tp)
             if not isinstance(answer, OffsetAndTimestamp):

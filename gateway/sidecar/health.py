@@ -17,10 +17,14 @@ from starlette.routing import Route
 
 from gateway.config.types.address import join_url
 from gateway.config.types.units import format_duration
-from gateway.sidecar.http.status import NO_STORE_HEADERS, build_json_response, build_status
+from gateway.sidecar.http.status import (
+    NO_STORE_HEADERS,
+    NotReady,
+    build_json_response,
+    build_status,
+)
 
-from .component import Component, NotReady
-from .context import Context
+from .context import Component, Context
 
 OK = "OK"
 

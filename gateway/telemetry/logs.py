@@ -150,7 +150,7 @@ COMPONENTS = (
     "api", "config", "formats", "hub", "hub.fanout", "hub.reads", "hub.wires", "kafka",
     "kafka.client", "kafka.fetch", "kafka.group", "kafka.produce", "sidecar",
     "sidecar.consumer", "sidecar.http", "sidecar.ksqldb", "sidecar.producer", "sidecar.reactive",
-    "sidecar.replay", "sidecar.v2", "telemetry", "web", "web.access", "web.admin", "web.app",
+    "sidecar.replay", "telemetry", "web", "web.access", "web.admin", "web.app",
     "web.console", "web.demo", "web.exchange", "web.http", "web.routing", "web.streams",
     "web.websocket", "web.workers",
 )  # fmt: skip

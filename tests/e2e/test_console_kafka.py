@@ -14,7 +14,7 @@ from support.brokers import embedded_kafka
 from support.console_page import open_console
 from support.dead_letters import write_dead_letters
 from support.gateways import build_config
-from support.group_members import running_member
+from support.group_members import commit_positions, running_member
 from support.playwright_page import expect
 from support.query_progress import build_kafka_source, build_operator, build_progress
 from support.records import RecordToSend, produce_records
@@ -43,7 +43,7 @@ async def test_a_group_is_found_with_its_members_and_its_lag(kafka, topic):
         await produce_records(kafka.bootstrap, name, [RecordToSend(b"x", partition=0)] * 10)
         async with running_member(cluster, group, [name], auto_offset_reset="earliest") as one:
             await wait_until(lambda: len(one.records) >= 10 and len(one.owned_partitions) == 2)
-            await one.consumer.commit()
+            await commit_positions(one.consumer)
             await produce_records(kafka.bootstrap, name, [RecordToSend(b"x", partition=1)] * 3)
             config = admin_config_of(kafka.bootstrap, [name])
             async with open_console(config, fragment="#groups") as (page, _):

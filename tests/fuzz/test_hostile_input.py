@@ -26,10 +26,10 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import GatewayError
 from gateway.formats.avro.codec import AvroCodec
 from gateway.formats.protobuf import ProtobufCodec
+from gateway.sidecar.consumer.dialect import iter_accepted_types
 from gateway.sidecar.http.spec import Spec
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.ksqldb.rows import KsqlError, KsqlProtocolError, ResponseParser
-from gateway.sidecar.v2.media import iter_accepted_types
 from gateway.web.http.certificate import get_certificate
 from gateway.web.http.content import iter_ranges, parse_preferences
 from gateway.web.http.head import parse_body_length, to_origin_form

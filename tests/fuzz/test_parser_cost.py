@@ -39,11 +39,11 @@ from gateway.formats.exact_values import has_inexact_number
 from gateway.formats.plain import create_value_format
 from gateway.formats.projection import project_format
 from gateway.formats.protobuf import ProtobufCodec
-from gateway.sidecar.consumer.base_uri import build_base_uri
+from gateway.sidecar.consumer.dialect import iter_accepted_types
+from gateway.sidecar.consumer.instance_options import build_base_uri
 from gateway.sidecar.http.spec import Spec
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.ksqldb.rows import ResponseParser
-from gateway.sidecar.v2.media import iter_accepted_types
 from gateway.telemetry import traceparent
 from gateway.telemetry.logs import redact_text, redact_url
 from gateway.web.http.asgi_middleware import ForwardedMiddleware

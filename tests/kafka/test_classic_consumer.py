@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer
 from support.group_members import (
     FAST_OPTIONS,
     PollingMember,
+    commit_positions,
     running_librdkafka_member,
     running_member,
     running_member_process,
@@ -161,7 +162,7 @@ async def test_nobody_pauses_what_it_keeps_while_a_member_is_still_giving_up(kaf
         )
         read = [slow, quick]
         await wait_until(lambda: sum(one.values.count(b"it") for one in read) == 4, timeout_s=LONG)
-        await quick.consumer.commit()
+        await commit_positions(quick.consumer)
         assert all(one.consumer.state is MemberState.REBALANCING for one in read)
         assert slow.revoking and not third.owned_partitions
         slow.may_revoke.set()

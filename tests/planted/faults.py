@@ -348,7 +348,7 @@ WEB = (
 SIDECAR = (
     PlantedFault(
         "unnamed-commit-failure-ignored",
-        "gateway/sidecar/reactive/offset_committer.py",
+        "gateway/sidecar/reactive/lanes.py",
         "failed = frozenset(selected) if exc.partitions is None else exc.partitions",
         "failed = exc.partitions or frozenset()",
         ("tests/sidecar/reactive",),
@@ -362,7 +362,7 @@ SIDECAR = (
     ),
     PlantedFault(
         "dead-letter-without-headers",
-        "gateway/sidecar/reactive/message.py",
+        "gateway/sidecar/reactive/dead_letters.py",
         'return [*self.headers, *((name, text.encode(errors="replace")) for name, text in fields)]',
         'return [(name, text.encode(errors="replace")) for name, text in fields]',
         ("tests/sidecar/reactive",),
@@ -388,7 +388,7 @@ SIDECAR = (
     ),
     PlantedFault(
         "partial-write-reported-whole",
-        "gateway/sidecar/producer/outcome.py",
+        "gateway/sidecar/producer/records.py",
         """\
         return 207
 """,
@@ -399,24 +399,24 @@ SIDECAR = (
     ),
     PlantedFault(
         "retry-delay-constant",
-        "gateway/sidecar/ksqldb/delivery.py",
+        "gateway/sidecar/ksqldb/push.py",
         """\
-        backoff = Backoff(self._max, random.random, self._initial)
+        backoff = Backoff(self.max, random.random, self.initial)
         body, id, refusals = b"[" + b",".join(rows) + b"]", str(uuid.uuid4()), 0
         while True:
 """,
         """\
         body, id, refusals = b"[" + b",".join(rows) + b"]", str(uuid.uuid4()), 0
         while True:
-            backoff = Backoff(self._max, random.random, self._initial)
+            backoff = Backoff(self.max, random.random, self.initial)
 """,
         ("tests/sidecar/ksqldb",),
     ),
     PlantedFault(
         "offsets-committed-too-far",
-        "gateway/sidecar/dead_letter_retry/retry.py",
-        "offsets = _get_next_offsets(letters[: len(result.letters)])",
-        "offsets = _get_next_offsets(letters[: len(result.letters) + 1])",
+        "gateway/sidecar/dead_letter_retry/queue.py",
+        "done = [each.queued.record for each in result.letters]",
+        "done = [each.record for each in letters[: len(result.letters) + 1]]",
         ("tests/sidecar/test_dead_letter_retry.py",),
     ),
 )

@@ -10,7 +10,7 @@ from support.brokers import embedded_kafka
 from support.sidecars import running_sidecar
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
-from gateway.sidecar.chaos import ChaosMiddleware, ChaosMonkey
+from gateway.sidecar.admin import ChaosMiddleware, ChaosMonkey
 from gateway.sidecar.http.status import StatusError
 
 kafka = embedded_kafka()

@@ -33,8 +33,7 @@ from gateway.core.delivery.verdict import (
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.transactional_producer import WrittenOffsets
-from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue
-from gateway.sidecar.dead_letter_retry.retry import DeadLetterRetry
+from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue, DeadLetterRetry
 
 REACTIVE_PATH = "/consumers/deadLetter/reactive"
 ACTIVE_PATH = "/consumers/deadLetter/active"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 import httpx
-from support.group_members import running_member
+from support.group_members import commit_positions, running_member
 from support.records import RecordToSend, produce_records
 from support.sidecars import running_sidecar, wait_until_ready
 from support.topic_reads import open_cluster
@@ -34,7 +34,7 @@ async def test_operators_see_how_far_behind_a_group_is_and_move_it_while_nobody_
             await wait_until(
                 lambda: len(one.records) >= 10 and len(one.owned_partitions) == 2, timeout_s=60
             )
-            await one.consumer.commit()
+            await commit_positions(one.consumer)
             body = (await http.get(f"/adm/groups/{group}/lag")).json()
             assert body["lag"] == 0
             assert {

@@ -14,24 +14,22 @@ from typing import Any
 from gateway.core.error_code import ErrorCode
 from gateway.core.group.assignor import GroupAssignment, MemberSubscription
 from gateway.core.group.classic_member import ClassicMember
-from gateway.core.group.classic_requests import (
+from gateway.core.group.member import (
+    GroupRequest,
+    GroupResponse,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
     LeaveResponse,
-    SyncRequest,
-    SyncResponse,
-)
-from gateway.core.group.member import (
-    GroupRequest,
-    GroupResponse,
     MemberEvent,
     MemberState,
     PartitionsAssigned,
     PartitionsLost,
     PartitionsRevoked,
+    SyncRequest,
+    SyncResponse,
     TopicInfo,
 )
 from gateway.core.log.record import TopicPartition

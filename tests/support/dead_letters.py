@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from support.brokers import KafkaCluster
 
 from gateway.core.log.record import TopicPartition as Place
-from gateway.sidecar.reactive.message import DeadLetterMessage
+from gateway.sidecar.reactive.dead_letters import DeadLetterMessage
 
 READ_TIMEOUT_S = 60.0  # s
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,32 @@ from confluent_kafka import Consumer
 from support.tasks import running_task
 
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import KafkaError
+from gateway.errors import KafkaError, NotOwned
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
+from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 
 _TESTS_DIRECTORY = str(Path(__file__).parents[1])
 FAST_OPTIONS: dict[str, Any] = {"heartbeat_interval": 0.2, "auto_offset_reset": "earliest"}
+
+
+async def commit_positions(consumer: GroupConsumer) -> None:
+    """Commit the positions that are not committed yet, but of partitions lost meanwhile."""
+    offsets = {
+        tp: OffsetAndMetadata(state.position, state.epoch)
+        for tp, state in consumer.prefetcher.states.items()
+        if state.position is not None and state.position != state.committed
+    }
+    with suppress(NotOwned):
+        await consumer.commit(offsets)
+
+
+async def fetch_committed(
+    consumer: GroupConsumer, tps: Collection[TopicPartition]
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    coordinators = consumer.prefetcher.cluster.coordinators
+    return await GroupOffsets(coordinators, consumer.group).committed(tps)
 
 
 class PollingMember:
@@ -52,7 +71,7 @@ class PollingMember:
         self.events.append(("assigned", tps))
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
-        await self.consumer.commit()
+        await commit_positions(self.consumer)
         self.events.append(("revoked", tps))
 
     async def on_partitions_lost(self, tps: frozenset[TopicPartition]) -> None:
@@ -181,7 +200,7 @@ async def _main(
         consumer.subscribe([topic])
         while True:
             await consumer.poll(0.1)
-            await consumer.commit()
+            await commit_positions(consumer)
             if (now := len(consumer.assignment)) != said:
                 said = now
                 print(f"owns {said}", flush=True)

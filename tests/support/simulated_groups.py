@@ -25,9 +25,8 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable
 from gateway.formats.codec import Codecs
 from gateway.kafka.produce.pending_records import OffsetResults, ProducerRecord
-from gateway.sidecar.context import NullAuditor
+from gateway.sidecar.reactive.dead_letters import ORIGIN_OFFSET_HEADER, ORIGIN_PARTITION_HEADER
 from gateway.sidecar.reactive.group import ReactiveGroup
-from gateway.sidecar.reactive.message import ORIGIN_OFFSET_HEADER, ORIGIN_PARTITION_HEADER
 
 TOPIC, DEAD_LETTER_TOPIC = "orders", "orders.dlq"
 PARTITION_COUNT = 3
@@ -168,7 +167,7 @@ class GroupSimulation:
             section=Sidecar.model_validate({}),
             cluster=cluster,
             codecs=Codecs(),
-            auditor=NullAuditor(),
+            auditor=None,
             get_topic=cluster.describe_topic,
             producer=producer,
             gzip_producer=producer,

@@ -25,7 +25,8 @@ from support.consumer_group import ConsumerGroupCoordinator
 from support.record_sets import BatchRecord, build_batch
 
 from gateway.core.error_code import ErrorCode
-from gateway.core.group.classic_requests import (
+from gateway.core.group.consumer_member import ConsumerHeartbeatResponse
+from gateway.core.group.member import (
     HeartbeatRequest,
     HeartbeatResponse,
     JoinRequest,
@@ -35,7 +36,6 @@ from gateway.core.group.classic_requests import (
     SyncRequest,
     SyncResponse,
 )
-from gateway.core.group.consumer_member import ConsumerHeartbeatResponse
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, UnknownTopic
 from gateway.kafka.client import offsets

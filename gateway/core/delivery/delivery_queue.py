@@ -65,8 +65,12 @@ class DeliveryRules:
 
 
 class DeadLetterRecord(NamedTuple):
+    """A record that is given up, and its ids, where they are not those in its headers."""
+
     record: Record
     reason: str
+    correlation: str = ""
+    traceability: str = ""
 
 
 class SendRecords(NamedTuple):

@@ -30,22 +30,18 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 
 from .assignor import MemberSubscription, assign
-from .classic_requests import (
+from .member import (
     FATAL_ERRORS,
     FENCED_REASON,
+    NO_GENERATION,
     RETRIABLE_ERRORS,
+    CoordinatorMoved,
+    GroupRequest,
+    GroupResponse,
     HeartbeatRequest,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
-    SyncRequest,
-    SyncResponse,
-)
-from .member import (
-    NO_GENERATION,
-    CoordinatorMoved,
-    GroupRequest,
-    GroupResponse,
     MemberEvent,
     MemberIdentity,
     MembershipFailed,
@@ -53,6 +49,8 @@ from .member import (
     PartitionsAssigned,
     PartitionsLost,
     PartitionsRevoked,
+    SyncRequest,
+    SyncResponse,
     TopicInfo,
 )
 
@@ -74,7 +72,7 @@ class _Phase(Enum):
 
 @dataclass(slots=True)
 class ClassicMember:
-    """A member of a classic group; it implements `GroupMembership`.
+    """A member of a classic group.
 
     Invariants between calls:
 
@@ -261,11 +259,9 @@ class ClassicMember:
 
         A static member sends nothing (KIP-345): it may come back within the session timeout.
         """
-        final_state, self._final_state, self.next_request_at = (
-            self._final_state,
-            MemberState.LEFT,
-            inf,
-        )
+        final_state = self._final_state
+        self._final_state = MemberState.LEFT
+        self.next_request_at = inf
         self.owned = self._revoking = frozenset()
         if final_state is not None or not self._member_id or self.instance_id is not None:
             return None
@@ -313,10 +309,8 @@ class ClassicMember:
     def _on_join(self, response: JoinResponse, now: float) -> None:
         self._member_id, self._generation = response.member_id, response.generation
         self._is_leader = response.leader == response.member_id
-        self._subscriptions, self._keeps_assignment = (
-            response.subscriptions,
-            response.skip_assignment,
-        )
+        self._subscriptions = response.subscriptions
+        self._keeps_assignment = response.skip_assignment
         self._phase = _Phase.SYNC
         self._await_topics(now, now + METADATA_WAIT_S)
 
@@ -330,12 +324,10 @@ class ClassicMember:
         added, excess = response.tps - self.owned, self.owned - response.tps
         self._heartbeat_delay = min(FIRST_HEARTBEAT_S, self.heartbeat_interval)
         self.owned |= added
-        self._phase, self._owned_generation, self._revoking, self._join_reason = (
-            _Phase.MEMBER,
-            self._generation,
-            excess,
-            "",
-        )
+        self._phase = _Phase.MEMBER
+        self._owned_generation = self._generation
+        self._revoking = excess
+        self._join_reason = ""
         if excess:
             self._join_reason = "revoked partitions were released"
         elif self._topics != self._sent_topics:
@@ -408,17 +400,13 @@ class ClassicMember:
 
     def _lose_partitions(self, reason: str) -> list[MemberEvent]:
         lost, self.owned, self._revoking = self.owned, frozenset(), frozenset()
-        self._phase, self._generation, self._owned_generation = (
-            _Phase.JOIN,
-            NO_GENERATION,
-            NO_GENERATION,
-        )
-        self._join_reason, self.has_unknown_topics, self._is_leader, self._subscriptions = (
-            reason,
-            False,
-            False,
-            (),
-        )
+        self._phase = _Phase.JOIN
+        self._generation = NO_GENERATION
+        self._owned_generation = NO_GENERATION
+        self._join_reason = reason
+        self.has_unknown_topics = False
+        self._is_leader = False
+        self._subscriptions = ()
         return [PartitionsLost(lost, reason)] if lost else []
 
     def _request_rejoin(self, reason: str, now: float) -> None:

@@ -106,7 +106,7 @@ class ConsumerHeartbeatResponse(NamedTuple):
 
 @dataclass(slots=True)
 class ConsumerMember:
-    """A member that speaks KIP-848; it implements `GroupMembership`.
+    """A member that speaks KIP-848.
 
     Invariants between calls:
 
@@ -221,12 +221,10 @@ class ConsumerMember:
             topics=self._topics if is_full or self._topics != self._acknowledged_topics else None,
             owned=self._owned if is_full or self._owned != self._acknowledged_owned else None,
         )
-        self._in_flight, self._has_sent_join, self._is_urgent, self.next_request_at = (
-            heartbeat,
-            True,
-            False,
-            inf,
-        )
+        self._in_flight = heartbeat
+        self._has_sent_join = True
+        self._is_urgent = False
+        self.next_request_at = inf
         return heartbeat
 
     def on_response(
@@ -287,11 +285,9 @@ class ConsumerMember:
 
     def leave(self, now: float) -> ConsumerHeartbeatRequest | None:
         """Leave the group; a static member with LEAVE_STATIC_EPOCH, which keeps its partitions."""
-        final_state, self._final_state, self.next_request_at = (
-            self._final_state,
-            MemberState.LEFT,
-            inf,
-        )
+        final_state = self._final_state
+        self._final_state = MemberState.LEFT
+        self.next_request_at = inf
         if not self._has_sent_join or final_state is not None:
             return None
         epoch = LEAVE_EPOCH if self.instance_id is None else LEAVE_STATIC_EPOCH
@@ -382,12 +378,10 @@ class ConsumerMember:
 
     def _lose_partitions(self, reason: str) -> list[MemberEvent]:
         lost, self._owned, self._revoking = self._owned, frozenset(), frozenset()
-        (
-            self._epoch,
-            self._needs_full_heartbeat,
-            self._target_assignment,
-            self._acknowledged_owned,
-        ) = JOIN_EPOCH, True, None, None
+        self._epoch = JOIN_EPOCH
+        self._needs_full_heartbeat = True
+        self._target_assignment = None
+        self._acknowledged_owned = None
         self.has_unknown_topics = False
         return [PartitionsLost(self._to_topic_partitions(lost), reason)] if lost else []
 

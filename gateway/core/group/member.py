@@ -1,4 +1,4 @@
-"""Define a member of a consumer group, whichever protocol it speaks.
+"""Define a member of a consumer group, whichever protocol it speaks, and the classic requests.
 
 There are two protocols: KIP-848 (`consumer_member`) and the classic one with cooperative
 rebalancing (`classic_member`, KIP-429). Sans-I/O: time is an argument, in seconds of any monotonic
@@ -11,19 +11,36 @@ does this until the member is closed:
              member.on_no_response(request, now, retry_after)
     act on the events, in order
 
+Both classes have the same methods. Each that takes `now` may change `next_request_at`, which is
+infinity while a request is in flight or all is over, and returns the events that the caller has to
+act on, in order. True between calls: at most one request is in flight, answers to any other are
+ignored, and what `owned` lists, including revoked partitions, is owned by no other member, as far
+as this one can know. Besides:
+
+    needed_topics: the topics whose metadata goes to `on_metadata`; a leader needs those of all
+    has_unknown_topics: a topic is needed that metadata did not have: fetch it again
+    on_released(tps): the work on revoked partitions is over, so that others may have them
+    heartbeat_soon(): ask soon what has changed, as a commit was refused as stale or fenced
+    leave(): leave the group for good, and return the last request to send, if there is one
+    is_closed: nothing is requested any more: the member left, or failed for good
+
 A request is plain data, a subclass of `GroupRequest`. A message of `gateway.kafka.protocol` wraps
 it and decodes the answer to a response of the core, whose `error` is Kafka's code.
 `REQUEST_CLASSES` in the module of a protocol's messages says which message carries which request.
+The metadata and assignments of members of classic groups, which the broker only passes on, are
+decoded here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
+from gateway.core.error_code import ErrorCode
+from gateway.core.group.assignor import GroupAssignment, MemberSubscription
 from gateway.core.log.record import TopicPartition
 
 NO_GENERATION = -1  # the generation of a process that is not a member; Kafka does not fence it
@@ -116,60 +133,92 @@ MemberEvent: TypeAlias = (
 )
 
 
-class GroupMembership(Protocol):
-    """One member of one group.
+ASSIGNOR_NAME = "cooperative-sticky"  # the name by which Java and librdkafka know it
 
-    Every method that takes `now` may change `next_request_at`, which is infinity while a request is
-    in flight or all is over. Methods return the events that the caller has to act on, in order.
-    True between calls: at most one request is in flight, answers to any other are ignored, and what
-    `owned` lists is owned by no other member, as far as this one can know.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRequest(GroupRequest):
+    identity: MemberIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest(MemberRequest):
+    """JoinGroup, with times in seconds, and a reason for the broker's log (KIP-800)."""
+
+    session_timeout: float
+    rebalance_timeout: float
+    subscription: MemberSubscription
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRequest(MemberRequest):
+    """SyncGroup, with the assignment of all members if the sender is the leader."""
+
+    assignment: GroupAssignment | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatRequest(MemberRequest): ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequest(MemberRequest):
+    """LeaveGroup. The reason is for the broker's log (KIP-800)."""
+
+    reason: str = ""
+
+
+class JoinResponse(NamedTuple):
+    """The answer to a JoinGroup. Only the leader gets subscriptions.
+
+    With `skip_assignment` the leader is a static member that came back (KIP-814).
     """
 
-    @property
-    def state(self) -> MemberState: ...
+    throttle_ms: int
+    error: int
+    generation: int = -1
+    protocol: str | None = None
+    leader: str = ""
+    member_id: str = ""
+    subscriptions: tuple[MemberSubscription, ...] = ()
+    skip_assignment: bool = False
 
-    @property
-    def is_closed(self) -> bool:
-        """Return whether nothing is requested any more: the member left, or failed for good."""
 
-    @property
-    def owned(self) -> frozenset[TopicPartition]:
-        """Return the partitions that may be read and committed, including revoked ones."""
+class SyncResponse(NamedTuple):
+    throttle_ms: int
+    error: int
+    tps: frozenset[TopicPartition] = frozenset()
 
-    @property
-    def identity(self) -> MemberIdentity: ...
 
-    @property
-    def needed_topics(self) -> frozenset[str]:
-        """Return the topics whose metadata the member needs; a leader needs those of all."""
+class HeartbeatResponse(NamedTuple):
+    throttle_ms: int
+    error: int
 
-    @property
-    def has_unknown_topics(self) -> bool:
-        """Return whether a topic is needed that metadata did not have: fetch it again."""
 
-    @property
-    def next_request_at(self) -> float: ...
+class LeaveResponse(NamedTuple):
+    throttle_ms: int
+    error: int
 
-    def subscribe(self, topics: Collection[str], now: float) -> None: ...
 
-    def on_metadata(self, topics: Mapping[str, TopicInfo], now: float) -> Sequence[MemberEvent]: ...
-
-    def next_request(self, now: float) -> GroupRequest | None: ...
-
-    def on_response(
-        self, request: GroupRequest, response: GroupResponse, now: float
-    ) -> Sequence[MemberEvent]: ...
-
-    def on_no_response(
-        self, request: GroupRequest, now: float, retry_after: float
-    ) -> Sequence[MemberEvent]:
-        """Record that no answer came: the coordinator may have received the request or not."""
-
-    def on_released(self, tps: frozenset[TopicPartition], now: float) -> Sequence[MemberEvent]:
-        """Record that the work on revoked partitions is over, so that others may have them."""
-
-    def heartbeat_soon(self, now: float) -> None:
-        """Ask soon what has changed: a commit was refused as stale or fenced."""
-
-    def leave(self, now: float) -> GroupRequest | None:
-        """Leave the group for good, and return the last request to send, if there is one."""
+# Errors that end a membership: nothing but another configuration of this process helps.
+FATAL_ERRORS: Mapping[int, str] = {
+    ErrorCode.INVALID_GROUP_ID: "the broker does not accept this group's name",
+}
+FENCED_REASON = "another member has taken this instance id; this one waits until that has gone"
+# Errors that keep a member out until other members of the group or the operators change something.
+RETRIABLE_ERRORS: Mapping[int, str] = {
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
+        f"the group's other members do not support the assignor {ASSIGNOR_NAME}; "
+        "configure it there as well, or use another group"
+    ),
+    ErrorCode.INVALID_SESSION_TIMEOUT: (
+        "the session timeout is outside the broker's group.min.session.timeout.ms to "
+        "group.max.session.timeout.ms"
+    ),
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: (
+        "the gateway may not read with this group; grant it READ"
+    ),
+    ErrorCode.UNSUPPORTED_VERSION: "the broker does not know this kind of membership",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "the group is full (the broker's group.max.size)",
+}

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple, Self
 from uuid import UUID
 
-from gateway.core.log.record import HEADER_OVERHEAD_BYTES, Entry, Record, TopicPartition
+from gateway.core.log.record import HEADER_OVERHEAD_BYTES, NO_EPOCH, Entry, Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
 
 LATEST, EARLIEST = -1, -2  # the special timestamps of Kafka's ListOffsets
@@ -230,22 +231,49 @@ class PartitionState:
     def _clear(self) -> None:
         self.discard_in_flight()
         self.records.clear()
-        self.buffered_bytes, self.offset_spec, self.is_cut_off, self.is_stopped = (
-            0,
-            None,
-            False,
-            False,
-        )
+        self.buffered_bytes = 0
+        self.offset_spec = None
+        self.is_cut_off = False
+        self.is_stopped = False
         self.retry_at, self.failures, self.missing_offset = 0.0, 0, None
         self.expected_topic_id = None
         self.former_position, self.former_epoch_starts = -1, []
 
 
-_TOPIC_ID_PREFIX, _PARTITIONS_PREFIX, _CLUSTER_ID_PREFIX = (
-    "topic-id=",
-    ",partitions=",
-    ",cluster-id=",
-)
+class OffsetRange(Enum):
+    """Where an offset lies that Kafka does not have (OFFSET_OUT_OF_RANGE).
+
+    Below the log, retention or DeleteRecords have removed the records. Above it, an unclean
+    election has cut the log off (KIP-320), and the records after the cut are not read yet.
+    """
+
+    BELOW_LOG = "below the log"
+    IN_LOG = "in the log"  # the broker that answered was behind: fetch again
+    ABOVE_LOG = "above the log"
+    # Of a topic of the same name that was deleted, or of a leader that is to come: brokers answer
+    # so wherever the offset lies.
+    OTHER_LOG = "of another log"
+
+
+def locate_offset(
+    offset: int, epoch: int, *, log_start: int, log_end: int, leader_epoch: int
+) -> OffsetRange:
+    """Return where an offset lies that is out of range, by the leader's log and epoch.
+
+    A topic that was created again is known by its id. Without topic ids (before Kafka 2.8), it is
+    noticed only if the leader epoch of the new topic is lower. `log_end` is not limited to the last
+    stable offset.
+    """
+    if offset < log_start:
+        return OffsetRange.BELOW_LOG
+    if leader_epoch != NO_EPOCH and epoch > leader_epoch:
+        return OffsetRange.OTHER_LOG  # a log has no record of an epoch that is still to come
+    return OffsetRange.IN_LOG if offset <= log_end else OffsetRange.ABOVE_LOG
+
+
+_TOPIC_ID_PREFIX = "topic-id="
+_PARTITIONS_PREFIX = ",partitions="
+_CLUSTER_ID_PREFIX = ",cluster-id="
 
 MAX_METADATA_LENGTH = 4096  # the default of Kafka's `offset.metadata.max.bytes`
 

@@ -5,7 +5,8 @@ because a thousand partitions that lost one leader must not all retry at the sam
 Kafka's error codes (protocol guide), and KIP-320 for leader epochs.
 
 OFFSET_OUT_OF_RANGE has more than one reaction. `partition_reader` decides it for streams, by
-`find_divergence`, and `kafka.group.prefetch_fetcher` for groups, by `locate_offset`.
+`find_divergence`, and `kafka.group.prefetch_fetcher` for groups, by `locate_offset` of
+`core.group.partition_state`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from enum import Enum, StrEnum
 
 from gateway.core.backoff import BackoffPolicy
 from gateway.core.error_code import ErrorCode
-
-from .record import NO_EPOCH
 
 
 class Cause(StrEnum):
@@ -164,37 +163,6 @@ class Backoff:
 
     def reset(self) -> None:
         self.attempts, self._cause = 0, None
-
-
-class OffsetRange(Enum):
-    """Where an offset lies that Kafka does not have (OFFSET_OUT_OF_RANGE).
-
-    Below the log, retention or DeleteRecords have removed the records. Above it, an unclean
-    election has cut the log off (KIP-320), and the records after the cut are not read yet.
-    """
-
-    BELOW_LOG = "below the log"
-    IN_LOG = "in the log"  # the broker that answered was behind: fetch again
-    ABOVE_LOG = "above the log"
-    # Of a topic of the same name that was deleted, or of a leader that is to come: brokers answer
-    # so wherever the offset lies.
-    OTHER_LOG = "of another log"
-
-
-def locate_offset(
-    offset: int, epoch: int, *, log_start: int, log_end: int, leader_epoch: int
-) -> OffsetRange:
-    """Return where an offset lies that is out of range, by the leader's log and epoch.
-
-    A topic that was created again is known by its id. Without topic ids (before Kafka 2.8), it is
-    noticed only if the leader epoch of the new topic is lower. `log_end` is not limited to the last
-    stable offset.
-    """
-    if offset < log_start:
-        return OffsetRange.BELOW_LOG
-    if leader_epoch != NO_EPOCH and epoch > leader_epoch:
-        return OffsetRange.OTHER_LOG  # a log has no record of an epoch that is still to come
-    return OffsetRange.IN_LOG if offset <= log_end else OffsetRange.ABOVE_LOG
 
 
 def find_divergence(offset: int, epoch_end: int, log_end: int | None = None) -> int | None:

@@ -178,11 +178,6 @@ class Assignment:
         for tp, state in states.items():
             state.committed = offsets[tp].offset
 
-    async def committed(
-        self, tps: Collection[TopicPartition]
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        return await self._offsets.committed(tps)
-
     async def close(self, leave: bool) -> None:
         self._unlisten()
         await self._tasks.close()
@@ -230,28 +225,24 @@ class Assignment:
         for tp in event.tps:
             if isinstance(event, PartitionsLost):
                 self._prefetcher.remove_partition(tp)
-            elif isinstance(event, PartitionsRevoked):
-                state = self._prefetcher.states.get(tp)
-                if state is not None:
-                    state.is_revoking = True
-            elif not isinstance(event, PartitionsAssigned):
-                assert_never(event)
+            elif isinstance(event, PartitionsRevoked) and tp in self._prefetcher.states:
+                self._prefetcher.states[tp].is_revoking = True
         self._prefetcher.wake()
 
     async def apply_ownership_change(self, event: OwnershipChange) -> None:
         """Call the listener for a change, and take its partitions over or drop them."""
-        if isinstance(event, PartitionsLost):
-            if self._listener is not None:
-                await self._listener.on_partitions_lost(event.tps)
-        elif isinstance(event, PartitionsAssigned):
-            # Partitions that were lost again before this change was applied are left out.
-            await self._accept_partitions(
-                event.tps & self._member.owned if self._member is not None else event.tps
-            )
-        elif isinstance(event, PartitionsRevoked):
-            await self._revoke_partitions(event.tps)
-        else:
-            assert_never(event)
+        match event:
+            case PartitionsLost(tps):
+                if self._listener is not None:
+                    await self._listener.on_partitions_lost(tps)
+            case PartitionsAssigned(tps):
+                # Partitions that were lost again before this change was applied are left out.
+                owned = self._member.owned if self._member is not None else tps
+                await self._accept_partitions(tps & owned)
+            case PartitionsRevoked(tps):
+                await self._revoke_partitions(tps)
+            case _:
+                assert_never(event)
 
     async def _accept_partitions(self, tps: frozenset[TopicPartition]) -> None:
         """Start to read partitions. By now the listener has nothing to commit of earlier ones."""
@@ -311,7 +302,10 @@ class Assignment:
         try:
             while states := [state for state in states if self._needs_start(state)]:
                 try:
-                    offsets = await self._fetch_committed([state.tp for state in states])
+                    offsets = {}
+                    if self._group_name:
+                        tps = [state.tp for state in states]
+                        offsets = await self._offsets.committed_with_topics(tps)
                     missing = [state for state in states if state.tp not in offsets]
                     resets = await self._choose_resets(missing)
                 except KafkaError as exc:
@@ -465,11 +459,6 @@ class Assignment:
     @property
     def _lookup_label(self) -> str:
         return f"committed offsets of group={self._group_name}"
-
-    async def _fetch_committed(
-        self, tps: list[TopicPartition]
-    ) -> dict[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]:
-        return await self._offsets.committed_with_topics(tps) if self._group_name else {}
 
     def _is_assigned(self, state: PartitionState) -> bool:
         return self._prefetcher.states.get(state.tp) is state

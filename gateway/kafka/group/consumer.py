@@ -3,11 +3,11 @@
     consumer = GroupConsumer(cluster, "billing", ConsumerOptions(auto_offset_reset="earliest"))
     consumer.subscribe(["orders"], listener)
     records = await consumer.poll(5.0)
-    await consumer.commit()
+    await consumer.commit({tp: 7})
 
-A commit without offsets commits what `poll` has *returned*. Membership (`group_member`) speaks
-KIP-848 or the classic protocol, and `prefetch_fetcher` fetches the records. Neither uses a thread:
-a thousand consumers of librdkafka in one process are four thousand threads.
+Membership (`group_member`) speaks KIP-848 or the classic protocol, and `prefetch_fetcher` fetches
+the records. Neither uses a thread: a thousand consumers of librdkafka in one process are four
+thousand threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 
 from gateway.core.group.member import MemberState
-from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
+from gateway.core.group.partition_state import EARLIEST, PartitionState
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, NotOwned, PartitionFailed
 from gateway.kafka.client.cluster import Cluster, FetchLimits
@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 SEEK_TIMEOUT_S = 30.0  # for looking up the offset of a seek
 # For how long a poll waits beyond its timeout for responses: brokers use the whole timeout.
 POLL_GRACE_S = 0.5
-
-Offsets = Mapping[TopicPartition, int | OffsetAndMetadata]
 
 
 class GroupConsumer:
@@ -147,8 +145,9 @@ class GroupConsumer:
                 give_up_at = deadline + POLL_GRACE_S if self.prefetcher.is_busy else deadline
                 if self._has_enough(min_bytes, max_records) or (is_over and now() >= give_up_at):
                     records = self._take_records(max_records, max_bytes)
-                    if not records:
-                        self._raise_lasting_failure()
+                    for failure in self.failures.values():
+                        if not records and isinstance(failure, PartitionFailed):
+                            raise failure
                     return records
                 next_due = give_up_at
                 if not is_over:
@@ -230,11 +229,6 @@ class GroupConsumer:
                 self._raised_failures[tp] = failure
                 raise failure
 
-    def _raise_lasting_failure(self) -> None:
-        for failure in self.prefetcher.failures.values():
-            if isinstance(failure, PartitionFailed):
-                raise failure
-
     @property
     def failures(self) -> Mapping[TopicPartition, KafkaError]:
         return self.prefetcher.failures
@@ -277,19 +271,12 @@ class GroupConsumer:
         state.seek(offset, state.epoch_before(offset))
         self.prefetcher.wake()
 
-    async def seek_to_beginning(self, tps: Collection[TopicPartition]) -> None:
-        """Seek to the first offset of each log; returns when the positions are known."""
-        await self._seek_to_specs(dict.fromkeys(tps, EARLIEST))
+    async def seek_to_specs(self, specs: Mapping[TopicPartition, int]) -> None:
+        """Seek to EARLIEST, LATEST, or a time (ms since 1970); returns when positions are known.
 
-    async def seek_to_end(self, tps: Collection[TopicPartition]) -> None:
-        """Seek to the end of each log; with read_committed to the last stable offset."""
-        await self._seek_to_specs(dict.fromkeys(tps, LATEST))
-
-    async def seek_to_timestamp(self, timestamps: Mapping[TopicPartition, int]) -> None:
-        """Seek to the first record at or after a time (ms since 1970), or else to the end."""
-        await self._seek_to_specs(timestamps)
-
-    async def _seek_to_specs(self, specs: Mapping[TopicPartition, int]) -> None:
+        With read_committed, LATEST is the last stable offset. A time after the last record is the
+        end.
+        """
         # All states first: if a partition is not ours, no other one must be moved.
         resets = [(self._get_state(tp), spec) for tp, spec in specs.items()]
         for state, spec in resets:
@@ -323,39 +310,23 @@ class GroupConsumer:
 
     # Offsets.
 
-    async def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit the next offsets, by default all positions that differ from the committed ones.
+    async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
+        """Commit the next offsets.
 
         Raises:
-            NotOwned: Some of the given partitions are not the member's (any more). The others are
+            NotOwned: Some of the partitions are not the member's (any more). The others are
                 committed.
             UnknownTopic: The coordinator does not know a topic. The others are committed.
             AccessDenied: The group or a topic may not be used.
             GroupFailed: The coordinator refuses for another reason.
             BrokerUnavailable: It did not succeed within 30 seconds.
         """
-        wanted = self._collect_positions() if offsets is None else _normalize_offsets(offsets)
-        if not wanted:
-            return
-        try:
-            await self._assignment.commit(wanted)
-        except NotOwned:
-            if offsets is not None:
-                raise
-            # Without offsets the caller named no partition, so one that was lost during the commit
-            # is no failure.
-
-    async def committed(
-        self, tps: Collection[TopicPartition]
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        return await self._assignment.committed(tps)
-
-    def _collect_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        return {
-            tp: OffsetAndMetadata(state.position, state.epoch)
-            for tp, state in self.prefetcher.states.items()
-            if state.position is not None and state.position != state.committed
-        }
+        await self._assignment.commit(
+            {
+                tp: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+                for tp, offset in offsets.items()
+            }
+        )
 
     async def close(self, leave: bool = True) -> None:
         """Let the listener give up all partitions, leave the group, and end all tasks.
@@ -370,10 +341,3 @@ class GroupConsumer:
         self._closed = True
         await self._assignment.close(leave)
         await self.prefetcher.close()
-
-
-def _normalize_offsets(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-    return {
-        tp: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
-        for tp, offset in offsets.items()
-    }

@@ -12,18 +12,19 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.group.classic_member import ClassicMember
 from gateway.core.group.consumer_member import ConsumerMember
-from gateway.core.group.member import GroupMembership, GroupRequest
+from gateway.core.group.member import GroupRequest
 from gateway.core.group.partition_state import EARLIEST, LATEST
 from gateway.errors import GroupFailed
 from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED
 from gateway.kafka.protocol.member_messages import REQUEST_CLASSES, ConsumerGroupHeartbeatRequest
 from gateway.kafka.protocol.requests import KafkaRequest
 
+GroupMembership: TypeAlias = ClassicMember | ConsumerMember
 ProtocolName = Literal["auto", "consumer", "classic"]
 OffsetReset = Literal["latest", "earliest", "none"]
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -103,9 +104,11 @@ class ConsumerOptions:
                 instance_id=self.instance_id,
             )
         if has_kip_848:
+            # A random UUID as Kafka writes them; in KIP-848 the member chooses its id.
+            member_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
             return ConsumerMember(
                 group,
-                _generate_member_id(),
+                member_id,
                 self.rebalance_timeout,
                 random.random,
                 instance_id=self.instance_id,
@@ -120,8 +123,3 @@ class ConsumerOptions:
 
 def build_request(message: GroupRequest) -> KafkaRequest[Any]:
     return REQUEST_CLASSES[type(message)](message)
-
-
-def _generate_member_id() -> str:
-    """Return a random UUID as Kafka writes them; in KIP-848 the member chooses its id."""
-    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from gateway.core.error_code import AUTHORIZATION_ERRORS, ErrorCode, code_from_error
 from gateway.core.group.member import (
     CoordinatorMoved,
-    GroupMembership,
     GroupRequest,
     MemberEvent,
     MemberIdentity,
@@ -41,7 +40,7 @@ from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.outages import REPEAT_INTERVAL_S
 from gateway.telemetry.logs import create_detached_task
 
-from .consumer_options import ConsumerOptions, build_request
+from .consumer_options import ConsumerOptions, GroupMembership, build_request
 
 if TYPE_CHECKING:
     from .assignment import Assignment
@@ -243,7 +242,11 @@ class GroupMember:
         for event in events:
             if isinstance(event, CoordinatorMoved):
                 self._cluster.coordinators.forget(self.name)
-            elif isinstance(event, MembershipFailed) and self._can_use_classic(event):
+            elif (
+                isinstance(event, MembershipFailed)
+                and event.error == ErrorCode.UNSUPPORTED_VERSION
+                and self._options.protocol == "auto"
+            ):  # brokers were upgraded, but the feature `group.version` was not
                 log.info("group %s: %s; it takes the classic protocol", self.name, event.reason)
                 self._options, self.member = replace(self._options, protocol="classic"), None
             elif isinstance(event, MembershipFailed):
@@ -253,18 +256,12 @@ class GroupMember:
                 self._on_ownership_changed(event)
         self._log_state_change()
 
-    def _can_use_classic(self, failure: MembershipFailed) -> bool:
-        """Return whether brokers were upgraded, but the feature `group.version` was not."""
-        is_refused = failure.error == ErrorCode.UNSUPPORTED_VERSION
-        return is_refused and self._options.protocol == "auto"
-
     def _on_ownership_changed(self, event: OwnershipChange) -> None:
         if isinstance(event, PartitionsLost):
             self._loss_counts.update(event.tps)
             self._cluster.coordinators.stats.count_lost(self.name, len(event.tps))
-            log.warning(
-                "group %s: lost %s: %s", self.name, _format_partitions(event.tps), event.reason
-            )
+            names = ", ".join(map(str, sorted(event.tps)))
+            log.warning("group %s: lost %s: %s", self.name, names, event.reason)
         self._handler.on_ownership_changed(event)
         self._events.append(event)
         if self._apply_task is None or self._apply_task.done():
@@ -341,7 +338,3 @@ def label_cause(failure: KafkaError) -> str:
     if not isinstance(failure, GroupFailed):
         return cause_from_code(code_from_error(failure))
     return Cause.DENIED if failure.code in AUTHORIZATION_ERRORS else f"kafka-error-{failure.code}"
-
-
-def _format_partitions(tps: Collection[TopicPartition]) -> str:
-    return ", ".join(map(str, sorted(tps)))

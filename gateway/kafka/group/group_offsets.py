@@ -67,10 +67,6 @@ async def _wait_without_member(timeout_s: float) -> None:
     await asyncio.sleep(min(timeout_s, _RETRY_BACKOFF.first_delay))
 
 
-def _mark_topic(offset: OffsetAndMetadata, mark: TopicMark | None) -> OffsetAndMetadata:
-    return offset if mark is None else offset._replace(metadata=mark.append_to(offset.metadata))
-
-
 def _split_topic(
     offset: OffsetAndMetadata, cluster_id: str | None
 ) -> tuple[OffsetAndMetadata, TopicMark | None]:
@@ -78,29 +74,6 @@ def _split_topic(
     if mark is not None and mark.is_of_other_cluster(cluster_id):
         mark = None
     return offset._replace(metadata=metadata), mark
-
-
-class _UnknownTopics:
-    """The topics of one commit that the coordinator does not know, and since when.
-
-    A topic that was just created is unknown to some brokers for a moment, a deleted one for good.
-    """
-
-    def __init__(self, group: str) -> None:
-        self._group = group
-        self._since: dict[str, float] = {}  # loop time, by topic
-
-    def update(self, topics: Collection[str]) -> None:
-        now = asyncio.get_running_loop().time()
-        self._since = {topic: self._since.get(topic, now) for topic in topics}
-
-    def raise_if_expired(self) -> None:
-        """Raise UnknownTopic if all topics were unknown for UNKNOWN_TOPIC_TIMEOUT_S."""
-        now = asyncio.get_running_loop().time()
-        if now - max(self._since.values()) >= UNKNOWN_TOPIC_TIMEOUT_S:
-            topic = min(self._since)
-            reason = f"the coordinator of the group {self._group} knows no topic {topic} (any more)"
-            raise UnknownTopic(f"{reason}; its offsets are not committed", topic=topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +99,8 @@ class GroupOffsets:
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         get_mark: Callable[[str], TopicMark | None],
-        *,
-        timeout_s: float = COMMIT_TIMEOUT_S,
     ) -> None:
-        """Commit the next offsets, repeating transient failures for `timeout_s`.
+        """Commit the next offsets, repeating transient failures for 30 seconds.
 
         `get_mark` returns the mark of a topic, without the cluster.
 
@@ -145,14 +116,22 @@ class GroupOffsets:
 
             The `partitions` of each error are those that are not committed.
         """
-        pending = dict(offsets)
-        deadline, not_owned = self._compute_deadline(timeout_s), set[TopicPartition]()
+        now = asyncio.get_running_loop().time
+        pending, deadline, not_owned = (
+            dict(offsets),
+            now() + COMMIT_TIMEOUT_S,
+            set[TopicPartition](),
+        )
         failures, failure = 0, BrokerUnavailable("no answer in time", timeout=True)
-        unknown = _UnknownTopics(self.group)
+        # A topic that was just created is unknown to some brokers for a moment, a deleted one for
+        # good.
+        unknown_since: dict[str, float] = {}
         while pending:
-            not_owned |= self._drop_unowned(pending)
-            if not pending:
-                break
+            if self.get_owned is not None:  # of the others, their owners may have later offsets
+                not_owned |= pending.keys() - set(self.get_owned())
+                pending = {tp: offset for tp, offset in pending.items() if tp not in not_owned}
+                if not pending:
+                    break
             request = self._build_commit_request(pending, get_mark)
             try:
                 response = await self.coordinators.send(self.group, request)
@@ -160,14 +139,15 @@ class GroupOffsets:
             except BrokerUnavailable as exc:
                 errors, failure = dict.fromkeys(pending, ErrorCode.REQUEST_TIMED_OUT), exc
             pending = {tp: offset for tp, offset in pending.items() if errors[tp]}
-            unknown.update({tp.topic for tp in pending if errors[tp] in _UNRESOLVED_TOPIC_ERRORS})
+            unknown = {tp.topic for tp in pending if errors[tp] in _UNRESOLVED_TOPIC_ERRORS}
+            unknown_since = {topic: unknown_since.get(topic, now()) for topic in unknown}
             if pending:
                 failures += 1
                 codes, lacking = {errors[tp] for tp in pending}, pending.keys() | not_owned
                 try:
                     # Only once nothing else is left, so that the others are committed first.
                     if codes <= _UNRESOLVED_TOPIC_ERRORS:
-                        unknown.raise_if_expired()
+                        self._check_unknown_topics(unknown_since)
                     await self._prepare_retry(codes, lacking, deadline, failures, failure)
                 except KafkaError as error:
                     error.partitions = frozenset(lacking)
@@ -176,21 +156,28 @@ class GroupOffsets:
             names = ", ".join(map(str, sorted(not_owned)))
             raise NotOwned(f"not this member's (any more): {names}", partitions=not_owned)
 
+    def _check_unknown_topics(self, unknown_since: Mapping[str, float]) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - max(unknown_since.values()) >= UNKNOWN_TOPIC_TIMEOUT_S:
+            topic = min(unknown_since)
+            reason = f"the coordinator of the group {self.group} knows no topic {topic} (any more)"
+            raise UnknownTopic(f"{reason}; its offsets are not committed", topic=topic)
+
     async def committed(
-        self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
+        self, tps: Collection[TopicPartition] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        found = await self.committed_with_topics(tps, timeout_s=timeout_s)
+        found = await self.committed_with_topics(tps)
         return {tp: offset for tp, (offset, _) in found.items()}
 
     async def committed_with_topics(
-        self, tps: Collection[TopicPartition] | None, *, timeout_s: float = COMMIT_TIMEOUT_S
+        self, tps: Collection[TopicPartition] | None
     ) -> dict[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]:
         """Return the committed offsets with the marks of their topics; with None all of the group.
 
         A mark is None if there is none, or if the offset was copied from another cluster. Raises
         AccessDenied, GroupFailed and BrokerUnavailable as `commit` does.
         """
-        deadline, failures = self._compute_deadline(timeout_s), 0
+        deadline, failures = asyncio.get_running_loop().time() + COMMIT_TIMEOUT_S, 0
         failure = BrokerUnavailable("no answer in time", timeout=True)
         while True:
             try:
@@ -224,20 +211,14 @@ class GroupOffsets:
             for topic in {tp.topic for tp in pending}
             if (mark := get_mark(topic)) is not None
         }
-        marked = {tp: _mark_topic(offset, marks.get(tp.topic)) for tp, offset in pending.items()}
+        marked = {
+            tp: offset._replace(metadata=marks[tp.topic].append_to(offset.metadata))
+            if tp.topic in marks
+            else offset
+            for tp, offset in pending.items()
+        }
         topic_ids = {topic: mark.topic_id for topic, mark in marks.items()}
         return OffsetCommitRequest(self.group, marked, self.get_identity(), topic_ids)
-
-    def _drop_unowned(
-        self, pending: dict[TopicPartition, OffsetAndMetadata]
-    ) -> set[TopicPartition]:
-        """Remove and return the partitions that others may own: they may have later offsets."""
-        if self.get_owned is None:
-            return set()
-        not_owned = pending.keys() - set(self.get_owned())
-        for tp in not_owned:
-            del pending[tp]
-        return not_owned
 
     async def _prepare_retry(
         self,
@@ -279,7 +260,3 @@ class GroupOffsets:
         else:
             delay = _RETRY_BACKOFF.compute_delay(failures, random.random)
             await asyncio.sleep(min(delay, deadline - now))
-
-    @staticmethod
-    def _compute_deadline(timeout_s: float) -> float:
-        return asyncio.get_running_loop().time() + timeout_s

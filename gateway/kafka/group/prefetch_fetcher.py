@@ -29,17 +29,21 @@ from typing import Any, assert_never
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.core.error_code import ErrorCode, code_from_error
-from gateway.core.group.partition_state import EARLIEST, LATEST, PartitionState
+from gateway.core.group.partition_state import (
+    EARLIEST,
+    LATEST,
+    OffsetRange,
+    PartitionState,
+    locate_offset,
+)
 from gateway.core.log.record import NO_EPOCH, Gap, TopicPartition
 from gateway.core.log.recovery import (
     RECOVERY_RULES,
     Backoff,
     Cause,
-    OffsetRange,
     RecoveryAction,
     cause_from_code,
     find_divergence,
-    locate_offset,
 )
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
 from gateway.kafka.client.cluster import (
@@ -356,10 +360,8 @@ class PrefetchFetcher:
         elif fetched.preferred_replica not in (-1, node):
             # The leader names a nearer replica and sends no records (KIP-392).
             now = asyncio.get_running_loop().time()
-            state.preferred_replica, state.preferred_replica_until = (
-                fetched.preferred_replica,
-                now + REPLICA_LEASE_S,
-            )
+            state.preferred_replica = fetched.preferred_replica
+            state.preferred_replica_until = now + REPLICA_LEASE_S
         else:
             self._decode_records(state, fetched)
 

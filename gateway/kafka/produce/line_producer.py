@@ -237,7 +237,7 @@ async def produce(
     started = time.monotonic()
     async with _open_producer(topic, servers, credentials or {}) as producer:
         count = await _count_partitions(producer, topic, partition, topic_timeout_s)
-        batches = _OpenBatches(producer, topic, count, partition, headers, result)
+        batches = _OpenBatches(producer, topic, count, partition, list(headers), result)
         try:
             await _send_lines(source, lines or LineFormat(), batches, progress)
         except asyncio.CancelledError:
@@ -321,6 +321,7 @@ async def _send_lines(
                 return
 
 
+@dataclass(slots=True)
 class _OpenBatches:
     """The batch of each partition that is being filled, and the batches that are in flight.
 
@@ -329,25 +330,16 @@ class _OpenBatches:
     `result`.
     """
 
-    def __init__(
-        self,
-        producer: AIOKafkaProducer,
-        topic: str,
-        partition_count: int,
-        partition: int | None,
-        headers: Sequence[tuple[str, bytes]],
-        result: ProduceProgress,
-    ) -> None:
-        self.result = result
-        self._producer = producer
-        self._topic = topic
-        self._partition_count = partition_count
-        self._fixed_partition = partition
-        self._rotation = 0  # moves records without a key on to the next partition
-        self._headers = list(headers)
-        self._open_batches: dict[int, Any] = {}
-        self._in_flight: set[asyncio.Future[Any]] = set()
-        self._send_future: asyncio.Future[Any] = asyncio.gather()
+    _producer: AIOKafkaProducer
+    _topic: str
+    _partition_count: int
+    _fixed_partition: int | None
+    _headers: list[tuple[str, bytes]]
+    result: ProduceProgress
+    _rotation: int = 0  # moves records without a key on to the next partition
+    _open_batches: dict[int, Any] = field(default_factory=dict)
+    _in_flight: set[asyncio.Future[Any]] = field(default_factory=set)
+    _send_future: asyncio.Future[Any] = field(default_factory=asyncio.gather)
 
     def add_record(self, key: bytes | None, value: bytes | None) -> tuple[int, Any] | None:
         """Put a record into the open batch of its partition.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -74,6 +74,7 @@ class PendingBytes:
             del self._by_topic[topic]
 
 
+@dataclass(slots=True, eq=False)
 class PendingBatch:
     """Records whose results are delivered together, with one timer for all of them.
 
@@ -82,45 +83,33 @@ class PendingBatch:
     once all results are known, with the results in the caller's order.
 
     Attributes:
+        topic: The one that its bytes count for: that of its first record.
+        results: As many as there are records.
+        results_left: How many of them are not known yet.
+        began_at: When the caller handed the records over, in seconds since 1970.
         records: The records by partition; empty once all results are known.
         timer: Ends the wait of records that were not sent in time; None before it is set, and once
             that time is over.
-        began_at: When the caller handed the records over, in seconds since 1970.
-        topic: The one that its bytes count for: that of its first record.
         pending_bytes: The size of the records without a result.
     """
 
-    __slots__ = (
-        "_on_done",
-        "_records_left",
-        "_results",
-        "began_at",
-        "pending_bytes",
-        "records",
-        "timer",
-        "topic",
-    )
-
-    def __init__(
-        self, topic: str, count: int, began_at: float, on_done: Callable[[OffsetResults], None]
-    ) -> None:
-        self.topic = topic
-        self.records: dict[TopicPartition, list[PendingRecord]] = {}
-        self.timer: asyncio.TimerHandle | None = None
-        self.began_at = began_at
-        self.pending_bytes = 0
-        self._results: OffsetResults = [-1] * count
-        self._records_left = count
-        self._on_done = on_done
+    topic: str
+    results: OffsetResults
+    results_left: int
+    began_at: float
+    on_done: Callable[[OffsetResults], None]
+    records: dict[TopicPartition, list[PendingRecord]] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+    pending_bytes: int = 0
 
     def set_result(self, index: int, result: int | KafkaError) -> None:
-        self._results[index] = result
-        self._records_left -= 1
-        if not self._records_left:
+        self.results[index] = result
+        self.results_left -= 1
+        if not self.results_left:
             if self.timer is not None:
                 self.timer.cancel()
             self.records.clear()  # the records refer to this batch: break the cycle
-            self._on_done(self._results)
+            self.on_done(self.results)
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -195,7 +195,8 @@ class Producer:
                 self.writes.records[record.tp.topic, "unsent"] += 1
             reason = "the gateway is closing" if self._closed else "too much waits to be written"
             raise WritesFull(f"{records[0].tp}: {reason}; try again", retry_after=1.0)
-        batch = PendingBatch(topic, len(records), time.time(), on_done)
+        count = len(records)
+        batch = PendingBatch(topic, [-1] * count, count, time.time(), on_done)
         now_ms = int(batch.began_at * 1000)
         for index, (record, size) in enumerate(zip(records, sizes, strict=True)):
             tp, key, value, headers, timestamp = record
@@ -229,10 +230,10 @@ class Producer:
         """
         self._closed = True
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while self._has_pending() and asyncio.get_running_loop().time() < deadline:
-            self._progress_made.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while any(queue.outbox for queue in self._partitions.values()):
+                    self._progress_made.clear()
                     await self._progress_made.wait()
         await self._tasks.close()
         for queue in self._partitions.values():
@@ -240,9 +241,6 @@ class Producer:
             self._withdraw(queue, queue.outbox.items())
             # What is left was sent, so Kafka may have it.
             self._apply_outcome(queue, queue.outbox.give_up(), ErrorCode.NETWORK_EXCEPTION)
-
-    def _has_pending(self) -> bool:
-        return any(queue.outbox for queue in self._partitions.values())
 
     def _get_queue(self, tp: TopicPartition) -> _PartitionQueue:
         queue = self._partitions.get(tp)
@@ -261,7 +259,9 @@ class Producer:
             now = asyncio.get_running_loop().time()
             for node, due in self._collect_due(now).items():
                 self._busy_nodes.add(node)
-                self._start_request(node, due)
+                for queue in due:
+                    queue.is_busy = True
+                self._start_task(self._send_request(node, due))
             try:
                 async with asyncio.timeout_at(self._next_retry_at(now)):
                     await self._wake.wait()
@@ -279,10 +279,8 @@ class Producer:
             if queue.outbox and not queue.is_busy and queue.retry_at <= now:
                 leader = self._cluster.leader_for_partition(queue.tp)
                 if leader is None:
-                    self._schedule_retry(queue, Cause.NO_LEADER, "it has no leader", now)
-                    self._apply_outcome(
-                        queue, queue.outbox.on_not_sent(now), ErrorCode.LEADER_NOT_AVAILABLE
-                    )
+                    code = ErrorCode.LEADER_NOT_AVAILABLE
+                    self._fail_attempt([queue], code, "it has no leader", is_sent=False)
                 elif leader[0] not in self._busy_nodes:
                     nodes.setdefault(leader[0], []).append(queue)
         return nodes
@@ -295,11 +293,6 @@ class Producer:
             if queue.outbox and not queue.is_busy and queue.retry_at > now
         ]
         return min(times, default=None)
-
-    def _start_request(self, node: int, due: list[_PartitionQueue]) -> None:
-        for queue in due:
-            queue.is_busy = True
-        self._start_task(self._send_request(node, due))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.start(work, "writing to Kafka", context=Context())
@@ -316,21 +309,12 @@ class Producer:
                 connection, [queue for queue in due if queue.outbox.producer is not None]
             )
         except KafkaError as exc:  # no batch was sent: `_send_batches` handles its own errors
-            now = asyncio.get_running_loop().time()
-            for queue in due:
-                self._schedule_retry(queue, cause_from_code(code_from_error(exc)), str(exc), now)
-                self._apply_outcome(queue, queue.outbox.on_not_sent(now), code_from_error(exc))
+            self._fail_attempt(due, code_from_error(exc), str(exc), is_sent=False)
         except Exception:
             # A bug of ours. Batches may or may not have been sent, so they count as unanswered.
             log.exception("records cannot be written to broker %d; it is tried again", node)
-            now = asyncio.get_running_loop().time()
-            for queue in due:
-                self._schedule_retry(
-                    queue, Cause.UNEXPECTED, "the gateway failed; its log says why", now
-                )
-                self._apply_outcome(
-                    queue, queue.outbox.on_no_response(now), ErrorCode.UNKNOWN_SERVER_ERROR
-                )
+            code, reason = ErrorCode.UNKNOWN_SERVER_ERROR, "the gateway failed; its log says why"
+            self._fail_attempt(due, code, reason, is_sent=True)
         finally:
             self._busy_nodes.discard(node)
             for queue in due:
@@ -359,7 +343,9 @@ class Producer:
         encoded: dict[TopicPartition, bytes] = {}
         sent, bytes_left = [], MAX_REQUEST_BYTES
         for queue, records in batches:
-            data = self._encode_batch(queue.outbox, records)
+            outbox = queue.outbox
+            assert outbox.producer is not None
+            data = encode_batch(outbox.producer, outbox.sequence, records, codec=self._codec)
             if len(data) > MAX_REQUEST_BYTES:
                 self._on_partition_response(queue, _TOO_LARGE)
             elif len(data) <= bytes_left:  # others go with the next request
@@ -375,10 +361,7 @@ class Producer:
         try:
             response = await self._cluster.connections.send_on(connection, request)
         except KafkaError as exc:
-            now = asyncio.get_running_loop().time()
-            for queue in sent:
-                self._schedule_retry(queue, cause_from_code(code_from_error(exc)), str(exc), now)
-                self._apply_outcome(queue, queue.outbox.on_no_response(now), code_from_error(exc))
+            self._fail_attempt(sent, code_from_error(exc), str(exc), is_sent=True)
             return
         if not connection.is_open:
             # The broker closed it, so the answer may be to a second attempt, which `send_on` made
@@ -387,12 +370,6 @@ class Producer:
                 queue.outbox.mark_in_doubt(asyncio.get_running_loop().time())
         for queue in sent:
             self._on_partition_response(queue, response.partitions.get(queue.tp, _NO_RESULT))
-
-    def _encode_batch(
-        self, outbox: Outbox[PendingRecord], records: Sequence[PendingRecord]
-    ) -> bytes:
-        assert outbox.producer is not None
-        return encode_batch(outbox.producer, outbox.sequence, records, codec=self._codec)
 
     def _on_partition_response(self, queue: _PartitionQueue, appended: AppendResult) -> None:
         now = asyncio.get_running_loop().time()
@@ -403,6 +380,17 @@ class Producer:
         elif outcome.status is WriteStatus.UNKNOWN:
             queue.failure = reason
         self._apply_outcome(queue, outcome, appended.error, appended.offset)
+
+    def _fail_attempt(
+        self, queues: Iterable[_PartitionQueue], code: int, failure: str, *, is_sent: bool
+    ) -> None:
+        """Try again later; batches that were sent have had no answer."""
+        now = asyncio.get_running_loop().time()
+        for queue in queues:
+            self._schedule_retry(queue, cause_from_code(code), failure, now)
+            outbox = queue.outbox
+            outcome = outbox.on_no_response(now) if is_sent else outbox.on_not_sent(now)
+            self._apply_outcome(queue, outcome, code)
 
     def _schedule_retry(
         self, queue: _PartitionQueue, cause: Cause, failure: str, now: float

@@ -17,7 +17,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import TypeAlias, TypeVar
 
 from gateway.core.error_code import (
@@ -124,7 +126,7 @@ class TransactionalProducer:
         self._producer = None
         self._sequences.clear()
         request = InitProducerIdRequest(self.id, int(self._timeout * 1000))
-        response = await self._send_to_coordinator(request, lambda response: response.error)
+        response = await self._send_to_coordinator(request)
         self._producer = response.producer
 
     async def commit(
@@ -193,7 +195,7 @@ class TransactionalProducer:
         """
         request = EndTxnRequest(TransactionalIdentity(self.id, producer), True)
         try:
-            await self._send_to_coordinator(request, lambda response: response.error)
+            await self._send_to_coordinator(request)
         except BaseException as exc:  # also if it is cancelled
             # Fenced: the caller looks at what the other producer has done.
             self.may_be_committed = self._may_be_done or isinstance(exc, Fenced)
@@ -243,9 +245,7 @@ class TransactionalProducer:
                 lambda response: _find_reason(response.errors),
             )
         if offsets:
-            await self._send_to_coordinator(
-                AddOffsetsToTxnRequest(identity, group), lambda response: response.error
-            )
+            await self._send_to_coordinator(AddOffsetsToTxnRequest(identity, group))
             await self._commit_offsets(TxnOffsetCommitRequest(identity, group, offsets))
         written = {}
         # Others may end their watch meanwhile.
@@ -346,7 +346,7 @@ class TransactionalProducer:
     # Requests, repeated until they are done.
 
     async def _send_to_coordinator(
-        self, request: KafkaRequest[R], get_error: Callable[[R], int]
+        self, request: KafkaRequest[R], get_error: Callable[[R], int] = attrgetter("error")
     ) -> R:
         """Send a request until it is done. `_may_be_done` matters after an error."""
         connections = self._cluster.connections
@@ -402,18 +402,13 @@ class TransactionalProducer:
             except BrokerUnavailable as exc:
                 self._was_in_doubt = True
                 reason, delay = str(exc), max(RETRY_DELAY_S, exc.retry_after or 0.0)
-                await self._refresh_metadata(reason)
+                with suppress(KafkaError):  # it is tried again as long as there is time
+                    await self._cluster.metadata.refresh(reason)
             if loop.time() + delay > deadline:
                 raise BrokerUnavailable(
                     f"transaction {self.id}: {operation} is not done in time: {reason}"
                 )
             await asyncio.sleep(delay)
-
-    async def _refresh_metadata(self, reason: str) -> None:
-        try:
-            await self._cluster.metadata.refresh(reason)
-        except KafkaError:
-            return  # the operation is tried again as long as there is time
 
     def _build_error(self, error: int, operation: str) -> KafkaError:
         if error in FENCED_ERRORS:

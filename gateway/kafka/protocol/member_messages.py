@@ -21,8 +21,10 @@ from typing import Any
 from uuid import UUID
 
 from gateway.core.group.assignor import MemberSubscription
-from gateway.core.group.classic_requests import (
+from gateway.core.group.consumer_member import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse
+from gateway.core.group.member import (
     ASSIGNOR_NAME,
+    GroupRequest,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinRequest,
@@ -33,8 +35,6 @@ from gateway.core.group.classic_requests import (
     SyncRequest,
     SyncResponse,
 )
-from gateway.core.group.consumer_member import ConsumerHeartbeatRequest, ConsumerHeartbeatResponse
-from gateway.core.group.member import GroupRequest
 from gateway.core.log.record import TopicPartition
 
 from .requests import Api, FieldReader, FieldWriter, KafkaRequest

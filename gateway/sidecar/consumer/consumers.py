@@ -9,43 +9,62 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
+from gateway.core.group.partition_state import EARLIEST, LATEST
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
-from gateway.sidecar.component import Component
-from gateway.sidecar.context import AuditEvent, Context, NullAuditor
-from gateway.sidecar.http.body import read_body, release_parsed
-from gateway.sidecar.http.ids import CORRELATION_HEADER, TRACEABILITY_HEADER
-from gateway.sidecar.http.middleware import ADMIN_SCOPE, READ_SCOPE, WRITE_SCOPE
+from gateway.sidecar.context import AuditEvent, Component, Context
+from gateway.sidecar.http.middleware import (
+    ADMIN_SCOPE,
+    READ_SCOPE,
+    WRITE_SCOPE,
+    TrailingSlashRoute,
+)
+from gateway.sidecar.http.requests import (
+    CORRELATION_HEADER,
+    TRACEABILITY_HEADER,
+    read_body,
+    release_parsed,
+    wait_for_disconnect,
+)
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
 from gateway.sidecar.http.status import StatusError
-from gateway.sidecar.topics import check_offsets, check_partitions, describe_topics
-from gateway.sidecar.v2 import errors as v2_errors
-from gateway.sidecar.v2 import media
-from gateway.sidecar.v2.dialect import CONFLUENT, negotiate_content_type
+from gateway.sidecar.lookups import (
+    check_offsets,
+    check_partitions,
+    describe_topics,
+    parse_tp,
+)
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
-from .base_uri import build_base_uri
 from .dialect import (
-    ContractDialect,
+    CONFLUENT,
+    CONTRACT,
+    ERROR_CODES,
     Dialect,
-    TrailingSlashRoute,
     build_ambiguous_response,
-    format_partitions,
+    is_confluent_request,
+    negotiate_content_type,
 )
 from .instance import ConsumerInstance, translate_group_error
-from .instance_options import MAX_POLL_TIMEOUT_MS, InstanceOptions, compile_topic_pattern
+from .instance_options import (
+    MAX_POLL_TIMEOUT_MS,
+    InstanceOptions,
+    build_base_uri,
+    compile_topic_pattern,
+)
 from .instances import INSTANCE_NOT_FOUND, ConsumerInstances, EndedInstances
-from .poll_response import PollResponse
 from .record_json import hold_records, render_records
 
 log = logging.getLogger(__name__)
@@ -55,7 +74,8 @@ GROUP_PATH = "/consumers/{group}"
 INSTANCE_PATH = GROUP_PATH + "/instances/{instance}"
 
 POLL_OUTCOMES = ("records", "empty", "left")
-CONTRACT = ContractDialect()
+
+T = TypeVar("T")
 
 DialectHandler = Callable[[Request, Dialect], Awaitable[Response]]
 InstanceHandler = Callable[[Request, Dialect, ConsumerInstance], Awaitable[Response]]
@@ -75,50 +95,42 @@ class ConsumerComponent(Component):
         self._record_counts: Counter[str] = Counter()  # by topic
         self._byte_counts: Counter[str] = Counter()  # of keys, values and headers, by topic
         self._poll_counts: Counter[str] = Counter()  # by outcome: records, empty, left
-        bind = self._create_instance_endpoint
         self.routes = [
-            TrailingSlashRoute(f"{INSTANCE_PATH}/records", bind(self._poll, READ_SCOPE), "GET"),
-            TrailingSlashRoute(f"{INSTANCE_PATH}/offsets", bind(self._commit, WRITE_SCOPE), "POST"),
-            TrailingSlashRoute(
-                f"{INSTANCE_PATH}/offsets", bind(self._get_committed, WRITE_SCOPE), "PUT"
-            ),
-            TrailingSlashRoute(
-                f"{INSTANCE_PATH}/offsets", bind(self._get_committed, READ_SCOPE), "GET"
-            ),
             TrailingSlashRoute(GROUP_PATH, self._create_endpoint(self._create), "POST"),
-            TrailingSlashRoute(INSTANCE_PATH, bind(self._delete, WRITE_SCOPE), "DELETE"),
-            *self._build_subscription_routes(f"{INSTANCE_PATH}/subscriptions"),
-            *self._build_subscription_routes(f"{INSTANCE_PATH}/subscription"),
-            TrailingSlashRoute(
-                f"{INSTANCE_PATH}/assignments", bind(self._assign, WRITE_SCOPE), "POST"
-            ),
-            TrailingSlashRoute(
-                f"{INSTANCE_PATH}/assignments", bind(self._get_assignment, READ_SCOPE), "GET"
-            ),
-            TrailingSlashRoute(f"{INSTANCE_PATH}/positions", bind(self._seek, WRITE_SCOPE), "POST"),
-            TrailingSlashRoute(
-                f"{INSTANCE_PATH}/positions/first", bind(self._seek_to_first, WRITE_SCOPE), "POST"
-            ),
-            TrailingSlashRoute(
-                f"{INSTANCE_PATH}/positions/beginning",
-                bind(self._seek_to_first, WRITE_SCOPE),
-                "POST",
-            ),
-            TrailingSlashRoute(
-                f"{INSTANCE_PATH}/positions/last", bind(self._seek_to_last, WRITE_SCOPE), "POST"
-            ),
-            TrailingSlashRoute(
-                f"{INSTANCE_PATH}/positions/end", bind(self._seek_to_last, WRITE_SCOPE), "POST"
+            *(
+                TrailingSlashRoute(
+                    INSTANCE_PATH + path, self._create_instance_endpoint(handler, scope), method
+                )
+                for method, path, handler, scope in self._list_instance_operations()
             ),
         ]
 
-    def _build_subscription_routes(self, path: str) -> Sequence[BaseRoute]:
-        """Build the routes of a subscription, which has one path in the contract and one in v2."""
-        bind = self._create_instance_endpoint
+    def _list_instance_operations(self) -> Sequence[tuple[str, str, InstanceHandler, str]]:
+        """Return method, path, handler and scope of each; some have another path in v2."""
+        seek_first = partial(self._seek_to, "seekFirstOffset", EARLIEST)
+        seek_last = partial(self._seek_to, "seekLastOffset", LATEST)
         return [
-            TrailingSlashRoute(path, bind(self._subscribe, WRITE_SCOPE), "POST"),
-            TrailingSlashRoute(path, bind(self._get_subscription, READ_SCOPE), "GET"),
-            TrailingSlashRoute(path, bind(self._unsubscribe, WRITE_SCOPE), "DELETE"),
+            ("GET", "/records", self._poll, READ_SCOPE),
+            ("POST", "/offsets", self._commit, WRITE_SCOPE),
+            ("PUT", "/offsets", self._get_committed, WRITE_SCOPE),
+            ("GET", "/offsets", self._get_committed, READ_SCOPE),
+            ("DELETE", "", self._delete, WRITE_SCOPE),
+            *(
+                operation
+                for path in ("/subscriptions", "/subscription")
+                for operation in (
+                    ("POST", path, self._subscribe, WRITE_SCOPE),
+                    ("GET", path, self._get_subscription, READ_SCOPE),
+                    ("DELETE", path, self._unsubscribe, WRITE_SCOPE),
+                )
+            ),
+            ("POST", "/assignments", self._assign, WRITE_SCOPE),
+            ("GET", "/assignments", self._get_assignment, READ_SCOPE),
+            ("POST", "/positions", self._seek, WRITE_SCOPE),
+            ("POST", "/positions/first", seek_first, WRITE_SCOPE),
+            ("POST", "/positions/beginning", seek_first, WRITE_SCOPE),
+            ("POST", "/positions/last", seek_last, WRITE_SCOPE),
+            ("POST", "/positions/end", seek_last, WRITE_SCOPE),
         ]
 
     async def run(self) -> None:
@@ -145,9 +157,7 @@ class ConsumerComponent(Component):
 
     def _create_endpoint(self, handler: DialectHandler) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            dialect: Dialect = (
-                CONFLUENT if media.is_confluent_request(request.headers) else CONTRACT
-            )
+            dialect = _select_dialect(request)
             try:
                 return await handler(request, dialect)
             except Exception as exc:
@@ -161,9 +171,8 @@ class ConsumerComponent(Component):
         """Build an endpoint of an instance, which cannot expire while a request uses it."""
 
         async def endpoint(request: Request) -> Response:
-            is_confluent = media.is_confluent_request(request.headers)
             # Errors before the instance is known can only go by the request.
-            dialect: Dialect = CONFLUENT if is_confluent else CONTRACT
+            requested = dialect = _select_dialect(request)
             group, name = request.path_params["group"], request.path_params["instance"]
             try:
                 identity = await self._context.authorize(request, scope, (), group)
@@ -171,18 +180,11 @@ class ConsumerComponent(Component):
                 if instance.dialect == CONFLUENT.name:
                     dialect = CONFLUENT
                 with self._instances.keep_alive(instance):
-                    response = await handler(request, dialect, instance)
-                    if isinstance(response, PollResponse):
-                        # It polls while it is sent, so it must be sent here, where the instance
-                        # counts as in use.
-                        await response(request.scope, request.receive, request._send)
-                        return AlreadySentResponse()
-                    return response
-            except StatusError as exc:
-                if exc.code == INSTANCE_NOT_FOUND and not is_confluent and dialect is CONTRACT:
-                    return build_ambiguous_response(exc, v2_errors.INSTANCE_NOT_FOUND)
-                return self._build_error_response(request, dialect, exc)
+                    return await handler(request, dialect, instance)
             except Exception as exc:
+                is_missing = isinstance(exc, StatusError) and exc.code == INSTANCE_NOT_FOUND
+                if is_missing and requested is CONTRACT and dialect is CONTRACT:
+                    return build_ambiguous_response(exc, ERROR_CODES[INSTANCE_NOT_FOUND])
                 return self._build_error_response(request, dialect, exc)
 
         return endpoint
@@ -192,15 +194,30 @@ class ConsumerComponent(Component):
         exc = translate_group_error(exc)
         if isinstance(exc, GatewayError):
             log.debug("%s %s: %s", request.method, request.url.path, exc)
-            return dialect.build_error_response(request, exc)
-        if dialect is CONTRACT:
+        elif dialect is CONTRACT:
             raise exc
         return dialect.build_error_response(request, exc)
 
-    async def _read_body(self, request: Request, dialect: Dialect, operation: str) -> Any:
+    async def _read_body(
+        self,
+        request: Request,
+        dialect: Dialect,
+        operation: str,
+        parse: Callable[[Any], Awaitable[T]],
+    ) -> T:
+        """Return what `parse` takes from the body, which is freed and not counted from then on."""
         data = await read_body(request, MAX_BODY_BYTES)
         content_type = request.headers.get("content-type")
-        return dialect.parse_body(self._context.spec[operation], data, content_type)
+        parsed = await parse(dialect.parse_body(self._context.spec[operation], data, content_type))
+        release_parsed(request)
+        return parsed
+
+    async def _parse_partitions(self, body: Any) -> list[TopicPartition]:
+        body = body or {}
+        entries = body.get("partitions") or body.get("offsets") or ()
+        tps = list(dict.fromkeys(map(parse_tp, entries)))
+        await check_partitions(self._context, tps)
+        return tps
 
     # Instances
 
@@ -209,12 +226,16 @@ class ConsumerComponent(Component):
         # A member takes partitions from the others, and its commits pass over their records.
         scope = ADMIN_SCOPE if group in self._context.section.reactive_groups else WRITE_SCOPE
         identity = await self._context.authorize(request, scope, (), group)
+
+        async def parse(body: Any) -> InstanceOptions:
+            return InstanceOptions.from_body(body or {}, self._settings)
+
+        operation = "createConsumerInstanceInGroup"
         try:
-            self._context.spec["createConsumerInstanceInGroup"].parse_parameters(request)
-            body = await self._read_body(request, dialect, "createConsumerInstanceInGroup")
-            options = InstanceOptions.from_body(body or {}, self._settings)
+            self._context.spec[operation].parse_parameters(request)
+            options = await self._read_body(request, dialect, operation, parse)
         except StatusError as exc:
-            raise v2_errors.to_invalid_configuration(exc) if dialect is CONFLUENT else exc from None
+            raise dialect.translate_invalid(exc, "INVALID_CONFIGURATION") from None
         # Checked before the instance exists: one whose answer was refused would be left behind.
         negotiate_content_type(request, strict=dialect is CONFLUENT)
         instance = self._instances.add(
@@ -234,26 +255,26 @@ class ConsumerComponent(Component):
     async def _subscribe(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
-        body = await self._read_body(request, dialect, "subscribeTopics")
-        topics, pattern = body.get("topics"), body.get("topic_pattern")
-        if topics is not None and pattern is not None:
-            detail = "a subscription has either topics or topic_pattern; leave out one of them"
-            raise StatusError(409, detail, code="OTHER_SUBSCRIPTION")
-        try:
-            if not topics and not pattern:
-                raise create_invalid_request(
-                    "topics", "is empty; name topics, or give a topic_pattern"
-                )
-            compiled = None if pattern is None else compile_topic_pattern(pattern)
-        except StatusError as exc:
-            raise v2_errors.to_unprocessable(exc) if dialect is CONFLUENT else exc from None
-        # A misspelt name would never give records, without an error.
-        topics = list(await describe_topics(self._context, topics or ()))
+        async def parse(body: Any) -> tuple[list[str], re.Pattern[str] | None]:
+            topics, pattern = body.get("topics"), body.get("topic_pattern")
+            if topics is not None and pattern is not None:
+                detail = "a subscription has either topics or topic_pattern; leave out one of them"
+                raise StatusError(409, detail, code="OTHER_SUBSCRIPTION")
+            try:
+                if not topics and not pattern:
+                    raise create_invalid_request(
+                        "topics", "is empty; name topics, or give a topic_pattern"
+                    )
+                compiled = None if pattern is None else compile_topic_pattern(pattern)
+            except StatusError as exc:
+                raise dialect.translate_invalid(exc) from None
+            # A misspelt name would never give records, without an error.
+            return list(await describe_topics(self._context, topics or ())), compiled
+
+        topics, pattern = await self._read_body(request, dialect, "subscribeTopics", parse)
         await self._context.authorize(request, WRITE_SCOPE, topics, instance.group)
-        del body
-        release_parsed(request)
         async with instance.lock_for_change():
-            instance.subscribe(topics, compiled)
+            instance.subscribe(topics, pattern)
         return Response(status_code=204)
 
     async def _get_subscription(
@@ -263,7 +284,7 @@ class ConsumerComponent(Component):
         if instance.pattern is not None:
             matches = await self._context.cluster.match_topics(instance.pattern)
             topics = sorted(filter(instance.is_visible, matches))
-        return dialect.build_response(request, dialect.format_topics(instance, topics))
+        return dialect.build_response(request, dialect.format_topics(topics))
 
     async def _unsubscribe(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
@@ -275,11 +296,7 @@ class ConsumerComponent(Component):
     async def _assign(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
-        body = await self._read_body(request, dialect, "assignPartitions")
-        tps = _parse_partitions(body, "partitions")
-        await check_partitions(self._context, tps)
-        del body
-        release_parsed(request)
+        tps = await self._read_body(request, dialect, "assignPartitions", self._parse_partitions)
         async with instance.lock_for_change():
             await instance.assign(tps)
         return Response(status_code=204)
@@ -294,17 +311,16 @@ class ConsumerComponent(Component):
     async def _seek(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
-        body = await self._read_body(request, dialect, "overrideFetchOffset")
-        offsets = {
-            _parse_partition(entry): int(entry["offset"]) for entry in body.get("offsets") or ()
-        }
-        times: dict[TopicPartition, int | str] = {
-            _parse_partition(entry): parse_timestamp(entry["timestamp"], "timestamps")
-            for entry in body.get("timestamps") or ()
-        }
-        await check_partitions(self._context, [*offsets, *times])
-        del body
-        release_parsed(request)
+        async def parse(body: Any) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+            offsets = {parse_tp(entry): int(entry["offset"]) for entry in body.get("offsets") or ()}
+            times = {
+                parse_tp(entry): parse_timestamp(entry["timestamp"], "timestamps")
+                for entry in body.get("timestamps") or ()
+            }
+            await check_partitions(self._context, [*offsets, *times])
+            return offsets, times
+
+        offsets, times = await self._read_body(request, dialect, "overrideFetchOffset", parse)
         async with instance.lock_for_change():
             await instance.wait_for_assignment([*offsets, *times])
             await check_offsets(self._context, offsets)
@@ -312,31 +328,17 @@ class ConsumerComponent(Component):
             await instance.seek_to_specs(times)
         return Response(status_code=204)
 
-    async def _seek_to_first(
-        self, request: Request, dialect: Dialect, instance: ConsumerInstance
-    ) -> Response:
-        return await self._seek_to(request, dialect, instance, "seekFirstOffset", "first")
-
-    async def _seek_to_last(
-        self, request: Request, dialect: Dialect, instance: ConsumerInstance
-    ) -> Response:
-        return await self._seek_to(request, dialect, instance, "seekLastOffset", "last")
-
     async def _seek_to(
         self,
+        operation: str,
+        spec: int,
         request: Request,
         dialect: Dialect,
         instance: ConsumerInstance,
-        operation: str,
-        position: str,
     ) -> Response:
-        body = await self._read_body(request, dialect, operation)
-        tps = _parse_partitions(body, "partitions")
-        await check_partitions(self._context, tps)
-        del body
-        release_parsed(request)
+        tps = await self._read_body(request, dialect, operation, self._parse_partitions)
         async with instance.lock_for_change():
-            await instance.seek_to_specs(dict.fromkeys(tps, position))
+            await instance.seek_to_specs(dict.fromkeys(tps, spec))
         return Response(status_code=204)
 
     # Committed offsets
@@ -344,34 +346,30 @@ class ConsumerComponent(Component):
     async def _commit(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
-        body = await self._read_body(request, dialect, "commmitConsumerOffsets")
-        offsets: dict[TopicPartition, OffsetAndMetadata] | None = None
-        if body is not None:
+        async def parse(body: Any) -> dict[TopicPartition, OffsetAndMetadata] | None:
+            if body is None:
+                return None
             # Of `offsets` those of records, of `partitions` those of the next records, as in Kafka.
             name, step = ("offsets", 1) if "offsets" in body else ("partitions", 0)
             offsets = {
-                _parse_partition(entry): OffsetAndMetadata(
+                parse_tp(entry): OffsetAndMetadata(
                     int(entry["offset"]) + step, metadata=entry.get("metadata") or ""
                 )
                 for entry in body[name]
             }
             await check_partitions(self._context, offsets)
             await check_offsets(self._context, instance.select_unreturned(offsets))
-        del body
-        release_parsed(request)
+            return offsets
+
+        offsets = await self._read_body(request, dialect, "commmitConsumerOffsets", parse)
         committed = await instance.commit(offsets)
         return dialect.build_response(request, _format_offsets(committed))
 
     async def _get_committed(
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
-        body = await self._read_body(request, dialect, "getCommittedOffsets")
-        tps = _parse_partitions(body or {}, "partitions") or _parse_partitions(
-            body or {}, "offsets"
-        )
-        await check_partitions(self._context, tps)
-        del body
-        release_parsed(request)
+        operation = "getCommittedOffsets"
+        tps = await self._read_body(request, dialect, operation, self._parse_partitions)
         return dialect.build_response(request, _format_offsets(await instance.committed(tps)))
 
     # Records
@@ -383,13 +381,10 @@ class ConsumerComponent(Component):
         try:
             parameters = self._context.spec["fetchTopicData"].parse_parameters(request)
         except StatusError as exc:
-            raise v2_errors.to_unprocessable(exc) if dialect is CONFLUENT else exc from None
-        formats = dialect.resolve_formats(request, instance, self._context)
+            raise dialect.translate_invalid(exc) from None
+        formats = dialect.resolve_formats(request, instance.options, self._context)
         headers = dialect.get_header_formatter(request)
-        timeout_s = (
-            min(parameters.get("timeout", instance.options.timeout_s * 1000), MAX_POLL_TIMEOUT_MS)
-            / 1000
-        )
+        timeout_ms = parameters.get("timeout", instance.options.timeout_s * 1000)
         max_bytes = max(1, parameters.get("max_bytes", self._settings.request_max_bytes))
         min_bytes = max(1, parameters.get("responseMinBytes", instance.options.min_bytes))
 
@@ -402,18 +397,22 @@ class ConsumerComponent(Component):
             return records
 
         async def build_response(records: Sequence[Record]) -> tuple[Response, Sequence[Record]]:
-            codecs = self._context.codecs
             with hold_records(self._context.client_memory, records):
                 body, count = await render_records(
-                    codecs, records, formats, headers,
+                    self._context.codecs, records, formats, headers,
                     omit_empty_headers=dialect.omits_empty_headers,
                 )  # fmt: skip
-            return dialect.build_records_response(request, instance, body), records[:count]
+            response = dialect.build_records_response(request, instance.options, body)
+            return response, records[:count]
 
-        return PollResponse(
-            instance, timeout_s, poll, build_response, self._record_poll,
-            lambda exc: self._build_error_response(request, dialect, exc),
-        )  # fmt: skip
+        try:
+            await answer_poll(
+                instance, min(timeout_ms, MAX_POLL_TIMEOUT_MS) / 1000, poll, build_response,
+                self._record_poll, request.scope, request.receive, request._send,
+            )  # fmt: skip
+        except Exception as exc:
+            return self._build_error_response(request, dialect, exc)
+        return AlreadySentResponse()
 
     def _record_poll(self, records: Sequence[Record], is_sent: bool) -> None:
         self._poll_counts["left" if not is_sent else "records" if records else "empty"] += 1
@@ -423,7 +422,7 @@ class ConsumerComponent(Component):
             topic_records = [record for record in records if record.tp.topic == topic]
             self._record_counts[topic] += len(topic_records)
             self._byte_counts[topic] += sum(record.payload_size for record in topic_records)
-        if isinstance(self._context.auditor, NullAuditor):
+        if self._context.auditor is None:
             return
         for record in records:
             headers = {name: (value or b"").decode("latin-1") for name, value in record.headers}
@@ -440,22 +439,81 @@ class AlreadySentResponse(Response):
         return None
 
 
-def _parse_partition(entry: Mapping[str, Any]) -> TopicPartition:
-    return TopicPartition(entry["topic"], int(entry["partition"]))
-
-
-def _parse_partitions(body: Mapping[str, Any], name: str) -> list[TopicPartition]:
-    return list(dict.fromkeys(_parse_partition(entry) for entry in body.get(name) or ()))
+def _select_dialect(request: Request) -> Dialect:
+    return CONFLUENT if is_confluent_request(request.headers) else CONTRACT
 
 
 def _format_offsets(committed: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[str, Any]:
     return {
         "offsets": [
-            {**partition, "offset": position.offset, "metadata": position.metadata or ""}
-            for partition, position in zip(
-                format_partitions(committed),
-                (committed[tp] for tp in sorted(committed)),
-                strict=True,
-            )
+            {**tp._asdict(), "offset": position.offset, "metadata": position.metadata or ""}
+            for tp, position in sorted(committed.items())
         ]
     }
+
+
+async def answer_poll(
+    instance: ConsumerInstance,
+    timeout_s: float,
+    poll: Callable[[float, asyncio.Future[Any]], Awaitable[Sequence[Record]]],
+    build_response: Callable[[Sequence[Record]], Awaitable[tuple[Response, Sequence[Record]]]],
+    on_finished: Callable[[Sequence[Record], bool], None],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Answer a long poll, and return records only to a client that is still connected.
+
+    A client that disconnects ends the wait. The next poll returns records that could not be handed
+    to its connection. No HTTP bridge can know whether data that the kernel accepted has reached the
+    client. The errors of a poll are raised, unless the client has left.
+
+    Args:
+        timeout_s: How long to wait for the instance and for records, in seconds.
+        poll: Returns records; it gets the seconds that are left, and a future that is done when the
+            client has disconnected.
+        build_response: Returns an answer, and the first of the records, which are in it.
+        on_finished: Is called at the end with the records, and whether they were sent.
+    """
+    gone = asyncio.ensure_future(wait_for_disconnect(scope, receive))
+    try:
+        async with instance.lock_for_poll(timeout_s) as remaining_s:
+            records = await poll(remaining_s, gone)
+            is_sent, shown = False, records
+            try:
+                response, shown = await build_response(records)
+                is_sent = await _send_response(response, gone, send)
+            finally:
+                if is_sent:
+                    instance.mark_returned(shown)
+                if rest := records[len(shown) if is_sent else 0 :]:
+                    instance.restore_records(rest)
+                on_finished(shown, is_sent)
+    except Exception:
+        if not gone.done():
+            raise
+    finally:
+        gone.cancel()
+
+
+async def _send_response(response: Response, gone: asyncio.Future[Any], send: Send) -> bool:
+    """Send a response, and return whether all of it was handed to the connection.
+
+    The end is sent separately from the rest: if the connection takes no more data, the server waits
+    before it accepts the next message, and notices meanwhile that the client has disconnected.
+    """
+    if gone.done():
+        return False
+    start = {
+        "type": "http.response.start",
+        "status": response.status_code,
+        "headers": response.raw_headers,
+    }
+    await send(start)
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    # The server waits here until its write buffer has drained, or the connection is lost.
+    await send({"type": "http.response.body", "body": b"", "more_body": True})
+    if gone.done():
+        return False
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return True

@@ -30,9 +30,8 @@ from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
-from gateway.sidecar.context import Auditor, NullAuditor, audit_gap
+from gateway.sidecar.context import Auditor, audit_gap, build_consumer_options
 from gateway.sidecar.http.status import StatusError
-from gateway.sidecar.membership_options import build_consumer_options
 from gateway.telemetry.logs import create_detached_task
 
 from .instance_options import InstanceOptions
@@ -76,7 +75,7 @@ class ConsumerInstance:
         self.is_polling = False
         self.is_ended = False
         self._cluster = cluster
-        self._auditor = auditor or NullAuditor()
+        self._auditor = auditor
         self._settings = settings
         self._client_memory = client_memory or ClientMemory()
         self._consumer_options = build_consumer_options(
@@ -258,41 +257,25 @@ class ConsumerInstance:
         No record is lost if it is cancelled. `draining` and `disconnected` end the wait. A record
         larger than `max_bytes` is returned alone.
         """
-        records = await self._poll(timeout_s, max_bytes, min_bytes, draining, disconnected)
-        # From here on, a partition that goes away takes some of these records with it.
-        self._removed_since_poll.clear()
-        return records
-
-    async def _poll(
-        self,
-        timeout_s: float,
-        max_bytes: int,
-        min_bytes: int,
-        draining: asyncio.Event,
-        disconnected: asyncio.Future[Any],
-    ) -> list[Record]:
         consumer, settings = self._require_consumer(), self._settings
         # A client that polls again has processed what it got, as in Java's consumer.
         self._note_processed()
         if self._list_uncommitted(consumer) and self._commit_task is None:
             self._commit_task = create_detached_task(self._commit_periodically(consumer))
         # The consumer fetches only so much of a partition ahead; more would never be there.
-        min_bytes = max(1, min(min_bytes, max_bytes, settings.max_partition_fetch_bytes // 2))
-        max_bytes = min(max_bytes, settings.request_max_bytes)
-        max_records = settings.max_poll_records
+        limits = {
+            "min_bytes": max(1, min(min_bytes, max_bytes, settings.max_partition_fetch_bytes // 2)),
+            "max_bytes": min(max_bytes, settings.request_max_bytes),
+            "max_records": settings.max_poll_records,
+        }
         # It saves a tenth of a poll's CPU where records were fetched ahead.
-        if not self._interrupt_poll.is_set():
-            records = consumer.poll_nowait(
-                min_bytes=min_bytes, max_bytes=max_bytes, max_records=max_records
-            )
-            if records is not None:
-                return records
-        polling = asyncio.ensure_future(
-            consumer.poll(
-                timeout_s, min_bytes=min_bytes, max_bytes=max_bytes, max_records=max_records
-            )
-        )
-        return await self._wait_for_records(polling, draining, disconnected)
+        records = None if self._interrupt_poll.is_set() else consumer.poll_nowait(**limits)
+        if records is None:
+            polling = asyncio.ensure_future(consumer.poll(timeout_s, **limits))
+            records = await self._wait_for_records(polling, draining, disconnected)
+        # From here on, a partition that goes away takes some of these records with it.
+        self._removed_since_poll.clear()
+        return records
 
     async def _wait_for_records(
         self,
@@ -360,15 +343,10 @@ class ConsumerInstance:
             consumer.seek(tp, offset)
             self._note_seek(tp, offset)
 
-    async def seek_to_specs(self, specs: Mapping[TopicPartition, int | str]) -> None:
-        """Set positions to `first`, `last`, or a timestamp in milliseconds; raises as `seek`."""
+    async def seek_to_specs(self, specs: Mapping[TopicPartition, int]) -> None:
+        """Set positions to EARLIEST, LATEST, or a timestamp in milliseconds; raises as `seek`."""
         consumer = await self.wait_for_assignment(specs)
-        first = [tp for tp, spec in specs.items() if spec == "first"]
-        last = [tp for tp, spec in specs.items() if spec == "last"]
-        times = {tp: spec for tp, spec in specs.items() if isinstance(spec, int)}
-        await consumer.seek_to_beginning(first)
-        await consumer.seek_to_end(last)
-        await consumer.seek_to_timestamp(times)
+        await consumer.seek_to_specs(specs)
         for tp in specs:
             self._note_seek(tp, consumer.position(tp))
 
@@ -460,10 +438,8 @@ class ConsumerInstance:
     def _list_uncommitted(self, consumer: GroupConsumer) -> dict[TopicPartition, OffsetAndMetadata]:
         if not self.options.auto_commit:
             return {}
-        committed, owned = (
-            self._committed_offsets,
-            self._processed_offsets.keys() & consumer.assignment,
-        )
+        committed = self._committed_offsets
+        owned = self._processed_offsets.keys() & consumer.assignment
         return {
             tp: OffsetAndMetadata(self._processed_offsets[tp])
             for tp in owned

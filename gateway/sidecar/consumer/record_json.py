@@ -19,6 +19,7 @@ from gateway.client_memory import ClientMemory, HeldPart
 from gateway.core.log.record import Record
 from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
+from gateway.formats.event import bytes_to_json, json_to_bytes
 from gateway.formats.plain import PLAIN_CODECS
 from gateway.sidecar.turns import take_turns
 
@@ -49,7 +50,7 @@ def text_headers(headers: Headers) -> dict[str, Any]:
     rendered = {}
     repeated: set[str] = set()
     for name, value in headers:
-        text = None if value is None else _decode_text_or_base64(value)
+        text = bytes_to_json(value)
         if name not in rendered:
             rendered[name] = text
         elif name in repeated:
@@ -58,6 +59,15 @@ def text_headers(headers: Headers) -> dict[str, Any]:
             repeated.add(name)
             rendered[name] = [rendered[name], text]
     return rendered
+
+
+def parse_headers(headers: Mapping[str, Any]) -> list[tuple[str, bytes | None]]:
+    """Return headers in the form of `text_headers` as pairs."""
+    return [
+        (name, json_to_bytes(value))
+        for name, values in headers.items()
+        for value in (values if isinstance(values, list) else (values,))
+    ]
 
 
 def base64_headers(headers: Headers) -> dict[str, Any]:
@@ -77,13 +87,6 @@ def paired_headers(headers: Headers) -> list[dict[str, Any]]:
 
 def encode_base64(data: bytes) -> str:
     return b2a_base64(data, newline=False).decode("ascii")
-
-
-def _decode_text_or_base64(value: bytes) -> Any:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": encode_base64(value)}
 
 
 def hold_records(

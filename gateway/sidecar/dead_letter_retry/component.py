@@ -10,10 +10,8 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from functools import cached_property
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
@@ -29,36 +27,43 @@ from gateway.core.delivery.verdict import UNEXPLAINED_REASON
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, Fenced, UnknownTopic
 from gateway.formats.codec import SerializationFormat
-from gateway.formats.event import json_to_bytes
 from gateway.formats.exact_values import keep_exact_numbers
 from gateway.kafka.fetch.bounded_read import iter_records_at
-from gateway.sidecar.backends import get_dead_letter_ext, get_group
-from gateway.sidecar.component import Component
-from gateway.sidecar.consumer.dialect import TrailingSlashRoute
-from gateway.sidecar.consumer.record_json import hold_records, render_records, text_headers
-from gateway.sidecar.context import AuditEvent, Context
-from gateway.sidecar.http import body
-from gateway.sidecar.http.disconnect import run_for_client
-from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE
+from gateway.sidecar.consumer.record_json import (
+    hold_records,
+    parse_headers,
+    render_records,
+    text_headers,
+)
+from gateway.sidecar.context import AuditEvent, Component, Context
+from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, TrailingSlashRoute
+from gateway.sidecar.http.requests import read_body, run_for_client
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
-from gateway.sidecar.reactive.backend import BackendClient, create_http_client
-from gateway.sidecar.reactive.batch_encoder import BatchEncoder
+from gateway.sidecar.lookups import (
+    Formats,
+    check_not_dead_letters,
+    check_offsets,
+    check_writable,
+    get_dead_letter_ext,
+    get_formats,
+    get_group,
+    parse_tp,
+)
+from gateway.sidecar.reactive.backend import BackendClient, BatchEncoder, create_http_client
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
-from gateway.sidecar.reactive.message import DeadLetterMessage
-from gateway.sidecar.topics import check_not_dead_letters, check_offsets, check_writable
 from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
-from .queue import DeadLetterQueue, QueuedDeadLetter
-from .retry import (
+from .queue import (
     PARKED,
     PROCESSED,
     RETURNED,
+    DeadLetterQueue,
     DeadLetterRetry,
+    QueuedDeadLetter,
     RetryResult,
-    create_transactions,
 )
 
 MAX_BODY_BYTES = 4 << 20
@@ -142,7 +147,8 @@ class DeadLetterComponent(Component):
             BatchEncoder(self._context.codecs, settings, group, missing_schema_timeout_s=0.0),
             self._context.auditor,
         )
-        transactions = create_transactions(self._context, queue)
+        id = f"dead-letters-{queue.group}-{queue.topic}"
+        transactions = self._context.create_transactions(id)
         lock = self._locks.setdefault(key, asyncio.Lock())
         try:
             async with lock:  # the same request in parallel would want the same dead letters
@@ -197,19 +203,19 @@ class DeadLetterComponent(Component):
             )  # fmt: skip
         return build_json_response(records)
 
-    def _build_formats(self, parameters: Parameters) -> Any:
+    def _build_formats(self, parameters: Parameters) -> Callable[[str], Formats]:
         """Return a function from a topic to its formats; those of the request take precedence."""
         section = self._context.section
-        consumer = section.consumer or ConsumerSettings()
+        named = [
+            name and SerializationFormat.parse(name)
+            for name in (parameters.get("keyFormat"), parameters.get("valueFormat"))
+        ]
 
-        def formats(topic: str) -> tuple[SerializationFormat, SerializationFormat]:
-            key = parameters.get("keyFormat") or section.get_key_format(topic, consumer.key_format)
-            value = parameters.get("valueFormat") or section.get_value_format(
-                topic, consumer.value_format
-            )
-            return SerializationFormat.parse(key), SerializationFormat.parse(value)
+        def choose_formats(topic: str) -> Formats:
+            key, value = get_formats(section, topic, section.consumer or ConsumerSettings())
+            return named[0] or key, named[1] or value
 
-        return formats
+        return choose_formats
 
     async def _commit(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
@@ -235,7 +241,7 @@ class DeadLetterComponent(Component):
     async def _accept_letters(self, request: Request) -> Response:
         await self._context.authorize(request, WRITE_SCOPE)
         operation = self._context.spec["writeDeadLetters"]
-        data = await body.read_body(request, MAX_BODY_BYTES)
+        data = await read_body(request, MAX_BODY_BYTES)
         async with take_turns():
             entries = operation.parse_body(data, request.headers.get("content-type"))
         parameters = operation.parse_parameters(request)
@@ -249,7 +255,7 @@ class DeadLetterComponent(Component):
             await self._context.get_topic(topic)
             async with take_turns():
                 self._keep_exact_numbers(data, entries, topic)
-        writer = _SubmittedDeadLetterWriter(
+        writer = DeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )
         places = [await self._check_place(item, index) for index, item in enumerate(items)]
@@ -266,7 +272,7 @@ class DeadLetterComponent(Component):
                     advice = f"none is written, hand in {index} of them at once"
                     raise StatusError(413, f"{problem}; {advice}")
                 if isinstance(record, Record):
-                    dead.append(writer.create_dead_letter(record, item))
+                    dead.append(_build_dead_letter(record, item))
             unwritten, reason, refused = await writer.write(dead)
         if unwritten:
             problem = f"{len(unwritten)} of {len(dead)} are not known to be written: {reason}"
@@ -276,12 +282,11 @@ class DeadLetterComponent(Component):
         refused_ids = set(map(id, refused))
         written = [dead_letter for dead_letter in dead if id(dead_letter) not in refused_ids]
         self._outcomes["written"] += len(written)
-        for dead_letter in written:
-            record = dead_letter.record
-            origin = record.tp, record.offset, record.key
-            self._context.auditor.record(
-                AuditEvent("ACTIVE_CONSUMER", *origin, error=dead_letter.reason)
-            )
+        if (auditor := self._context.auditor) is not None:
+            for dead_letter in written:
+                record = dead_letter.record
+                origin = record.tp, record.offset, record.key
+                auditor.record(AuditEvent("ACTIVE_CONSUMER", *origin, error=dead_letter.reason))
         if refused:
             raise create_too_large(refused, len(written))
         return build_json_response({"written": len(dead), "processed": len(entries) - len(items)})
@@ -303,14 +308,13 @@ class DeadLetterComponent(Component):
 
     async def _check_place(self, item: Parameters, index: int) -> Place:
         """Return where Kafka has a record; raises StatusError 400 for an unknown partition."""
-        fields = item["record"]
-        tp = TopicPartition(fields["topic"], int(fields["partition"]))  # 1.0 is an integer in JSON
+        tp = parse_tp(item["record"])
         topic = await self._context.get_topic(tp.topic)
         if tp.partition not in topic.partitions:
             raise create_invalid_request(
                 f"[{index}].record.partition", f"{tp.partition} is no partition of {tp.topic}"
             )
-        return tp, int(fields["offset"])
+        return tp, int(item["record"]["offset"])
 
     async def _read_records(
         self, places: Sequence[Place], held: GrowingReservation
@@ -339,14 +343,9 @@ class DeadLetterComponent(Component):
         if "value" not in fields:
             problem = "is not in Kafka any more; hand in its value, too"
             raise create_invalid_request(f"[{index}].record", problem)
-        tp = TopicPartition(fields["topic"], int(fields["partition"]))
+        tp = parse_tp(fields)
         key, value = self._build_formats({})(tp.topic)
         codecs = self._context.codecs
-        headers = [
-            (name, json_to_bytes(content))
-            for name, values in (fields.get("headers") or {}).items()
-            for content in (values if isinstance(values, list) else [values])
-        ]
         return Record(
             tp,
             int(fields["offset"]),
@@ -354,7 +353,7 @@ class DeadLetterComponent(Component):
             int(fields.get("timestamp") or 0),
             (await codecs.encode(key, tp.topic, True, fields.get("key"))).data,
             (await codecs.encode(value, tp.topic, False, fields["value"])).data,
-            headers,
+            parse_headers(fields.get("headers") or {}),
         )
 
     # Both
@@ -423,30 +422,15 @@ def _format_letter(queued: QueuedDeadLetter) -> dict[str, Any]:
     }
 
 
-class _SubmittedDeadLetterWriter(DeadLetterWriter):
-    """Write dead letters with the ids with which a program has sent them, if it has."""
-
-    def create_dead_letter(self, record: Record, item: Parameters) -> DeadLetterRecord:
-        self._items[id(record)] = item
-        return DeadLetterRecord(
-            record, item.get("stacktrace") or item.get("error") or UNEXPLAINED_REASON
-        )
-
-    @cached_property
-    def _items(self) -> dict[int, Parameters]:
-        # By the identity of the records, which live as long as this writer is used: one request.
-        return {}
-
-    def build_message(self, dead: DeadLetterRecord) -> DeadLetterMessage:
-        message, item = super().build_message(dead), self._items[id(dead.record)]
-        fields = item["record"]
-        correlation = item.get("correlationId") or fields.get("correlationId")
-        traceability = item.get("traceabilityId") or fields.get("traceabilityId")
-        return replace(
-            message,
-            correlation_id=correlation or message.correlation_id,
-            traceability_id=traceability or message.traceability_id,
-        )
+def _build_dead_letter(record: Record, item: Parameters) -> DeadLetterRecord:
+    """Return a dead letter with the ids with which a program has sent it, if it has."""
+    fields = item["record"]
+    return DeadLetterRecord(
+        record,
+        item.get("stacktrace") or item.get("error") or UNEXPLAINED_REASON,
+        item.get("correlationId") or fields.get("correlationId") or "",
+        item.get("traceabilityId") or fields.get("traceabilityId") or "",
+    )
 
 
 def _create_retried_elsewhere(delay_s: float) -> StatusError:

@@ -1,21 +1,54 @@
-"""Read dead letters, and keep the position of a group in those of one topic."""
+"""Read dead letters, deliver them to the back end again, and write what becomes of them.
+
+The position of a group in the dead letters of a topic is a committed offset. A dead letter that is
+processed is done. One that fails again is appended to the topic with a higher count of retries, so
+that it holds up nothing. At the last retry, or if it is too large to be appended, it is parked
+instead: audited, skipped from then on, and kept in the topic for its retention time.
+
+The transaction has the new records and the offsets of the group, under an id that one process has
+at a time. So in any crash, a dead letter is neither lost nor duplicated in the topic, though the
+back end may get one twice.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, assert_never
 
+from gateway.core.delivery.verdict import (
+    BackendUnavailable,
+    BatchResults,
+    RecordResult,
+    SuspectBatch,
+)
 from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import MAX_FETCH_BYTES, fetch_log_bounds, read_committed
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
+from gateway.kafka.produce.pending_records import ProducerRecord
+from gateway.kafka.produce.transactional_producer import TransactionalProducer, find_left_out
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
-from gateway.sidecar.reactive.batch_encoder import get_ids
-from gateway.sidecar.reactive.message import DeadLetterMessage, parse_message
+from gateway.sidecar.context import AuditEvent, Auditor
+from gateway.sidecar.http.requests import get_current_ids
+from gateway.sidecar.reactive.backend import (
+    BackendClient,
+    BatchEncoder,
+    deliver_batch,
+    get_ids,
+)
+from gateway.sidecar.reactive.dead_letters import (
+    GROUP_HEADER,
+    RETRIES_HEADER,
+    DeadLetterMessage,
+    parse_message,
+    shorten_headers,
+)
 from gateway.sidecar.turns import take_turns
 
 NextOffsets = Mapping[TopicPartition, int]
@@ -188,3 +221,146 @@ class DeadLetterQueue:
             correlation, traceability = get_ids(record)
             message = replace(message, correlation_id=correlation, traceability_id=traceability)
         return QueuedDeadLetter(record, message)
+
+
+# The outcomes of a dead letter.
+PROCESSED, RETURNED, PARKED = "processed", "returned", "parked"
+# Of what is parked, because nothing could be written in its place.
+TOO_LARGE_REASON = "too large for the topic; raise its max.message.bytes"
+
+
+class RetriedLetter(NamedTuple):
+    """A dead letter, its outcome (one of the constants above), and why it failed."""
+
+    queued: QueuedDeadLetter
+    outcome: str
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class RetryResult:
+    """The outcomes of a batch of dead letters.
+
+    Attributes:
+        letters: Those with an outcome, the first ones of the batch.
+        backend_failure: Why the back end was not asked about the others; empty if it was.
+        retry_after: The delay that the back end requested, in seconds; 0.0 if none.
+    """
+
+    letters: list[RetriedLetter] = field(default_factory=list)
+    backend_failure: str = ""
+    retry_after: float = 0.0
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(retried.outcome for retried in self.letters)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRetry:
+    _queue: DeadLetterQueue
+    _backend: BackendClient
+    _encoder: BatchEncoder
+    _auditor: Auditor | None
+
+    async def retry_batch(
+        self,
+        transactions: TransactionalProducer,
+        letters: Sequence[QueuedDeadLetter],
+        offsets: NextOffsets,
+        *,
+        last: bool,
+    ) -> RetryResult:
+        """Deliver a batch, and commit its outcomes.
+
+        Args:
+            transactions: A producer that is started, which has fenced other processes.
+            offsets: The next offsets of the group after all of them.
+            last: Whether to park those that fail, instead of appending them.
+
+        Raises:
+            BrokerUnavailable: With `timeout`, it may be committed.
+            KafkaError: Nothing is committed, but the back end may have processed some.
+        """
+        result = RetryResult()
+        # The results may be fewer: of those before the back end became unavailable.
+        for item, queued in zip(await self._deliver(letters, result), letters, strict=False):
+            outcome = PROCESSED if item.is_processed else PARKED if last else RETURNED
+            result.letters.append(RetriedLetter(queued, outcome, item.reason))
+        # Offsets are committed only up to the last one that something became of.
+        if len(result.letters) < len(letters):
+            done = [each.queued.record for each in result.letters]
+            offsets = {record.tp: record.next_offset for record in done}
+        if offsets:
+            returned = [
+                index for index, each in enumerate(result.letters) if each.outcome == RETURNED
+            ]
+            writes = [_build_returned_write(result.letters[index]) for index in returned]
+            written = await transactions.commit(
+                writes, group=self._queue.offsets_group, offsets=offsets, shorten=_shorten_returned
+            )
+            for position in find_left_out(writes, written):
+                retried = result.letters[returned[position]]
+                reason = f"{retried.reason}; {TOO_LARGE_REASON}"
+                result.letters[returned[position]] = RetriedLetter(retried.queued, PARKED, reason)
+        for retried in result.letters:
+            self._audit_letter(retried)
+        return result
+
+    async def _deliver(
+        self, letters: Sequence[QueuedDeadLetter], result: RetryResult
+    ) -> Sequence[RecordResult]:
+        """Return the results of all, or of those before the back end became unavailable."""
+        if not letters:
+            return []
+        # The batch may have records with different counts: the header has the highest one.
+        retries = max(dead_letter.message.retries for dead_letter in letters) + 1
+        ids = dict(get_current_ids().to_http_headers())
+        headers = {GROUP_HEADER: self._queue.group, RETRIES_HEADER: str(retries), **ids}
+        origins = [dead_letter.origin for dead_letter in letters]
+        verdict = await deliver_batch(self._backend, self._encoder, origins, headers)
+        match verdict:
+            case BatchResults(items):
+                return items
+            # The answer says nothing about single records. With one record that is its failure,
+            # unless the back end is unhealthy.
+            case SuspectBatch(reason) if len(letters) == 1:
+                health_failure = await self._backend.describe_failure()
+                if not health_failure:
+                    return [RecordResult(False, reason)]
+                result.backend_failure = f"{reason}; {health_failure}"
+            case SuspectBatch():  # the back end may fail at only one of them
+                results: list[RecordResult] = []
+                for dead_letter in letters:
+                    results += await self._deliver([dead_letter], result)
+                    if result.backend_failure:
+                        break
+                return results
+            case BackendUnavailable(reason, retry_after):
+                result.backend_failure, result.retry_after = reason, retry_after
+            case _:
+                assert_never(verdict)
+        return []
+
+    def _audit_letter(self, retried: RetriedLetter) -> None:
+        if retried.outcome == RETURNED or self._auditor is None:
+            return
+        message = retried.queued.message
+        self._auditor.record(
+            AuditEvent(
+                "REACTIVE_CONSUMER", message.origin, message.offset, message.key,
+                message.correlation_id, message.traceability_id, retried.reason or None,
+            )
+        )  # fmt: skip
+
+
+def _shorten_returned(record: ProducerRecord) -> ProducerRecord | None:
+    headers = shorten_headers(record.headers)
+    return None if headers is None else record._replace(headers=headers)
+
+
+def _build_returned_write(retried: RetriedLetter) -> ProducerRecord:
+    queued = retried.queued
+    message = replace(queued.message, retries=queued.message.retries + 1, stacktrace=retried.reason)
+    now = time.time_ns() // 1_000_000
+    return ProducerRecord(queued.record.tp, message.key, message.value, message.to_headers(), now)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from gateway.config.source.substitution import find_closest
 
 INT64_BOUND = 2.0**63
+_BRANCHES = ("allOf", "anyOf", "oneOf")
 
 # Takes a valid value, changes dicts and lists in place, and returns what the value is now.
 Normalizer: TypeAlias = Callable[[Any], Any]
@@ -27,27 +28,41 @@ def build_normalizer(document: Mapping[str, Any], schema: Mapping[str, Any]) -> 
     The schema must not refer to itself: references are followed while it is built.
     """
     schema = resolve_reference(document, schema)
-    member_normalizers = {}
-    for name, member_schema in schema.get("properties", {}).items():
-        normalizer = build_normalizer(document, member_schema)
-        if normalizer is not None:
-            member_normalizers[name] = normalizer
-    items = build_normalizer(document, schema["items"]) if "items" in schema else None
-    normalizers = [
-        normalizer
-        for normalizer in (
-            _build_number_normalizer(schema),
-            _build_members_normalizer(member_normalizers),
-            _build_items_normalizer(items),
-        )
-        if normalizer
+    kinds = schema.get("type", ())
+    kinds = (kinds,) if isinstance(kinds, str) else kinds
+    is_integer = ("integer" in kinds and "number" not in kinds) or schema.get("multipleOf") == 1
+    members = [
+        (name, normalizer)
+        for name, member in schema.get("properties", {}).items()
+        if (normalizer := build_normalizer(document, member)) is not None
     ]
+    item = build_normalizer(document, schema["items"]) if "items" in schema else None
     # All branches of anyOf and oneOf are applied, also those that do not hold for the value: which
     # one holds is not known here, and a whole number is the same number in each of them.
-    for keyword in ("allOf", "anyOf", "oneOf"):
-        nested = (build_normalizer(document, branch) for branch in schema.get(keyword, ()))
-        normalizers += [normalizer for normalizer in nested if normalizer is not None]
-    return _chain_normalizers(normalizers)
+    branches = [
+        normalizer
+        for keyword in _BRANCHES
+        for branch in schema.get(keyword, ())
+        if (normalizer := build_normalizer(document, branch)) is not None
+    ]
+    if not (members or item or branches):
+        return _to_integer if is_integer else None
+
+    def normalize(value: Any) -> Any:
+        if is_integer:
+            value = _to_integer(value)
+        if members and isinstance(value, dict):
+            for name, normalizer in members:
+                if name in value:
+                    value[name] = normalizer(value[name])
+        elif item is not None and isinstance(value, list):
+            for index, element in enumerate(value):
+                value[index] = item(element)
+        for branch in branches:
+            value = branch(value)
+        return value
+
+    return normalize
 
 
 def resolve_reference(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -62,52 +77,11 @@ def resolve_reference(document: Mapping[str, Any], schema: Mapping[str, Any]) ->
     return target
 
 
-def _build_number_normalizer(schema: Mapping[str, Any]) -> Normalizer | None:
-    kinds = schema.get("type", ())
-    kinds = (kinds,) if isinstance(kinds, str) else kinds
-    is_integer = "integer" in kinds and "number" not in kinds
-    return _to_integer if is_integer or schema.get("multipleOf") == 1 else None
-
-
 def _to_integer(value: Any) -> Any:
     """Convert a whole float to an integer within 64 bits; orjson writes no larger ones."""
     if isinstance(value, float) and value.is_integer() and abs(value) < INT64_BOUND:
         return int(value)
     return value
-
-
-def _build_members_normalizer(normalizers: Mapping[str, Normalizer]) -> Normalizer | None:
-    def normalize(value: Any) -> Any:
-        if isinstance(value, dict):
-            for name, normalizer in pairs:
-                if name in value:
-                    value[name] = normalizer(value[name])
-        return value
-
-    pairs = tuple(normalizers.items())
-    return normalize if pairs else None
-
-
-def _build_items_normalizer(item: Normalizer | None) -> Normalizer | None:
-    if item is None:
-        return None
-
-    def normalize(value: Any) -> Any:
-        if isinstance(value, list):
-            for index, element in enumerate(value):
-                value[index] = item(element)
-        return value
-
-    return normalize
-
-
-def _chain_normalizers(normalizers: list[Normalizer]) -> Normalizer | None:
-    def normalize(value: Any) -> Any:
-        for step in normalizers:
-            value = step(value)
-        return value
-
-    return normalizers[0] if len(normalizers) == 1 else normalize if normalizers else None
 
 
 READ_RECORD_FIELDS = frozenset(
@@ -120,8 +94,6 @@ ALIASES_KEYWORD = "x-also-written"
 
 MIN_SIMILARITY = 0.8  # as difflib's ratio: `partiton` is near, other words are not
 MAX_UNKNOWN_NAMES = 20  # that are looked at in one object: each is compared with all known names
-
-_BRANCHES = ("allOf", "anyOf", "oneOf")
 
 
 class UnknownField(NamedTuple):

@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from .body_fields import resolve_reference
 from .spec import METHODS, Spec
 
 CSS = Path(__file__).parent / "page" / "docs.css"
@@ -107,14 +108,14 @@ def _render_operation(
     path: str, method: str, operation: Mapping[str, Any], document: Mapping[str, Any]
 ) -> str:
     references = operation.get("parameters", ())
-    parameters = [_resolve_reference(document, reference) for reference in references]
+    parameters = [resolve_reference(document, reference) for reference in references]
     scopes = [
         scope for scheme in operation.get("security", ()) for scope in scheme.get("kafka_auth")
     ]
     facts = "".join(_render_parameter(parameter) for parameter in parameters)
     bodies = "".join(_iter_bodies(operation.get("requestBody", {}), "body"))
     responses = "".join(
-        _render_response(status, _resolve_reference(document, response))
+        _render_response(status, resolve_reference(document, response))
         for status, response in operation.get("responses", {}).items()
     )
     description = operation.get("description", "")
@@ -180,13 +181,3 @@ def _describe_type(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     return str(schema.get("type", "any"))
-
-
-def _resolve_reference(
-    document: Mapping[str, Any], reference: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    if "$ref" not in reference:
-        return reference
-    _, _, kind, name = str(reference["$ref"]).split("/")
-    target: Mapping[str, Any] = document["components"][kind][name]
-    return target

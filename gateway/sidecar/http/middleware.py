@@ -1,4 +1,4 @@
-"""Wrap all endpoints of the sidecar: scopes, names with slashes, the end of the process, counts."""
+"""Wrap all endpoints of the sidecar: scopes, slashes in paths, the end of the process, counts."""
 
 from __future__ import annotations
 
@@ -89,6 +89,19 @@ class EncodedSlashMiddleware:
 class NameConvertor(StringConvertor):
     def convert(self, value: str) -> str:
         return value.replace(_SLASH, "/").replace(_ITSELF, _MARK)
+
+
+class TrailingSlashRoute(Route):
+    """Match a path with or without a slash at its end, and answer no HEAD.
+
+    Starlette answers HEAD by the endpoint of GET, which would move the position of a consumer.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], method: str) -> None:
+        super().__init__(path, endpoint, methods=[method])
+        self.methods = {method}
+        # Starlette compiles the path to a pattern that ends in `$`.
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + "/?$")
 
 
 RETRY_AFTER_S = 1.0

@@ -2,8 +2,8 @@
 
 There is one YAML per module (`spec/producer.yaml`), of which `paths`, `components` and `tags` are
 merged. The schemas of OpenAPI 3.1 are JSON Schema 2020-12, so they are compiled as they are served.
-Unknown fields of a body are refused (see `integers.FieldNames`). Unknown parameters are accepted,
-because proxies and tools add some, unless the name is nearly a known one.
+Unknown fields of a body are refused (see `body_fields.FieldNames`). Unknown parameters are
+accepted, because proxies and tools add some, unless the name is nearly a known one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.core.times import parse_time
 from gateway.version import __version__
 
-from .body import read_body
 from .body_fields import (
     MIN_SIMILARITY,
     FieldNames,
@@ -32,6 +31,7 @@ from .body_fields import (
     iter_unknown_names,
     resolve_reference,
 )
+from .requests import read_body
 from .status import StatusError
 
 SPEC_DIRECTORY = Path(__file__).parent / "spec"
@@ -144,7 +144,8 @@ class Validator:
         try:
             self._validator.validate(value)  # `iter_errors` computes all errors before the first
         except jsonschema_rs.ValidationError as error:
-            keyword = _get_keyword(error)
+            steps = map(str, reversed(error.schema_path))
+            keyword = next((step for step in steps if step in _ADVICE), "")
             if keyword in ("required", "oneOf"):  # it is there by another name
                 self._check_names(value, location)
             place = _format_location(location, error.instance_path)
@@ -266,10 +267,6 @@ def parse_timestamp(value: int | str, location: str) -> int:
         return parse_time(value)
     except ValueError as exc:
         raise create_invalid_request(location, f"'{value[:80]}' {exc}") from None
-
-
-def _get_keyword(error: jsonschema_rs.ValidationError) -> str:
-    return next((str(step) for step in reversed(error.schema_path) if step in _ADVICE), "")
 
 
 def _get_advice(error: jsonschema_rs.ValidationError, keyword: str) -> str:

@@ -31,13 +31,21 @@ from gateway.errors import (
     UnknownTopic,
     WritesFull,
 )
-from gateway.sidecar.component import NotReady
 
 log = logging.getLogger(__name__)
 
 DEFAULT_RETRY_AFTER_S = 5.0  # for a 503 whose error has no delay of its own
 
 NO_STORE_HEADERS: Mapping[str, str] = {"Cache-Control": "no-store"}
+
+
+class NotReady(GatewayError):
+    """A component cannot serve now; `reason` is for operators."""
+
+    def __init__(self, component: str, reason: str) -> None:
+        super().__init__(f"{component}: {reason}")
+        self.component = component
+        self.reason = reason
 
 
 class StatusError(RequestError):
@@ -52,7 +60,7 @@ class StatusError(RequestError):
     def __init__(
         self, status: int, detail: str, *, code: str = "", retry_after: float | None = None
     ) -> None:
-        super().__init__(status, _get_phrase(status), detail, retry_after=retry_after)
+        super().__init__(status, HTTPStatus(status).phrase, detail, retry_after=retry_after)
         self.code = code or _get_default_code(status)
 
 
@@ -156,10 +164,6 @@ def _describe_http_exception(exc: HTTPException) -> str:
     if exc.status_code == 405:
         return f"this path has other methods; use {(exc.headers or {}).get('Allow', 'those')}"
     return exc.detail
-
-
-def _get_phrase(status: int) -> str:
-    return HTTPStatus(status).phrase
 
 
 def _get_default_code(status: int) -> str:

@@ -81,11 +81,11 @@ def build_query(
     return QueryRequest(statement if statement.endswith(";") else f"{statement};", merged)
 
 
+@dataclass(frozen=True, slots=True)
 class QueryResult:
-    def __init__(self, path: str, parser: ResponseParser, rows: AsyncIterator[KsqlRow]) -> None:
-        self.path = path
-        self._parser = parser
-        self._rows = rows
+    path: str
+    _parser: ResponseParser
+    _rows: AsyncIterator[KsqlRow]
 
     @property
     def columns(self) -> Columns:

@@ -23,12 +23,12 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.client_memory import ClientMemory, GrowingReservation, HeldPart
 from gateway.config.types.address import create_trusting_context
-from gateway.sidecar.component import Component, NotReady
-from gateway.sidecar.context import Context
-from gateway.sidecar.http.disconnect import wait_for_disconnect
+from gateway.sidecar.context import Component, Context
 from gateway.sidecar.http.middleware import READ_SCOPE
+from gateway.sidecar.http.requests import wait_for_disconnect
 from gateway.sidecar.http.status import (
     NO_STORE_HEADERS,
+    NotReady,
     StatusError,
     build_json_response,
     build_status,

@@ -125,7 +125,8 @@ class ResponseParser:
             element = _load(text)
         except ValueError as error:
             # What follows the last line break, or the last element, may be cut: that is no row.
-            if is_last or not self._is_row(text):
+            is_row = self.columns is not None and text.lstrip().startswith((b"[", b'{"row"'))
+            if is_last or not is_row:
                 raise KsqlProtocolError(
                     f"ksqlDB sent {text[:60]!r}, which is no JSON: {error}"
                 ) from None
@@ -182,9 +183,6 @@ class ResponseParser:
         if has_inexact_number(text, values):
             values = _keep_digits(values, text)
         return KsqlRow(zip(self.columns.names, values, strict=False))
-
-    def _is_row(self, text: bytes) -> bool:
-        return self.columns is not None and text.lstrip().startswith((b"[", b'{"row"'))
 
 
 def _create_too_long() -> RowError:

@@ -23,8 +23,15 @@ from gateway.sidecar.http.spec import Validator
 from gateway.sidecar.http.status import NO_STORE_HEADERS, StatusError, describe_error
 from gateway.sidecar.turns import take_turns
 
-from . import outcome
-from .encoding import INVALID, TOO_LARGE, UNWRITTEN, EncodedRecords, FieldEncoding, map_formats
+from .records import (
+    INVALID,
+    TOO_LARGE,
+    UNWRITTEN,
+    EncodedRecords,
+    FieldEncoding,
+    describe_results,
+    map_formats,
+)
 
 # Encodes validated records of one topic and hands them to Kafka: `ProducerComponent.produce`.
 ProduceRecords = Callable[
@@ -261,5 +268,5 @@ def _set_results(
 ) -> None:
     if future.done() or results.cancelled():
         return
-    written = iter(outcome.describe_results(encoded, results.result()))
+    written = iter(describe_results(encoded, results.result()))
     future.set_result([next(written) if result is None else result for result in line_results])

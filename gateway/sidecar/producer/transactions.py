@@ -7,20 +7,20 @@ import logging
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, Fenced, KafkaError, PartitionFailed
-from gateway.kafka.produce.pending_records import ProducerRecord
+from gateway.kafka.produce.pending_records import OffsetResults, ProducerRecord
 from gateway.kafka.produce.transactional_producer import (
     TransactionalProducer,
     WrittenOffsets,
 )
 from gateway.sidecar.context import Context
 
-from .encoding import EncodedRecords
-from .outcome import NotWritten
+from .records import EncodedRecords, NotWritten
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,14 @@ class TransactionPool:
 
     def abort_in_background(self, transactions: TransactionalProducer) -> None:
         """Abort a producer's open transaction, which would hold up readers."""
-        self.run_in_background(_abort(transactions))
+
+        async def abort() -> None:
+            # Initializing the id again does that (KIP-98). If that fails, Kafka aborts it after the
+            # transaction's timeout.
+            with suppress(KafkaError):
+                await transactions.start()
+
+        self.run_in_background(abort())
 
     def run_in_background(self, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine to its end, whatever happens to the request that started it."""
@@ -73,7 +80,7 @@ class TransactionPool:
         await self._background_tasks.close(1.0)
         self._idle.clear()
 
-    async def write(self, encoded: EncodedRecords, timeout_s: float) -> list[int | KafkaError]:
+    async def write(self, encoded: EncodedRecords, timeout_s: float) -> OffsetResults:
         """Write all records in one transaction, or none, and return their offsets or errors.
 
         `timeout_s` is for acquiring an id, and again for the transaction.
@@ -103,22 +110,14 @@ class TransactionPool:
         return map_offsets(encoded.items, offsets)
 
 
-async def _abort(transactions: TransactionalProducer) -> None:
-    """Abort an open transaction: initializing the id again does that (KIP-98)."""
-    try:
-        await transactions.start()
-    except KafkaError:
-        return  # Kafka aborts it after the transaction's timeout
-
-
-def map_offsets(items: Sequence[ProducerRecord], offsets: WrittenOffsets) -> list[int | KafkaError]:
+def map_offsets(items: Sequence[ProducerRecord], offsets: WrittenOffsets) -> OffsetResults:
     remaining: dict[TopicPartition, Any] = {
         tp: iter(partition_offsets) for tp, partition_offsets in offsets.items()
     }
     return [next(remaining[item.tp]) for item in items]
 
 
-def build_dependent_failures(encoded: EncodedRecords) -> list[int | KafkaError]:
+def build_dependent_failures(encoded: EncodedRecords) -> OffsetResults:
     """Return the outcome of the valid records of a request with an invalid one."""
     if not encoded.failures:
         return []
@@ -127,15 +126,14 @@ def build_dependent_failures(encoded: EncodedRecords) -> list[int | KafkaError]:
     return [NotWritten(reason)] * len(encoded.items)
 
 
-def build_failures(items: Sequence[ProducerRecord], exc: KafkaError) -> list[int | KafkaError]:
-    if isinstance(exc, PartitionFailed):
-        refused = TopicPartition(exc.topic, exc.partition)
-        if all(item.tp != refused for item in items):  # what is remembered of them was refused
-            return [exc] * len(items)
-        # Records of other partitions failed only because they share the transaction.
-        other = NotWritten(f"it is not written, as {refused} refuses others; correct those")
-        return [exc if item.tp == refused else other for item in items]
-    return [exc] * len(items)
+def build_failures(items: Sequence[ProducerRecord], exc: KafkaError) -> OffsetResults:
+    refused = TopicPartition(exc.topic, exc.partition) if isinstance(exc, PartitionFailed) else None
+    # If none of the records is refused, that which is remembered of them was.
+    if refused is None or all(item.tp != refused for item in items):
+        return [exc] * len(items)
+    # Records of other partitions failed only because they share the transaction.
+    other = NotWritten(f"it is not written, as {refused} refuses others; correct those")
+    return [exc if item.tp == refused else other for item in items]
 
 
 def _build_timeout_error(*, may_be_committed: bool) -> BrokerUnavailable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -17,19 +18,18 @@ from starlette.routing import Route
 
 from gateway.background_tasks import run_supervised
 from gateway.config.source.substitution import suggest
+from gateway.config.types.address import join_url
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned
-from gateway.sidecar.component import Component, NotReady
-from gateway.sidecar.context import Context
+from gateway.sidecar.context import Component, Context
 from gateway.sidecar.http.middleware import ADMIN_SCOPE, READ_SCOPE
-from gateway.sidecar.http.status import StatusError, build_json_response
+from gateway.sidecar.http.status import NotReady, StatusError, build_json_response
+from gateway.sidecar.lookups import parse_tp
+from gateway.sidecar.reactive.backend import create_http_client
+from gateway.sidecar.reactive.group import ReactiveGroup
+from gateway.sidecar.reactive.lanes import RECORD_OUTCOMES, VERDICT_NAMES, LaneRunner
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
-
-from .backend import create_http_client
-from .group import ReactiveGroup
-from .lane_runner import RECORD_OUTCOMES, VERDICT_NAMES
-from .state import describe_group
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class ReactiveComponent(Component):
         self.routes = [
             Route("/reactive", self._list, methods=["GET"]),
             Route("/reactive/{group}", self._get_state, methods=["GET"]),
-            Route("/reactive/{group}/pause", self._pause, methods=["POST"]),
-            Route("/reactive/{group}/resume", self._resume, methods=["POST"]),
+            Route("/reactive/{group}/pause", partial(self._set_paused, True), methods=["POST"]),
+            Route("/reactive/{group}/resume", partial(self._set_paused, False), methods=["POST"]),
             Route("/reactive/{group}/seek", self._seek, methods=["POST"]),
         ]
 
@@ -114,13 +114,7 @@ class ReactiveComponent(Component):
         group = self._get_group(request)
         return build_json_response(await describe_group(group, lag=True))
 
-    async def _pause(self, request: Request) -> Response:
-        return await self._set_paused(request, True)
-
-    async def _resume(self, request: Request) -> Response:
-        return await self._set_paused(request, False)
-
-    async def _set_paused(self, request: Request, paused: bool) -> Response:
+    async def _set_paused(self, paused: bool, request: Request) -> Response:
         group = await self._authorize_group(request)
         group.set_paused(paused)
         log.info("group %s is %s", group.name, "paused" if paused else "resumed")
@@ -136,7 +130,7 @@ class ReactiveComponent(Component):
             raise StatusError(409, str(error), code="NOT_OWNED") from None
         log.info("group %s goes on from %s", group.name, offsets)
         return build_json_response(
-            {"offsets": [_format_offset(tp, offset) for tp, offset in offsets.items()]}
+            {"offsets": [{**tp._asdict(), "offset": offset} for tp, offset in offsets.items()]}
         )
 
     async def _authorize_group(self, request: Request) -> ReactiveGroup:
@@ -163,10 +157,8 @@ class ReactiveComponent(Component):
         Raises KafkaError, or StatusError: 400 for offsets that the log does not have, 409 while
         Kafka does not know them.
         """
-        offsets = {_parse_partition(entry): entry["offset"] for entry in body.get("offsets", ())}
-        specs = {
-            _parse_partition(entry): entry["timestamp"] for entry in body.get("timestamps", ())
-        }
+        offsets = {parse_tp(entry): entry["offset"] for entry in body.get("offsets", ())}
+        specs = {parse_tp(entry): entry["timestamp"] for entry in body.get("timestamps", ())}
         if "to" in body:
             assert group.consumer is not None
             specs |= dict.fromkeys(group.consumer.assignment, OFFSET_SPECS[body["to"]])
@@ -195,9 +187,73 @@ class ReactiveComponent(Component):
         return offsets
 
 
-def _parse_partition(fields: Mapping[str, Any]) -> TopicPartition:
-    return TopicPartition(fields["topic"], fields["partition"])
+async def describe_group(group: ReactiveGroup, *, lag: bool) -> dict[str, Any]:
+    """Return the state of a group as JSON. With `lag`, Kafka is asked for the ends."""
+    consumer = group.consumer
+    tps = sorted(consumer.assignment) if consumer is not None else []
+    ends = await group.fetch_end_offsets(tps) if lag and tps else {}
+    if consumer is not None:  # some may have been revoked meanwhile
+        tps = sorted(consumer.assignment.intersection(tps))
+    partitions = [_describe_partition(group, tp, ends) for tp in tps]
+    lags = [item["lag"] for item in partitions]
+    now = asyncio.get_running_loop().time()
+    rebalances = group.rebalance_seconds
+    return {
+        "group": group.name,
+        "state": _get_state_name(group),
+        "failure": group.failure or group.committer.failure or None,
+        "backend": join_url(group.settings.backend.host, group.settings.backend.path),
+        "lag": None if None in lags or not lag else sum(lags),
+        "processed": _count_records(group, "processed"),
+        "deadLetters": _count_records(group, "dead"),
+        "repeated": group.counts.repeated,
+        "rebalances": sum(rebalances.counts) if rebalances is not None else 0,
+        "partitions": partitions,
+        "lanes": [_describe_lane(group, item, now) for item in group.runners],
+    }
 
 
-def _format_offset(tp: TopicPartition, offset: int) -> dict[str, Any]:
-    return {"topic": tp.topic, "partition": tp.partition, "offset": offset}
+def _get_state_name(group: ReactiveGroup) -> str:
+    if group.consumer is None:
+        return "STOPPED"
+    if group.failure is not None:
+        return "FAILED"
+    return "PAUSED" if group.is_paused else group.consumer.state.name
+
+
+def _count_records(group: ReactiveGroup, outcome: str) -> int:
+    return sum(
+        count
+        for (_, record_outcome), count in group.counts.records.items()
+        if record_outcome == outcome
+    )
+
+
+def _describe_lane(group: ReactiveGroup, runner: LaneRunner, now: float) -> dict[str, Any]:
+    queue = runner.queue
+    return {
+        "partitions": len(runner.tps),
+        "waiting": queue.unsettled_count,
+        "underWay": queue.is_busy,
+        "heldUpBy": group.find_problem(runner),
+        "heldUpFor": round(now - queue.problem_since, 3) if queue.problem else None,
+        "stuck": group.is_stuck(runner, now),
+    }
+
+
+def _describe_partition(
+    group: ReactiveGroup, tp: TopicPartition, ends: dict[TopicPartition, int]
+) -> dict[str, Any]:
+    committed, end = group.committer.committed(tp), ends.get(tp)
+    position = group.consumer.position(tp) if group.consumer is not None else None
+    runner = group.get_runner(tp)
+    reached = group.get_reached_offset(tp)
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "position": position,
+        "committed": committed,
+        "end": end,
+        "lag": None if end is None or reached is None else max(0, end - reached),
+        "lane": group.runners.index(runner) if runner is not None else None,
+    }

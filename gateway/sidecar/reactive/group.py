@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping
 import httpx
 
 from gateway.config.sections.sidecar import Group as Settings
-from gateway.core.delivery.delivery_queue import SettledRecords
 from gateway.core.group.partition_state import LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.errors import AccessDenied, KafkaError, NotOwned
@@ -24,15 +23,10 @@ from gateway.kafka.client.offsets import (
     OffsetAndTimestamp,
 )
 from gateway.kafka.group.consumer import GroupConsumer
-from gateway.sidecar.context import Context, audit_gap
-from gateway.sidecar.membership_options import build_consumer_options
+from gateway.sidecar.context import Context, audit_gap, build_consumer_options
 from gateway.telemetry.counts import Histogram
 
-from .backend import BackendClient
-from .batch_encoder import BatchEncoder
-from .dead_letters import DeadLetterWriter
-from .lane_runner import LaneContext, LaneRunner, ReactiveCounts, audit_settled, build_rules
-from .offset_committer import OffsetCommitter
+from .lanes import LaneContext, LaneRunner, OffsetCommitter, ReactiveCounts, build_rules
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +75,12 @@ class ReactiveGroup:
         """Run until cancelled; then finish or abandon batches in flight, and commit."""
         settings = self.settings
         consumer = self.consumer = self._create_consumer()
+        lane_context = LaneContext.from_group(
+            self._context, settings, self._client, self.committer,
+            counts=self.counts, outages=self._context.cluster.outages,
+        )  # fmt: skip
         self.runners = [
-            LaneRunner(
-                build_rules(settings), self._create_lane_context(), self._update_pauses, number
-            )
+            LaneRunner(build_rules(settings), lane_context, self._update_pauses, number)
             for number in range(settings.parallelism)
         ]
         for runner in self.runners:
@@ -126,19 +122,6 @@ class ReactiveGroup:
                 hidden_topics=self._context.section.internal_topics,
             ),
             on_gap=self._on_gap,
-        )
-
-    def _create_lane_context(self) -> LaneContext:
-        settings = self.settings
-        return LaneContext(
-            self.name,
-            BackendClient(self._client, settings.backend, accept_empty=settings.accept_empty),
-            BatchEncoder(self._context.codecs, self._context.section, settings),
-            DeadLetterWriter.from_group(self._context, settings),
-            self.committer,
-            self._on_settled,
-            self.counts,
-            self._context.cluster.outages,
         )
 
     # Reading
@@ -204,9 +187,6 @@ class ReactiveGroup:
                 self.committer.enqueue(
                     {tp: position for tp, position in positions.items() if position is not None}
                 )
-
-    def _on_settled(self, settled: SettledRecords) -> None:
-        audit_settled(self._context.auditor, settled)
 
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         assert self.consumer is not None

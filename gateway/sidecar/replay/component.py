@@ -29,20 +29,17 @@ from gateway.errors import BrokerUnavailable
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, fetch_offsets
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
 from gateway.kafka.protocol.requests import TopicMetadata
-from gateway.sidecar.backends import get_group
-from gateway.sidecar.component import Component, NotReady
-from gateway.sidecar.context import Context
+from gateway.sidecar.context import Component, Context
 from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, has_place
 from gateway.sidecar.http.spec import create_invalid_request, parse_timestamp
-from gateway.sidecar.http.status import StatusError, build_json_response
+from gateway.sidecar.http.status import NotReady, StatusError, build_json_response
+from gateway.sidecar.lookups import check_not_dead_letters, check_writable, get_group
 from gateway.sidecar.reactive.backend import create_http_client
-from gateway.sidecar.topics import check_not_dead_letters, check_writable
 from gateway.sidecar.turns import take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
-from .delivery import BackendReplayDelivery
-from .job import ReplayJob, end_replay
+from .job import BackendDelivery, ReplayJob, end_replay
 from .store import ReplayStore, render_replay
 
 log = logging.getLogger(__name__)
@@ -84,16 +81,13 @@ class ReplayComponent(Component):
                     store_task.result()
                 self._take_over_abandoned()
         finally:
-            await self._stop()
+            # Other sidecars continue those jobs that have time to release their replay.
+            for _, job in self._jobs.values():
+                job.stop()
+            await self._job_tasks.close(STOP_TIMEOUT_S)
             store_task.cancel()
             await asyncio.gather(store_task, return_exceptions=True)
             await self._client.aclose()
-
-    async def _stop(self) -> None:
-        """Stop all jobs; other sidecars continue those that had time to release their replay."""
-        for _, job in self._jobs.values():
-            job.stop()
-        await self._job_tasks.close(STOP_TIMEOUT_S)
 
     async def check_ready(self) -> None:
         if self._store.failure is not None:
@@ -133,7 +127,7 @@ class ReplayComponent(Component):
         delivery = None
         if replay.destination is Destination.BACKEND:
             group = get_group(self._context.section, replay.group)
-            delivery = BackendReplayDelivery(self._context, group, self._client, replay.id)
+            delivery = BackendDelivery(self._context, group, self._client, replay.id)
         job = ReplayJob(
             self._context, self._store, replay.id, self._owner, delivery, transactions=transactions
         )
@@ -141,7 +135,7 @@ class ReplayComponent(Component):
         task = self._job_tasks.start(self._run_job(job, delivery), f"replay {replay.id}")
         task.add_done_callback(lambda _: self._jobs.pop(replay.id, None))
 
-    async def _run_job(self, job: ReplayJob, delivery: BackendReplayDelivery | None) -> None:
+    async def _run_job(self, job: ReplayJob, delivery: BackendDelivery | None) -> None:
         log.info("replay %s runs in this process", job.id)
         try:
             await job.run()
@@ -225,25 +219,7 @@ class ReplayComponent(Component):
         self, body: Mapping[str, Any], target: str, group: str, identity: str
     ) -> Replay:
         topics = [await self._context.get_topic(name) for name in (body["topic"], target) if name]
-        now = time.time_ns() // 1_000_000
-        replay = Replay(
-            uuid.uuid4().hex,
-            topics[0].name,
-            Destination(body["destination"]),
-            target,
-            group,
-            {},
-            now,
-            now,
-            identity,
-            topic_ids={topic.name: str(topic.topic_id or "") for topic in topics},
-        )
-        return await self._add_spans(replay, body, topics[0])
-
-    async def _add_spans(
-        self, replay: Replay, body: Mapping[str, Any], topic: TopicMetadata
-    ) -> Replay:
-        tps = _parse_partitions(body, topic)
+        tps = _parse_partitions(body, topics[0])
         logs = await fetch_log_bounds(self._context.cluster, tps)
         starts = {tp: body.get("startOffset", log.start) for tp, log in logs.items()}
         if "startTime" in body:
@@ -259,12 +235,22 @@ class ReplayComponent(Component):
             spans[tp.partition] = Span(start, stop, start)
             if start < log_range.start:  # deleted already: the replay says so
                 missing.append((tp.partition, min(log_range.start, stop)))
-        replay_with_spans = replace(replay, spans=spans)
+        now = time.time_ns() // 1_000_000
+        replay = Replay(
+            uuid.uuid4().hex,
+            topics[0].name,
+            Destination(body["destination"]),
+            target,
+            group,
+            spans,
+            now,
+            now,
+            identity,
+            topic_ids={topic.name: str(topic.topic_id or "") for topic in topics},
+        )
         for partition, first in missing:
-            replay_with_spans = replay_with_spans.with_missing(
-                partition, first, replay_with_spans.updated
-            )
-        return replay_with_spans
+            replay = replay.with_missing(partition, first, now)
+        return replay
 
     async def _list(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)

@@ -13,8 +13,12 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+import httpx
+
+from gateway.config.sections.sidecar import Group
+from gateway.core.delivery.delivery_queue import SettledRecords
 from gateway.core.delivery.replay import MAX_MISSING_RANGES, Replay, ReplayState, Span
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.log.recovery import Backoff, Cause
@@ -35,7 +39,8 @@ from gateway.kafka.produce.transactional_producer import (
 )
 from gateway.kafka.protocol.requests import TopicMetadata
 from gateway.sidecar.context import Context
-from gateway.sidecar.topics import choose_partition
+from gateway.sidecar.lookups import choose_partition
+from gateway.sidecar.reactive.lanes import LaneContext, LaneRunner, build_rules
 
 from .store import ReplayStore
 
@@ -54,8 +59,6 @@ HEARTBEAT_INTERVAL_S = 1.0  # in which an owner writes that it still works on th
 # takes the replay over begins anew with these few.
 FIRST_COPIES = 500
 
-Headers = tuple[tuple[str, bytes | None], ...]
-
 
 class DeliveryResult(NamedTuple):
     """The progress of a delivery.
@@ -71,11 +74,61 @@ class DeliveryResult(NamedTuple):
     reason: str = ""
 
 
-class ReplayDelivery(Protocol):
-    def restart(self) -> None: ...
+class BackendDelivery:
+    """Deliver portions of records to the back end of a reactive group, by a lane of its own.
 
-    async def __call__(self, records: Sequence[Record], timeout_s: float) -> DeliveryResult:
+    It has the group's formats, batches, retries and dead letters. Only headers differ: one of each
+    batch and some of each record name the replay. The group's offsets stay: the job writes the
+    progress, and gives the lane the next records after that, which bounds how many are sent again.
+    """
+
+    def __init__(
+        self, context: Context, settings: Group, client: httpx.AsyncClient, id: str
+    ) -> None:
+        self._rules = build_rules(settings)
+        self._lane_context = LaneContext.from_group(
+            context, settings, client, on_settled=self._on_settled, headers={REPLAY_ID_HEADER: id}
+        )
+        self._runner: LaneRunner | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._in_flight = 0  # records in the lane whose outcome was not returned yet
+        self._settled_batches: list[SettledRecords] = []
+        self._has_settled = asyncio.Event()
+
+    def restart(self) -> None:
+        self.close()
+        self._runner = LaneRunner(self._rules, self._lane_context, lambda runner: None)
+        self._in_flight, self._settled_batches = 0, []
+        self._task = asyncio.create_task(self._runner.run())
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def deliver(self, records: Sequence[Record], timeout_s: float) -> DeliveryResult:
         """Return how many are done after at most `timeout_s` seconds; pass the rest again."""
+        runner = self._runner
+        assert runner is not None, "call restart first"
+        # The caller passes records that are not settled again; the lane has them already.
+        if not self._in_flight:
+            self._in_flight = len(records)
+            runner.queue.put(records)
+            runner.wake()
+        if not self._settled_batches:
+            self._has_settled.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._has_settled.wait()
+            except TimeoutError:  # the lane goes on; the caller asks again
+                return DeliveryResult(0, reason=runner.queue.problem)
+        batches, self._settled_batches = self._settled_batches, []
+        settled = sum(len(batch.processed) + len(batch.dead_letters) for batch in batches)
+        self._in_flight -= settled
+        return DeliveryResult(settled, sum(len(batch.dead_letters) for batch in batches))
+
+    def _on_settled(self, settled: SettledRecords) -> None:
+        self._settled_batches.append(settled)
+        self._has_settled.set()
 
 
 class ReplayJob:
@@ -92,7 +145,7 @@ class ReplayJob:
         store: ReplayStore,
         id: str,
         owner: str,
-        delivery: ReplayDelivery | None = None,
+        delivery: BackendDelivery | None = None,
         *,
         transactions: TransactionalProducer | None = None,
     ) -> None:
@@ -133,7 +186,14 @@ class ReplayJob:
                 self.id, seconds,
             )  # fmt: skip
         except GatewayError as error:
-            await self._fail(str(error))
+            log.error("replay %s failed: %s", self.id, error)
+            # If this fails, too, the process that takes the replay over meets the same error.
+            try:
+                await end_replay(
+                    self._store, self._transactions, self.id, ReplayState.FAILED, str(error)
+                )
+            except KafkaError as failure:
+                log.warning("replay %s cannot be ended: %s", self.id, failure)
         finally:
             outages.report_recovery(self._label, "waits no more")
 
@@ -159,8 +219,10 @@ class ReplayJob:
     async def _take_ownership(self) -> bool:
         if not self._transactions.is_started:
             replay = self._store.replays.get(self.id)
-            if replay is None or not replay.is_running or self._is_owned_elsewhere(replay):
+            if replay is None or not replay.is_running:
                 return False
+            if self._replay is not None and replay.owner not in ("", self._owner):
+                return False  # another process took it over while this one could not write
             await self._transactions.start()
         # The start of the id has fenced the owner before, so what is read now is the latest state.
         await self._store.wait_until_read()
@@ -183,10 +245,6 @@ class ReplayJob:
             if id and topic.topic_id is not None and id != str(topic.topic_id):
                 problem = f"{name} was deleted and created again; start another replay"
                 raise UnknownTopic(problem, topic=name)
-
-    def _is_owned_elsewhere(self, replay: Replay) -> bool:
-        """Return whether another process took it over while this one could not write."""
-        return self._replay is not None and replay.owner not in ("", self._owner)
 
     async def _step(self, replay: Replay) -> None:
         remaining = replay.list_remaining()
@@ -276,7 +334,7 @@ class ReplayJob:
         tp: TopicPartition,
         span: Span,
         committed_read: PartitionRead,
-        delivery: ReplayDelivery,
+        delivery: BackendDelivery,
     ) -> None:
         """Deliver records to the back end, and write the progress after each answer."""
         records = [
@@ -285,7 +343,7 @@ class ReplayJob:
             if record.offset < span.end
         ]
         while records:
-            result = await delivery(records, HEARTBEAT_INTERVAL_S)
+            result = await delivery.deliver(records, HEARTBEAT_INTERVAL_S)
             if self._stopping and not result.records:
                 return  # `_work` releases the replay
             settled, records = records[: result.records], records[result.records :]
@@ -293,10 +351,8 @@ class ReplayJob:
                 replay = replace(replay, error=result.reason)
                 await self._send_heartbeat(replay)
                 continue
-            next_offset, size = (
-                settled[-1].next_offset,
-                sum(record.payload_size for record in settled),
-            )
+            next_offset = settled[-1].next_offset
+            size = sum(record.payload_size for record in settled)
             replay = replay.with_progress(
                 tp.partition, next_offset, len(settled), size, _now(), result.dead_letters
             )
@@ -318,17 +374,6 @@ class ReplayJob:
     def _note_saved(self, replay: Replay) -> None:
         self._replay, self._saved_at = replay, time.monotonic()
         self._context.cluster.outages.report_recovery(self._label, "goes on")
-
-    async def _fail(self, reason: str) -> None:
-        log.error("replay %s failed: %s", self.id, reason)
-        await self._end(ReplayState.FAILED, reason)
-
-    async def _end(self, state: ReplayState, reason: str = "") -> None:
-        """End the replay; if that fails, the process that takes it over meets the same error."""
-        try:
-            await end_replay(self._store, self._transactions, self.id, state, reason)
-        except KafkaError as error:
-            log.warning("replay %s cannot be ended: %s", self.id, error)
 
 
 async def end_replay(
@@ -356,21 +401,18 @@ async def end_replay(
 
 
 def add_origin_headers(id: str, record: Record) -> Record:
-    return record._replace(headers=(*record.headers, *build_origin_headers(id, record)))
-
-
-def build_origin_headers(id: str, record: Record) -> Headers:
-    return (
+    origin_headers = (
         (REPLAY_ID_HEADER, id.encode()),
         (REPLAY_TOPIC_HEADER, record.tp.topic.encode()),
         (REPLAY_PARTITION_HEADER, str(record.tp.partition).encode()),
         (REPLAY_OFFSET_HEADER, str(record.offset).encode()),
     )
+    return record._replace(headers=(*record.headers, *origin_headers))
 
 
 def build_copy(id: str, record: Record, target: TopicMetadata) -> ProducerRecord:
     tp = choose_partition(target, record.tp.partition, record.key)
-    headers = (*record.headers, *build_origin_headers(id, record))
+    headers = add_origin_headers(id, record).headers
     return ProducerRecord(tp, record.key, record.value, headers, record.timestamp)
 
 

@@ -16,25 +16,23 @@ from support.classic_group import (
 
 from gateway.core.error_code import ErrorCode
 from gateway.core.group.classic_member import FIRST_HEARTBEAT_S, METADATA_WAIT_S, ClassicMember
-from gateway.core.group.classic_requests import (
+from gateway.core.group.member import (
     FATAL_ERRORS,
     RETRIABLE_ERRORS,
+    CoordinatorMoved,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
-    SyncRequest,
-    SyncResponse,
-)
-from gateway.core.group.member import (
-    CoordinatorMoved,
     MemberIdentity,
     MembershipFailed,
     MemberState,
     PartitionsAssigned,
     PartitionsLost,
     PartitionsRevoked,
+    SyncRequest,
+    SyncResponse,
     TopicInfo,
 )
 from gateway.core.log.record import TopicPartition

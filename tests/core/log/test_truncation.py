@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.group.partition_state import OffsetRange, locate_offset
 from gateway.core.log.record import NO_EPOCH
-from gateway.core.log.recovery import OffsetRange, find_divergence, locate_offset
+from gateway.core.log.recovery import find_divergence
 
 EPOCHS = st.integers(NO_EPOCH, 5)
 

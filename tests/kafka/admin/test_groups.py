@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka import TopicPartition as Place
-from support.group_members import running_member
+from support.group_members import commit_positions, running_member
 from support.records import RecordToSend, produce_records
 from support.topic_reads import open_cluster
 from support.waiting import wait_until
@@ -44,7 +44,7 @@ async def running_reader(made, group: str, name: str, protocol: str, **how):
         await wait_until(
             lambda: len(one.records) >= 10 and len(one.owned_partitions) == 2, timeout_s=LONG
         )
-        await one.consumer.commit()
+        await commit_positions(one.consumer)
         yield one
 
 

@@ -13,6 +13,8 @@ from contextlib import AsyncExitStack
 import pytest
 from support.group_members import (
     FAST_OPTIONS,
+    commit_positions,
+    fetch_committed,
     running_librdkafka_member,
     running_member,
     running_member_process,
@@ -24,6 +26,7 @@ from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.core.group.member import MemberState
+from gateway.core.group.partition_state import EARLIEST, LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned, PartitionFailed
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
@@ -143,14 +146,14 @@ async def test_seeks_go_to_an_offset_the_ends_and_a_time(kafka, topic):
         consumer.assign([tp])
         consumer.seek(tp, 7)
         assert await read_values(consumer, 3) == [b"7", b"8", b"9"]
-        await consumer.seek_to_beginning([tp])
+        await consumer.seek_to_specs({tp: EARLIEST})
         assert consumer.position(tp) == 0
-        await consumer.seek_to_timestamp({tp: now + 8})
+        await consumer.seek_to_specs({tp: now + 8})
         assert await read_values(consumer, 2) == [b"8", b"9"]
-        await consumer.seek_to_timestamp({tp: now + 1000})
+        await consumer.seek_to_specs({tp: now + 1000})
         assert consumer.position(tp) == 10
-        await consumer.seek_to_beginning([tp])
-        await consumer.seek_to_end([tp])
+        await consumer.seek_to_specs({tp: EARLIEST})
+        await consumer.seek_to_specs({tp: LATEST})
         assert consumer.position(tp) == 10
         await consumer.close()
 
@@ -230,8 +233,8 @@ async def test_what_is_fetched_ahead_is_bounded_and_is_not_what_a_commit_means(k
         await read_values(consumer, 1, max_records=1)
         held = consumer.prefetcher.states[tp]
         assert 0 < held.buffered_bytes < 100_000
-        await consumer.commit()
-        assert (await consumer.committed([tp]))[tp].offset == 1
+        await commit_positions(consumer)
+        assert (await fetch_committed(consumer, [tp]))[tp].offset == 1
         assert len(await read_values(consumer, 399)) == 399
         await consumer.close()
 
@@ -250,14 +253,14 @@ async def test_offsets_are_committed_by_who_is_no_member_and_the_next_goes_on_th
         first = GroupConsumer(made, group, ConsumerOptions(auto_offset_reset="earliest"))
         first.assign([tp])
         assert await read_values(first, 4, max_records=4) == [b"0", b"1", b"2", b"3"]
-        assert (await first.committed([tp]))[tp].offset == 0  # where it began
-        await first.commit()
+        assert (await fetch_committed(first, [tp]))[tp].offset == 0  # where it began
+        await commit_positions(first)
         await first.close()
         second = GroupConsumer(made, group, ConsumerOptions(auto_offset_reset="earliest"))
         second.assign([tp])
         assert (await read_values(second, 1))[0] == b"4"
         await second.commit({tp: 8})
-        assert (await second.committed([tp]))[tp].offset == 8
+        assert (await fetch_committed(second, [tp]))[tp].offset == 8
         await second.close()
 
 
@@ -385,8 +388,8 @@ async def test_a_member_refuses_to_commit_what_is_not_its_own(kafka, topic, grou
         await wait_until_shared([one], name, 2, 2)
         with pytest.raises(NotOwned, match=f"{name}-7"):
             await one.consumer.commit({mine: 0, foreign_one: 5})
-        assert mine in await one.consumer.committed([mine, foreign_one])
-        assert foreign_one not in await one.consumer.committed([mine, foreign_one])
+        assert mine in await fetch_committed(one.consumer, [mine, foreign_one])
+        assert foreign_one not in await fetch_committed(one.consumer, [mine, foreign_one])
 
 
 async def test_a_pattern_takes_topics_that_come_later(kafka, group):
@@ -409,13 +412,13 @@ async def test_a_topic_that_was_made_anew_is_read_and_committed_from_its_start(k
         running_member(made, group, [name]) as one,
     ):
         await wait_until(lambda: len(one.records) == 10, timeout_s=LONG)
-        await one.consumer.commit()
+        await commit_positions(one.consumer)
         await asyncio.to_thread(kafka.admin.delete_topic, name)
         await asyncio.to_thread(kafka.admin.create_topic, name)
         await produce_records(kafka.bootstrap, name, [b"new"])
         await wait_until(lambda: b"new" in one.values, timeout_s=LONG)
-        await one.consumer.commit()
-        assert (await one.consumer.committed([tp]))[tp].offset == 1
+        await commit_positions(one.consumer)
+        assert (await fetch_committed(one.consumer, [tp]))[tp].offset == 1
 
 
 async def test_it_lives_through_its_coordinators_end(kafka3, group):
@@ -434,9 +437,9 @@ async def test_it_lives_through_its_coordinators_end(kafka3, group):
             kafka3.bootstrap, name, build_numbered(60, 6), request_timeout_ms=5000
         )
         await wait_until(lambda: len(one.records) == 120, timeout_s=LONG)
-        await one.consumer.commit()
+        await commit_positions(one.consumer)
         tps = [TopicPartition(name, p) for p in range(6)]
-        found = await one.consumer.committed(tps)
+        found = await fetch_committed(one.consumer, tps)
         assert {tp: each.offset for tp, each in found.items()} == dict.fromkeys(tps, 20)
         assert not one.get_events("lost") and not one.get_events("revoked")
 

@@ -3,17 +3,18 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.group.assignor import MemberSubscription
-from gateway.core.group.classic_requests import (
+from gateway.core.group.member import (
+    GroupRequest,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
     LeaveResponse,
+    MemberIdentity,
     SyncRequest,
     SyncResponse,
 )
-from gateway.core.group.member import GroupRequest, MemberIdentity
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.protocol.member_messages import REQUEST_CLASSES
 

@@ -13,11 +13,11 @@ import pytest
 from ruamel.yaml import YAML
 from starlette.requests import Request
 
+from gateway.sidecar.consumer.dialect import CONFLUENT
 from gateway.sidecar.http.body_fields import READ_RECORD_FIELDS
 from gateway.sidecar.http.docs import render_page
 from gateway.sidecar.http.spec import METHODS, SPEC_DIRECTORY, Spec
 from gateway.sidecar.http.status import StatusError, build_status
-from gateway.sidecar.v2.dialect import CONFLUENT
 
 CONTRACT: Any = YAML(typ="safe", pure=True).load(
     (Path(__file__).parents[1] / "contract.yaml").read_text("utf-8")

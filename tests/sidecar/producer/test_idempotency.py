@@ -29,6 +29,7 @@ from gateway.kafka.produce.producer import Producer as Writer
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, WrittenOffsets
 from gateway.kafka.protocol.topic_messages import EndTxnRequest
 from gateway.sidecar.context import Context
+from gateway.sidecar.producer.claim_log import ClaimLog
 from gateway.sidecar.producer.idempotency import IdempotencyStore, ProduceCallback
 from gateway.sidecar.producer.transactions import TransactionPool
 
@@ -65,7 +66,7 @@ async def test_a_claim_that_is_written_while_it_looks_where_to_begin_is_read():
         return SimpleNamespace(name=name, partitions={0: None, 1: None}, topic_id=None)
 
     context: Any = SimpleNamespace(cluster=log, get_topic=topic)
-    ledger = IdempotencyStore(context, Producer(), transaction_pool=None)  # type: ignore[arg-type]
+    ledger = ClaimLog(context, Producer(), 1.0)
     starts = await ledger.find_start_offsets()
     assert {tp.partition: offset for tp, offset in starts.items()} == log.first_ends
 
@@ -79,7 +80,7 @@ async def test_partitions_beyond_those_that_it_makes_the_topic_with_are_not_read
     log.end_offsets = dict.fromkeys(range(8), 0)
     context: Any = SimpleNamespace(cluster=log, get_topic=topic)
     section = Producer(idempotency=Idempotency(partitions=5))
-    ledger = IdempotencyStore(context, section, transaction_pool=None)  # type: ignore[arg-type]
+    ledger = ClaimLog(context, section, 1.0)
     assert [tp.partition for tp in await ledger.find_start_offsets()] == [0, 1, 2, 3]
 
 
@@ -349,7 +350,7 @@ async def write_by_two_with_partitions_added(kafka: Any, topic: Any, used: int, 
         await asyncio.to_thread(kafka.admin.add_partitions, log, more)
         async with running_replica(kafka, name, log, partitions=used) as two:
             await wait_until(lambda: len(get_partitions(one.cluster, log)) == more)
-            await wait_until(one.ledger.is_current)
+            await wait_until(one.ledger.claim_log.is_current)
             results = [(await two.write_once(key), await one.write_once(key)) for key in keys]
     assert results == [(False, True)] * 12
     assert read_values(kafka, name) == sorted([b"first", *(key.encode() for key in keys)])
@@ -496,7 +497,7 @@ async def test_a_claim_is_written_once_while_a_recreated_topic_is_not_read_yet(k
             await one.write_once(f"{number}")
         await one.pause_reading()
         await recreate_topic(kafka, log)
-        await wait_until(lambda: not one.ledger.is_current())
+        await wait_until(lambda: not one.ledger.claim_log.is_current())
         written = asyncio.create_task(one.write_once("k"))
         await asyncio.wait([written], timeout=0.5)
         one.resume_reading()

@@ -18,8 +18,13 @@ from gateway.kafka.protocol.topic_messages import (
     InitProducerIdRequest,
     ProduceRequest,
 )
-from gateway.sidecar.producer.encoding import ACCESS_DENIED, DOUBTFUL, UNWRITTEN, EncodedRecords
-from gateway.sidecar.producer.outcome import describe_results
+from gateway.sidecar.producer.records import (
+    ACCESS_DENIED,
+    DOUBTFUL,
+    UNWRITTEN,
+    EncodedRecords,
+    describe_results,
+)
 from gateway.sidecar.producer.transactions import TransactionPool
 
 T = TopicPartition("t", 0)

@@ -21,10 +21,9 @@ from gateway.core.delivery.verdict import (
 )
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, RegistryUnavailable
-from gateway.sidecar.reactive.batch_encoder import EncodedBatch
+from gateway.sidecar.reactive.backend import EncodedBatch
 from gateway.sidecar.reactive.dead_letters import DeadLetterResult
-from gateway.sidecar.reactive.lane_runner import LaneContext, LaneRunner
-from gateway.sidecar.reactive.offset_committer import OffsetCommitter
+from gateway.sidecar.reactive.lanes import LaneContext, LaneRunner, OffsetCommitter
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 

@@ -10,7 +10,7 @@ from support.waiting import wait_until
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, NotOwned, UnknownTopic
-from gateway.sidecar.reactive.offset_committer import OffsetCommitter
+from gateway.sidecar.reactive.lanes import OffsetCommitter
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 

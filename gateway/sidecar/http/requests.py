@@ -1,26 +1,31 @@
-"""Read the ids of a request, or create them, and pass them on.
+"""Read a request: its ids, its body within limits, and whether its client is still there.
 
-They are in the headers of the response, in every log line about the request, and in the headers of
-the records that it writes. A traceparent (https://www.w3.org/TR/trace-context/ 3.2) is passed on
-unchanged: the sidecar opens no span of its own.
+Ids that a request lacks are created. They are in the headers of the response, in every log line
+about the request, and in the headers of the records that it writes. A traceparent
+(https://www.w3.org/TR/trace-context/ 3.2) is passed on unchanged: the sidecar opens no span of its
+own. Bodies are limited also under servers that set no limits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from contextlib import ExitStack
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.background_tasks import Interrupted, run_unless
+from gateway.client_memory import ClientMemory, HeldPart, estimate_parsed_bytes
+from gateway.sidecar.http.status import StatusError
 from gateway.telemetry import traceparent
 from gateway.telemetry.logs import log_context
-
-from .status import StatusError
 
 CORRELATION_HEADER = "X-Correlation-Id"
 TRACEABILITY_HEADER = "X-Traceability-Id"
@@ -165,3 +170,109 @@ class RequestIdMiddleware:
                 await self._app(scope, receive, send_wrapper)
         finally:
             _current_ids.reset(token)
+
+
+BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
+HOLD_PARSED_KEY = "gateway.sidecar.hold_parsed"  # in the ASGI scope: counts a body that was read
+
+
+class ParsedBodyMiddleware:
+    """Count in `memory` what bodies take once they are parsed.
+
+    They take up to 24 times as many bytes as were sent, while the request waits for metadata, a
+    schema, its turn, or Kafka: until it is answered, or calls `release_parsed`.
+    """
+
+    def __init__(self, app: ASGIApp, client_memory: ClientMemory) -> None:
+        self._app = app
+        self._client_memory = client_memory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as held:
+
+            def hold_parsed(data: bytes) -> None:
+                held.close()
+                if data:
+                    size = estimate_parsed_bytes(data)
+                    held.enter_context(self._client_memory.reserve(HeldPart.PARSED, size))
+
+            scope[HOLD_PARSED_KEY] = hold_parsed
+            await self._app(scope, receive, send)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the whole body, which was not read before.
+
+    Raises:
+        MemoryFull: Too many others are being handled.
+        StatusError: 400 if the client disconnects, 408 if it takes longer than `BODY_TIMEOUT_S`,
+            413 if it is too large, 415 if it has a content coding.
+    """
+    check_content_coding(request)
+    # Refused before it is read; a chunked body has no length, and is counted while it is read.
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > max_bytes:
+        raise create_too_large(max_bytes)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            data = await _collect_body(request, max_bytes)
+    except TimeoutError:
+        raise StatusError(408, "the body did not arrive in time; send it again") from None
+    except ClientDisconnect:
+        raise StatusError(400, "the body is not complete; send it again") from None
+    request.scope[HOLD_PARSED_KEY](data)
+    return data
+
+
+def release_parsed(request: Request) -> None:
+    """Count the parsed body no more: it is freed, though the request goes on."""
+    request.scope[HOLD_PARSED_KEY](b"")
+
+
+def check_content_coding(request: Request) -> None:
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if coding != "identity":
+        raise StatusError(415, f"Content-Encoding {coding[:40]} is not read here; send it as it is")
+
+
+def create_too_large(max_bytes: int) -> StatusError:
+    return StatusError(413, f"the body is over {max_bytes} bytes; send fewer records at once")
+
+
+async def _collect_body(request: Request, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    remaining = max_bytes
+    async for chunk in request.stream():
+        remaining -= len(chunk)
+        if remaining < 0:
+            raise create_too_large(max_bytes)
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+T = TypeVar("T")
+
+# Asks our own server to report the end of the client's input as a disconnect; the name is that of
+# gateway/web/http/transport.py.
+DISCONNECT_AT_EOF = "gateway.gone_at_eof"
+
+
+async def wait_for_disconnect(scope: Scope, receive: Receive) -> None:
+    """Drop the body of a request that was not read, and return when its client has disconnected."""
+    scope.setdefault("extensions", {})[DISCONNECT_AT_EOF] = True
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_for_client(
+    request: Request, draining: asyncio.Event, work: Coroutine[Any, Any, T]
+) -> T | None:
+    """Return the result of work; None if the client leaves or the sidecar ends before there is one.
+
+    The work is cancelled then, and has ended when this returns.
+    """
+    disconnect = wait_for_disconnect(request.scope, request.receive)
+    try:
+        return await run_unless(work, draining.wait(), disconnect)
+    except Interrupted:
+        return None

@@ -12,9 +12,9 @@ from starlette.types import Message
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable
+from gateway.sidecar.consumer.consumers import answer_poll
 from gateway.sidecar.consumer.instance import ConsumerInstance
 from gateway.sidecar.consumer.instance_options import InstanceOptions
-from gateway.sidecar.consumer.poll_response import PollResponse
 from gateway.sidecar.http.status import build_error_response
 
 RECORDS = [Record(TopicPartition("t", 0), 5, 0, 0, None, b"v")]
@@ -79,11 +79,14 @@ async def deliver_records(
     async def render_records(some: Sequence[Record]) -> tuple[Response, Sequence[Record]]:
         return Response(b"[1]"), some
 
-    delivery = PollResponse(
-        instance, 1.0, read or read_records, written or render_records,
-        lambda records, arrived: instance.calls.append(str(arrived)), build_error_response,
-    )  # fmt: skip
-    await delivery(SCOPE, connection.receive, connection.send)
+    try:
+        await answer_poll(
+            instance, 1.0, read or read_records, written or render_records,
+            lambda records, arrived: instance.calls.append(str(arrived)),
+            SCOPE, connection.receive, connection.send,
+        )  # fmt: skip
+    except BrokerUnavailable as exc:
+        await build_error_response(exc)(SCOPE, connection.receive, connection.send)
     return instance
 
 

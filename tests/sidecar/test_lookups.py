@@ -8,7 +8,7 @@ import pytest
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.sidecar.http.status import StatusError
-from gateway.sidecar.topics import check_partitions, describe_topics
+from gateway.sidecar.lookups import check_partitions, describe_topics
 
 
 async def test_a_topic_is_described_once_however_often_it_is_named():

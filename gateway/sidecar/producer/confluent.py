@@ -18,28 +18,31 @@ from gateway.errors import FormatError
 from gateway.formats.codec import SchemaSelector, SerializationFormat
 from gateway.formats.exact_values import keep_exact_numbers
 from gateway.formats.plain import PLAIN_CODECS
-from gateway.sidecar.component import Component
-from gateway.sidecar.consumer.dialect import TrailingSlashRoute
-from gateway.sidecar.context import Context
-from gateway.sidecar.http.body import read_body, release_parsed
-from gateway.sidecar.http.ids import get_current_ids
-from gateway.sidecar.http.middleware import WRITE_SCOPE
+from gateway.sidecar.consumer.dialect import (
+    CONFLUENT,
+    RETRIABLE,
+    create_endpoint,
+    parse_content_type,
+    parse_json,
+    parse_partition,
+)
+from gateway.sidecar.context import Component, Context
+from gateway.sidecar.http.middleware import WRITE_SCOPE, TrailingSlashRoute
+from gateway.sidecar.http.requests import get_current_ids, read_body, release_parsed
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError
-from gateway.sidecar.producer import outcome
-from gateway.sidecar.producer.encoding import (
+from gateway.sidecar.lookups import check_writable, describe_topic
+from gateway.sidecar.producer.producer import ProducerComponent
+from gateway.sidecar.producer.records import (
     DOUBTFUL,
     UNWRITTEN,
     EncodedRecords,
     FieldEncoding,
+    combine_status,
+    describe_results,
     map_formats,
 )
-from gateway.sidecar.producer.producer import ProducerComponent
-from gateway.sidecar.topics import check_writable, describe_topic
 from gateway.sidecar.turns import take_turns
-
-from .dialect import CONFLUENT, create_endpoint, parse_content_type, parse_json, parse_partition
-from .errors import RETRIABLE, to_unprocessable
 
 NON_RETRIABLE_CODE, RETRIABLE_CODE = 1, 2
 
@@ -63,7 +66,8 @@ class Writing(Component):
         check_writable(self._context, topic)
         if "Idempotency-Key" in request.headers:
             problem = "means nothing in the dialect of v2; send application/json, or leave it out"
-            raise to_unprocessable(create_invalid_request("header Idempotency-Key", problem))
+            error = create_invalid_request("header Idempotency-Key", problem)
+            raise CONFLUENT.translate_invalid(error)
         content_type = request.headers.get("content-type")
         format = parse_content_type(content_type).format or SerializationFormat.BINARY
         data = await read_body(request, self._producers.settings.max_bytes)
@@ -75,15 +79,9 @@ class Writing(Component):
             tp = await parse_partition(self._context, request)
         encoded = await self._encode_body(topic, data, format, None if tp is None else tp.partition)
         release_parsed(request)
-        release = await self._producers.lock_keys(topic, encoded)
-        try:
-            results = await self._context.producer.send_many(
-                encoded.items, timeout_s=self._producers.settings.timeout
-            )
-        finally:
-            release()
+        results = await self._producers.write(topic, encoded)
         self._producers.audit_results(encoded, results)
-        return self._build_response(request, outcome.describe_results(encoded, results), encoded)
+        return self._build_response(request, describe_results(encoded, results), encoded)
 
     async def _encode_body(
         self, topic: str, data: bytes, format: SerializationFormat, partition: int | None
@@ -102,7 +100,7 @@ class Writing(Component):
                 keep_exact_numbers(data, body, body["records"], map_formats(encodings))
                 records, headers = _parse_records(body["records"], partition)
         except StatusError as exc:
-            raise to_unprocessable(exc) from None
+            raise CONFLUENT.translate_invalid(exc) from None
         encoded = await self._encode_records(topic, records, encodings)
         # Items are in the order of the records here, as a record that cannot be encoded has raised.
         for index, pairs in headers.items():
@@ -144,7 +142,7 @@ class Writing(Component):
         self, request: Request, offsets: Sequence[Mapping[str, Any]], encoded: EncodedRecords
     ) -> Response:
         """Build the response, whose body has an error at the top, too, if no record was written."""
-        status = outcome.combine_status(list(map(dict, offsets)))
+        status = combine_status(list(map(dict, offsets)))
         results = [
             {
                 "partition": result.get("partition"),

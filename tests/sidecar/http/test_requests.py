@@ -12,7 +12,12 @@ from support.waiting import wait_until
 
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.errors import MemoryFull
-from gateway.sidecar.http.body import ParsedBodyMiddleware, read_body, release_parsed
+from gateway.sidecar.http.requests import (
+    ParsedBodyMiddleware,
+    read_body,
+    release_parsed,
+    run_for_client,
+)
 
 OBJECTS = b"[" + b",".join([b"{}"] * 1000) + b"]"
 
@@ -52,3 +57,28 @@ async def test_a_body_counts_as_parsed_until_it_is_freed_or_its_request_answered
         await wait_until(lambda: memory.total > 20 * len(OBJECTS))
         answered.set()
     assert memory.total == 0
+
+
+@pytest.mark.parametrize("ends", ["left", "draining", None])
+async def test_work_ends_with_the_client_or_the_sidecar_that_waits_for_it(ends: str | None):
+    """Waits for dead letters went on for five minutes after their clients had gone."""
+    left, draining, began = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    result = asyncio.get_running_loop().create_future()
+
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def work() -> str:
+        began.set()
+        return await result
+
+    request = Request({"type": "http"}, receive)
+    running = asyncio.create_task(run_for_client(request, draining, work()))
+    await began.wait()
+    if ends is None:
+        result.set_result("it")
+    else:
+        {"left": left, "draining": draining}[ends].set()
+    assert await running == (None if ends else "it")
+    assert result.cancelled() == (ends is not None)

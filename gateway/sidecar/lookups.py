@@ -1,6 +1,7 @@
-"""Look up topics and partitions that a client names, and create the sidecar's own topics.
+"""Look up topics, partitions, offsets and groups that a client names, and the formats of a topic.
 
-An unknown name of a client is answered with the nearest one that exists.
+An unknown name of a client is answered with the nearest one that exists. The sidecar's own topics
+are created here.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
+from gateway.config.sections.sidecar import Consumer, DeadLetter, Group, Producer, Sidecar
+from gateway.config.source.substitution import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, UnknownTopic
+from gateway.formats.codec import SerializationFormat
 from gateway.kafka.admin import create_topic
 from gateway.kafka.client.cluster import get_known_topic
 from gateway.kafka.client.offsets import LATEST, READ_UNCOMMITTED, OffsetAndTimestamp
 from gateway.kafka.produce.pending_records import compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
+from gateway.sidecar.context import Context
 from gateway.sidecar.http.status import StatusError
-
-from .context import Context
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +39,7 @@ async def get_or_create_topic(
     purpose: str,
     *,
     partitions: int = BROKER_DEFAULT,
+    replicas: int = BROKER_DEFAULT,
     configs: Mapping[str, str] | None = None,
 ) -> TopicMetadata:
     """Return the metadata of a topic of the sidecar's own, and create the topic if it is missing.
@@ -44,7 +49,9 @@ async def get_or_create_topic(
     try:
         return await context.get_topic(name)
     except UnknownTopic:
-        if await create_topic(context.cluster, name, partitions=partitions, configs=configs):
+        if await create_topic(
+            context.cluster, name, partitions=partitions, replicas=replicas, configs=configs
+        ):
             log.info("created the topic %s for %s", name, purpose)
     for _ in range(CREATED_TOPIC_ATTEMPTS):
         try:
@@ -78,6 +85,11 @@ def check_not_dead_letters(context: Context, name: str) -> None:
     if name.endswith(tuple(context.section.dead_letter_suffixes)):
         problem = f"{name} is of dead letters, which have none of their own; retry or commit them"
         raise StatusError(400, problem, code="DEAD_LETTER_TOPIC")
+
+
+def parse_tp(fields: Mapping[str, Any]) -> TopicPartition:
+    # 1.0 is an integer in JSON.
+    return TopicPartition(fields["topic"], int(fields["partition"]))
 
 
 async def describe_topic(context: Context, name: str) -> TopicMetadata:
@@ -137,3 +149,44 @@ async def check_offsets(context: Context, offsets: Mapping[TopicPartition, int])
         if isinstance(end, OffsetAndTimestamp) and offsets[tp] > end.offset:
             problem = f"{tp} ends at {end.offset}; {offsets[tp]} is beyond that, correct it"
             raise StatusError(400, problem, code="OFFSET_OUT_OF_RANGE")
+
+
+Formats: TypeAlias = tuple[SerializationFormat, SerializationFormat]
+"""Of keys and of values."""
+
+
+def get_formats(section: Sidecar, topic: str, defaults: Consumer | Group | Producer) -> Formats:
+    return (
+        SerializationFormat.parse(section.get_key_format(topic, defaults.key_format)),
+        SerializationFormat.parse(section.get_value_format(topic, defaults.value_format)),
+    )
+
+
+def get_group(section: Sidecar, name: str | None) -> Group:
+    """Return the group of a name, or the only one for None; raises StatusError 400."""
+    groups = (
+        {}
+        if section.reactive is None
+        else {group.group: group for group in section.reactive.groups}
+    )
+    if not groups:
+        problem = "no back end is configured; add sidecar.reactive with the group that has it"
+        raise StatusError(400, problem, code="UNKNOWN_GROUP")
+    if name is None and len(groups) == 1:
+        return next(iter(groups.values()))
+    if name is None:
+        problem = f"several groups are configured; name one of {', '.join(groups)}"
+        raise StatusError(400, problem, code="UNKNOWN_GROUP")
+    if name not in groups:
+        problem = f"no group {name[:80]} is configured; {suggest(name, list(groups), 'add it')}"
+        raise StatusError(400, problem, code="UNKNOWN_GROUP")
+    return groups[name]
+
+
+def get_dead_letter_ext(section: Sidecar, group: str | None) -> str:
+    """Return the suffix of dead letter topics: the group's own, or the general one."""
+    configured = () if section.reactive is None else section.reactive.groups
+    for group_settings in configured:
+        if group_settings.group == group:
+            return group_settings.dead_letter_topic_ext
+    return (section.dead_letter or DeadLetter()).topic_ext

@@ -5,12 +5,27 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
 from support.waiting import TurnCounter, wait_until
 
+from gateway.core.error_code import ErrorCode
+from gateway.core.log.record import TopicPartition
+from gateway.errors import PartitionFailed
 from gateway.formats.codec import EncodedData, SchemaNotLoaded, SerializationFormat
+from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
-from gateway.sidecar.http.ids import RequestIds
-from gateway.sidecar.producer.encoding import EncodedRecords, FieldEncoding, RecordEncoder
+from gateway.sidecar.http.requests import RequestIds
+from gateway.sidecar.http.status import StatusError
+from gateway.sidecar.producer.records import (
+    EncodedRecords,
+    FieldEncoding,
+    RecordEncoder,
+    build_body,
+    build_response,
+    check_answer_size,
+    describe_results,
+)
+from gateway.sidecar.producer.transactions import build_failures
 from gateway.sidecar.turns import TURN_S
 
 TOPIC = TopicMetadata("t", None, 0, {0: PartitionMetadata(0, 1, (), (), 0)})
@@ -84,3 +99,26 @@ async def test_records_beyond_what_a_request_may_become_are_refused():
     assert encoded.failures[5] == (
         413, "records[5]: the records before it come to 5000 bytes; send fewer at once"
     )  # fmt: skip
+
+
+def encode_records(count: int) -> EncodedRecords:
+    record = ProducerRecord(TopicPartition("orders", 0), None, b"v", (), 1)
+    return EncodedRecords(count, [record] * count, list(range(count)))
+
+
+def test_an_answer_that_is_too_large_to_be_remembered_is_refused_before_the_records_are_written():
+    """Its record was refused by Kafka, at each attempt, after the records were in their topic."""
+    check_answer_size(encode_records(20_000))
+    with pytest.raises(StatusError, match="40000 records") as refused:
+        check_answer_size(encode_records(40_000))
+    assert refused.value.status == 413
+
+
+def test_records_are_refused_like_the_answer_that_shares_their_transaction():
+    """No record was to blame, and looking for the one that was ended in a 500."""
+    refused = PartitionFailed(
+        "too large", topic="remembered", partition=1, code=ErrorCode.MESSAGE_TOO_LARGE
+    )
+    encoded = encode_records(2)
+    results = describe_results(encoded, build_failures(encoded.items, refused))
+    assert build_response(build_body(results, encoded.schema_ids)).status_code == 413

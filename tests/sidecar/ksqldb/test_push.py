@@ -9,7 +9,7 @@ from support.virtual_time import run_in_virtual_time
 from support.waiting import wait_until
 
 from gateway.core.delivery.verdict import BackendUnavailable
-from gateway.sidecar.ksqldb.delivery import RowBatcher, RowDelivery
+from gateway.sidecar.ksqldb.push import RowBatcher, RowDelivery
 from gateway.sidecar.reactive.backend import BackendResponse
 
 
