@@ -21,11 +21,9 @@ from gateway.core.log.record import TopicPartition
 from gateway.errors import RequestError
 from gateway.kafka.client.cluster import Cluster, get_existing_topic
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
-from gateway.pipeline.doctor.cause import Thresholds
-from gateway.pipeline.doctor.diagnosis import Diagnosis, diagnose
-from gateway.pipeline.doctor.query_run import BatchProgress, build_run, parse_batch
-from gateway.pipeline.doctor.report import to_json
-from gateway.pipeline.listing import get_job_type
+from gateway.pipeline.doctor.diagnosis import Diagnosis, diagnose, to_json
+from gateway.pipeline.doctor.query_run import BatchProgress, Thresholds, build_run, parse_batch
+from gateway.pipeline.job_settings import get_job_type
 from gateway.web.console.groups import KafkaLookup, read_query
 
 MAX_RECORDS = 500  # the latest offsets that are read, of all partitions together

@@ -8,9 +8,9 @@ from support.brokers import KafkaCluster
 from support.waiting import block_until
 
 from gateway.errors import PipelineError, PipelineUnavailable
-from gateway.pipeline.exactly_once.recreated_topics import InputTopics, check_topics, verify_topics
-from gateway.pipeline.state.files import LocalFiles
-from gateway.pipeline.topics import NO_TOPIC_ID, TopicDescription
+from gateway.pipeline.checkpoint.files import LocalFiles
+from gateway.pipeline.clusters import NO_TOPIC_ID, TopicDescription
+from gateway.pipeline.exactly_once.input_topics import InputTopics, check_topics, verify_topics
 
 OLD = {"eu": TopicDescription("orders", "A"), "us": TopicDescription("clicks", "B")}
 NEW = OLD | {"us": TopicDescription("clicks", "C")}

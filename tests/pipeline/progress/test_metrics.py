@@ -14,9 +14,7 @@ from support.query_progress import (
 )
 
 from gateway.errors import PipelineError
-from gateway.pipeline.progress import counts
-from gateway.pipeline.progress.metrics import ProgressMetrics
-from gateway.pipeline.progress.metrics_server import MetricsServer
+from gateway.pipeline.progress.metrics import MetricsServer, ProgressMetrics
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -69,18 +67,6 @@ def test_a_job_without_watermark_has_no_age_of_it():
     tally = ProgressMetrics()
     tally.record_batch("orders", build_progress(0))
     assert not figures(tally)[catalog.PIPELINE_WATERMARK_AGE_SECONDS]
-
-
-def test_parts_of_a_job_count_beside_it():
-    counts.increment_counter(catalog.PIPELINE_PROGRESS_UNTOLD, 2, "counted")
-    counts.increment_counter(catalog.PIPELINE_PROGRESS_UNTOLD, 1, "counted")
-    counts.set_gauge(catalog.PIPELINE_ROWS_PER_SECOND, 5, "counted")
-    into = MetricSamples()
-    counts.collect_metrics(into)
-    assert into[catalog.PIPELINE_PROGRESS_UNTOLD]["counted",] == 3
-    assert into[catalog.PIPELINE_ROWS_PER_SECOND]["counted",] == 5
-    with pytest.raises(ValueError, match="not a counter"):
-        counts.increment_counter(catalog.PIPELINE_ROWS_PER_SECOND, 1, "counted")
 
 
 def test_a_port_that_is_taken_is_told():

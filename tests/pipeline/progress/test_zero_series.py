@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.config.sections.pipelines import Pipelines
-from gateway.pipeline.progress.zero_series import add_zero_series
+from gateway.pipeline.progress.metrics import add_zero_series
 from gateway.telemetry import catalog
 from gateway.telemetry.catalog import METRICS, MetricKind
 from gateway.telemetry.samples import MetricSamples

@@ -10,7 +10,7 @@ from gateway.config.sections.job import Spark
 from gateway.config.sections.pipelines import Pipelines
 from gateway.errors import PipelineError
 from gateway.pipeline.run.runner import create_configured_session
-from gateway.pipeline.spark import java
+from gateway.pipeline.spark import spark_home
 from gateway.pipeline.spark.session import (
     build_checkpoint_conf,
     build_session_conf,
@@ -58,7 +58,7 @@ def test_without_java_it_is_said_what_to_install(monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(PipelineError, match=r"needs Java 17, and there is none; install .*apt-get"):
-        java.find_java()
+        spark_home.find_java()
 
 
 @pytest.mark.needs("process")
@@ -66,14 +66,14 @@ def test_an_older_java_is_named_with_its_version(monkeypatch, tmp_path):
     executable(tmp_path / "bin" / "java", 'openjdk version "11.0.2" 2019-01-15')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(PipelineError, match=r"bin/java \(JAVA_HOME\) is Java 11; install"):
-        java.find_java()
+        spark_home.find_java()
 
 
 @pytest.mark.needs("process")
 def test_a_java_home_without_java_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(PipelineError, match="does not run"):
-        java.find_java()
+        spark_home.find_java()
 
 
 def test_a_job_has_settings_of_its_own_in_the_shared_context(spark):
