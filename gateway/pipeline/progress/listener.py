@@ -117,8 +117,8 @@ class ProgressReporter:
             reports: What the jobs report themselves.
             task_reader: Reads them; by default one of the first session that is watched.
         """
-        self.metrics = ProgressMetrics()
         self._reports = reports or Reports()
+        self.metrics = ProgressMetrics(self._reports)
         self.port: int | None = None
         self._section = section
         self._jobs = {job.name: job for job in jobs}
@@ -145,7 +145,6 @@ class ProgressReporter:
         samples = MetricSamples()
         add_zero_series(self._jobs.values(), samples)
         self.metrics.collect_metrics(samples)
-        self._reports.collect_metrics(samples)
         return samples
 
     def enqueue(self, event: _EventHandler, job: str) -> None:

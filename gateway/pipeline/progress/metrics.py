@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +20,7 @@ from gateway.config.sections.job import Job
 from gateway.errors import PipelineError
 from gateway.pipeline.doctor.query_run import BatchProgress, parse_batch
 from gateway.pipeline.job_settings import get_inputs
-from gateway.pipeline.reports import ALERT_NAMES
+from gateway.pipeline.reports import ALERT_NAMES, Reports
 from gateway.telemetry import catalog
 from gateway.telemetry.counts import Histogram
 from gateway.telemetry.prometheus import expose
@@ -33,48 +32,43 @@ PHASES = ("triggerExecution", "addBatch", "latestOffset", "getBatch", "queryPlan
 
 
 class ProgressMetrics:
-    """The metrics of all jobs of this process, by the names of the jobs.
+    """The metrics of all jobs of this process, by the names of the jobs: those of Spark's progress.
 
-    `ProgressReporter` owns it. `record_untold_event` and `collect_metrics` may be called in any
-    thread, so a lock guards all state.
+    `ProgressReporter` owns it. Counters are in `Reports`, beside those of the parts of jobs.
+    `record_untold_event` and `collect_metrics` may be called in any thread, so a lock guards the
+    rest.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, reports: Reports | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._reports = reports or Reports()
         self._clock = clock
         self._lock = Lock()
-        self._starts: Counter[str] = Counter()
-        self._failures: Counter[tuple[str, str]] = Counter()
-        self._batches: Counter[str] = Counter()
-        self._rows: Counter[str] = Counter()
-        self._late_rows: Counter[str] = Counter()
-        self._untold_events: Counter[str] = Counter()
-        self._running: dict[str, bool] = {}
         self._latest_batches: dict[str, tuple[BatchProgress, float]] = {}  # with rows per second
         self._phase_seconds: dict[tuple[str, str], Histogram] = {}
 
     def record_start(self, job: str) -> None:
-        with self._lock:
-            self._starts[job] += 1
-            self._running[job] = True
+        self._reports.increment_counter(catalog.PIPELINE_STARTS, 1, job)
+        self._reports.set_gauge(catalog.PIPELINE_RUNNING, 1, job)
 
     def record_end(self, job: str, error: str | None) -> None:
         """Record the end of a query, with Spark's name for the error unless it was stopped."""
-        with self._lock:
-            self._running[job] = False
-            if error:
-                self._failures[job, error] += 1
+        self._reports.set_gauge(catalog.PIPELINE_RUNNING, 0, job)
+        if error:
+            self._reports.increment_counter(catalog.PIPELINE_FAILURES, 1, job, error)
 
     def record_untold_event(self, job: str) -> None:
         """Count an event that was dropped, or a record that Kafka did not accept."""
-        with self._lock:
-            self._untold_events[job] += 1
+        self._reports.increment_counter(catalog.PIPELINE_PROGRESS_UNTOLD, 1, job)
 
     def record_batch(self, job: str, progress: Mapping[str, Any]) -> BatchProgress:
         batch = parse_batch(progress)
+        late = sum(each.dropped_rows for each in batch.operators)
+        self._reports.increment_counter(catalog.PIPELINE_BATCHES, 1, job)
+        self._reports.increment_counter(catalog.PIPELINE_ROWS, batch.rows, job)
+        self._reports.increment_counter(catalog.PIPELINE_LATE_ROWS, late, job)
         with self._lock:
-            self._batches[job] += 1
-            self._rows[job] += batch.rows
-            self._late_rows[job] += sum(each.dropped_rows for each in batch.operators)
             self._latest_batches[job] = batch, float(progress.get("processedRowsPerSecond") or 0)
             for phase in PHASES:
                 if phase in batch.phases:
@@ -83,8 +77,8 @@ class ProgressMetrics:
         return batch
 
     def collect_metrics(self, samples: MetricSamples) -> None:
+        self._reports.collect_metrics(samples)
         with self._lock:
-            self._collect_counters(samples)
             for (job, phase), histogram in self._phase_seconds.items():
                 samples.add_histogram(catalog.PIPELINE_BATCH_SECONDS, histogram, job, phase)
             for job, (latest, rate) in self._latest_batches.items():
@@ -98,15 +92,6 @@ class ProgressMetrics:
                         samples.add(
                             catalog.PIPELINE_BEHIND_OFFSETS, source.offsets_behind, job, source.name
                         )
-
-    def _collect_counters(self, samples: MetricSamples) -> None:
-        samples.add_counts(catalog.PIPELINE_RUNNING, self._running)
-        samples.add_counts(catalog.PIPELINE_STARTS, self._starts)
-        samples.add_counts(catalog.PIPELINE_FAILURES, self._failures)
-        samples.add_counts(catalog.PIPELINE_BATCHES, self._batches)
-        samples.add_counts(catalog.PIPELINE_ROWS, self._rows)
-        samples.add_counts(catalog.PIPELINE_LATE_ROWS, self._late_rows)
-        samples.add_counts(catalog.PIPELINE_PROGRESS_UNTOLD, self._untold_events)
 
 
 def _collect_state_metrics(samples: MetricSamples, job: str, latest: BatchProgress) -> None:
