@@ -13,7 +13,7 @@ from gateway.cli import app
 from gateway.pipeline import plan
 from gateway.pipeline.plan import KINDS, JobRequirements, build_plan
 
-PAGE = (Path(__file__).parents[3] / "examples" / "pipeline" / "sizing.md").read_text()
+PAGE = (Path(__file__).parents[2] / "examples" / "pipeline" / "sizing.md").read_text()
 SHOWN = re.findall(r"```console\n\$ gateway (.+)\n([^`]+)```", PAGE)
 
 

@@ -10,7 +10,17 @@ from support.waiting import block_until
 from gateway.errors import PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint.files import LocalFiles
 from gateway.pipeline.clusters import NO_TOPIC_ID, TopicDescription
-from gateway.pipeline.exactly_once.input_topics import InputTopics, check_topics, verify_topics
+from gateway.pipeline.exactly_once.input_topics import (
+    ALERT_AFTER_S,
+    InputTopics,
+    LogEnd,
+    OpenTransactions,
+    check_topics,
+    verify_topics,
+)
+from gateway.pipeline.reports import Reports
+from gateway.telemetry import catalog
+from gateway.telemetry.samples import MetricSamples
 
 OLD = {"eu": TopicDescription("orders", "A"), "us": TopicDescription("clicks", "B")}
 NEW = OLD | {"us": TopicDescription("clicks", "C")}
@@ -94,3 +104,26 @@ def test_topics_are_asked_for_with_the_credentials_of_their_own_input(kafka: Kaf
     other = read_topic._replace(client_config={**client_config, "sasl.mechanisms": "none such"})
     with pytest.raises(KafkaException, match=r"sasl\.mechanisms|none such"):
         check_topics([other])
+
+
+def test_a_transaction_that_stays_open_is_an_alert_and_what_waits_behind_it_counts():
+    """A job that read nothing behind one had no backlog, and no other sign of it."""
+    now = [0.0]
+    reports = Reports()
+    transactions = OpenTransactions("paid", reports, lambda: now[0])
+
+    def update(stable: int, end: int) -> tuple[float, list[str]]:
+        transactions.update({("orders", 0): LogEnd(7, 7), ("orders", 1): LogEnd(stable, end)})
+        samples = MetricSamples()
+        reports.collect_metrics(samples)
+        behind = samples[catalog.PIPELINE_BEHIND_OFFSETS]["paid", "orders"]
+        return behind, list(reports.get_alerts("paid").values())
+
+    assert update(5, 15) == (10, [])
+    now[0] += ALERT_AFTER_S
+    assert update(20, 30) == (10, [])  # another one
+    now[0] += ALERT_AFTER_S
+    behind, (message,) = update(20, 40)
+    assert behind == 20
+    assert "topic orders partition 1 offset 20" in message
+    assert update(40, 40) == (0, [])
