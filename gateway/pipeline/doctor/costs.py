@@ -64,7 +64,9 @@ def find_slow_compaction(run: QueryRun, thresholds: Thresholds) -> Iterator[Batc
         """Return the waits for compactions, or their own time if that is greater."""
         waits = background = 0.0
         for each in batch.operators:
-            waits += _stall_seconds(each) / run.count_parallel_tasks(each.partitions)
+            # Writes and commits that wait.
+            stalls = each.sum_seconds("rocksdbWriterStallLatencyMs", "rocksdbCommitCompactLatency")
+            waits += stalls / run.count_parallel_tasks(each.partitions)
             background += each.sum_seconds("rocksdbTotalCompactionLatencyMs") / run.parallelism
         return max(waits, background)
 
@@ -143,11 +145,6 @@ def find_slow_commits(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCa
         state + log,
         share_of_batch(state + log, run.batch_seconds),
     )
-
-
-def _stall_seconds(operator: StateOperatorProgress) -> float:
-    """Return how long writes and commits waited for compactions, in task seconds."""
-    return operator.sum_seconds("rocksdbWriterStallLatencyMs", "rocksdbCommitCompactLatency")
 
 
 def _sum_metric(batch: BatchProgress, name: str) -> float:

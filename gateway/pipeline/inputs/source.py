@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gateway.config import Kafka
 from gateway.config.sections.job import Input
@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 
 Catalogs = Mapping[str, SchemaRegistry]
 
-__all__ = [
-    "KAFKA_COLUMNS",
-    "Catalogs",
-    "OffsetRange",
-    "parse_records",
-    "read_range",
-    "read_raw_range",
-    "read_stream",
-]
-
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns of Spark's Kafka source that are read."""
 
@@ -51,11 +41,6 @@ _STREAM_COLUMNS = tuple(name for name in KAFKA_COLUMNS if name != "headers")
 
 # Spark keeps this option in its plan, and its Kafka source ignores it. `find_sources` reads it.
 _INPUT_NAME_OPTION = "gatewayInput"
-
-
-class OffsetRange(NamedTuple):
-    start: int
-    end: int
 
 
 def read_stream(
@@ -218,14 +203,16 @@ def parse_values(
             them are counted. "" counts nothing.
         has_event_time: False if records may have any timestamp.
     """
-    parsed_rows = _parse_rows(raw, input, has_event_time)
-    if metrics_name:
-        parsed_rows = _observe_counts(parsed_rows, metrics_name)
     from pyspark.sql import functions as F
 
-    reason = F.col(REASON_COLUMN)
+    parsed_rows, reason = _parse_rows(raw, input, has_event_time), F.col(REASON_COLUMN)
+    if metrics_name:
+        rows, invalid = F.count(F.lit(1)).alias("rows"), F.count(reason).alias("invalid")
+        parsed_rows = parsed_rows.observe(metrics_name, rows, invalid)
     if input.on_invalid == "fail":
-        message = F.concat_ws(" ", F.lit(f"{input.topic}:"), reason, *_build_location())
+        partition, offset = (F.col(name).cast("string") for name in ("partition", "offset"))
+        place = (F.lit("at partition"), partition, F.lit("offset"), offset)
+        message = F.concat_ws(" ", F.lit(f"{input.topic}:"), reason, *place)
         reason = F.when(reason.isNotNull(), F.raise_error(message)).otherwise(reason)
     if input.value.model == "string":
         return parsed_rows.where(reason.isNull()).select("value", *_select_record_columns(raw))
@@ -237,13 +224,6 @@ def parse_values(
         for name, type_text in input.value.fields.items()
     )
     return valid.select(*columns, *_select_record_columns(raw))
-
-
-def _observe_counts(parsed: DataFrame, metrics_name: str) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    rows = F.count(F.lit(1)).alias("rows")
-    return parsed.observe(metrics_name, rows, F.count(F.col(REASON_COLUMN)).alias("invalid"))
 
 
 def select_invalid_values(raw: DataFrame, input: Input) -> DataFrame:
@@ -326,10 +306,3 @@ def _select_record_columns(raw: DataFrame) -> list[Column]:
 
     kept = [F.col(name) for name in raw.columns if name == RAW_COLUMN]
     return [*(F.col(name[1:]).alias(name) for name in RECORD_COLUMN_TYPES), *kept]
-
-
-def _build_location() -> list[Column]:
-    from pyspark.sql import functions as F
-
-    partition, offset = (F.col(name).cast("string") for name in ("partition", "offset"))
-    return [F.lit("at partition"), partition, F.lit("offset"), offset]

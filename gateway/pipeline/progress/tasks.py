@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.pipeline.spark.internals import open_status_stores
@@ -54,9 +54,11 @@ class TaskMetricsReader:
         stages = [each for each in all_stages if each is not None]
         if not stages:
             return None
+        times = ("submissionTime", "completionTime")
+        spans = [tuple(_parse_time(job[name]) for name in times) for job in jobs]
         return {
             "cores": self.cores,
-            "jobs": round(_covered_seconds([_get_span(job) for job in jobs]), 3),
+            "jobs": round(_covered_seconds(spans), 3),
             "python": round(self._sum_python_seconds({job["jobId"] for job in jobs}), 3),
             "busy": is_busy(),
             "stages": stages,
@@ -194,11 +196,7 @@ def _parse_batch_id(job: Mapping[str, Any]) -> int | None:
     return int(match[1]) if match else None
 
 
-def _get_span(job: Mapping[str, Any]) -> tuple[float, float]:
-    return _parse_time(job["submissionTime"]), _parse_time(job["completionTime"])
-
-
-def _covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
+def _covered_seconds(spans: Iterable[tuple[float, ...]]) -> float:
     """Return the length of the union of time spans."""
     total, covered_until = 0.0, 0.0
     for start, end in sorted(spans):
