@@ -127,6 +127,14 @@ class LocalFiles:
         self.path.rename(directory)
 
 
+class HadoopError(OSError):
+    """An error of Hadoop; its Java exception says whether another attempt may help."""
+
+    def __init__(self, text: str, java_exception: Any) -> None:
+        super().__init__(text)
+        self.java_exception = java_exception
+
+
 class HadoopFiles:
     """A directory of a file system that Hadoop reads in Spark's JVM, such as s3a:// or hdfs://."""
 
@@ -227,7 +235,8 @@ class HadoopFiles:
         except Py4JJavaError as error:
             if "FileNotFound" in error.java_exception.getClass().getName():
                 raise FileNotFoundError(f"{self.location}/{name}") from None
-            raise OSError(f"{self.location}/{name}: {error.java_exception.getMessage()}") from None
+            text = f"{self.location}/{name}: {error.java_exception.getMessage()}"
+            raise HadoopError(text, error.java_exception) from error
 
 
 def open_files(location: str, spark: Any = None) -> Files:

@@ -209,7 +209,7 @@ class _JobQueries:
             process.settings,
             self._checkpoint,
             process.reports,
-            process.stop_event,
+            threading.Event() if replay_state else process.stop_event,
             replay_state,
         )
         if self._context is not None:
