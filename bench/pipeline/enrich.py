@@ -26,6 +26,7 @@ from support.redis import RedisServer, running_redis
 
 from gateway.config.sections.pipelines import Enrich
 from gateway.pipeline.jobs import enrich as job
+from gateway.pipeline.reports import Reports
 from gateway.pipeline.spark import session
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session
 from gateway.pipeline.tables import lookup
@@ -267,7 +268,7 @@ def _run_job(
         source, seen = Path(directory) / "events", Path(directory) / "seen"
         source.mkdir()
         _write_events(source, users, batch_events)
-        held = job.create_batch_table(settings, spark, {})
+        held = job.create_batch_table(settings, spark, {}, Reports())
 
         def process_batch(rows: DataFrame, epoch: int) -> None:
             if held is not None:
