@@ -83,10 +83,10 @@ def _run_measurement(name: str, is_small: bool, timeout_s: int) -> list[Figure]:
 
 
 def _versions() -> dict[str, str]:
-    from gateway.pipeline.spark import java
+    from gateway.pipeline.spark import spark_home
     from gateway.pipeline.spark.spark_home import SPARK_VERSION
 
-    return {"spark": SPARK_VERSION, "java": java.find_java().banner.splitlines()[0]}
+    return {"spark": SPARK_VERSION, "java": spark_home.find_java().banner.splitlines()[0]}
 
 
 def _on_terminate(number: int, _: object) -> None:

@@ -26,10 +26,11 @@ from support.redis import RedisServer, running_redis
 
 from gateway.config.sections.pipelines import Enrich
 from gateway.pipeline.jobs import enrich as job
+from gateway.pipeline.reports import Reports
+from gateway.pipeline.spark import session
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session
-from gateway.pipeline.state import profiles
 from gateway.pipeline.tables import lookup
-from gateway.pipeline.tables.cache import LookupStats
+from gateway.pipeline.tables.lookup import LookupStats
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
 from ..figure import Figure
@@ -254,7 +255,7 @@ def _build_redis_settings(server: RedisServer, name: str, **options: Any) -> Enr
 
 def _build_conf(settings: Enrich) -> Mapping[str, str]:
     """As the runner does it."""
-    return {**build_checkpoint_conf("/"), **profiles.build_job_conf(settings)}
+    return {**build_checkpoint_conf("/"), **session.build_job_conf(settings)}
 
 
 def _run_job(
@@ -267,7 +268,7 @@ def _run_job(
         source, seen = Path(directory) / "events", Path(directory) / "seen"
         source.mkdir()
         _write_events(source, users, batch_events)
-        held = job.create_batch_table(settings, spark, {})
+        held = job.create_batch_table(settings, spark, {}, Reports())
 
         def process_batch(rows: DataFrame, epoch: int) -> None:
             if held is not None:

@@ -20,11 +20,11 @@ from confluent_kafka import Producer
 
 from gateway.config import Kafka
 from gateway.config.sections.job import Fields, Input, Output, Spark
+from gateway.pipeline import clusters
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.exactly_once import ExactlyOnceOutput
 from gateway.pipeline.inputs import source
 from gateway.pipeline.run import output
-from gateway.pipeline.spark import client_config
 from gateway.pipeline.spark.session import create_session
 
 from ..figure import Figure, median, summarize_times
@@ -57,7 +57,7 @@ def _measure_sinks(
     _fill_topic(",".join(servers), clicks, records)
     cluster = Kafka(servers=servers)
     writer = _create_output(cluster, once)
-    options = client_config.build_spark_options(cluster) | {
+    options = clusters.build_spark_options(cluster) | {
         "topic": plain,
         "kafka.compression.type": "lz4",
     }
@@ -87,7 +87,7 @@ def _create_output(cluster: Kafka, topic: str) -> ExactlyOnceOutput:
     return ExactlyOnceOutput(
         uuid.uuid4().hex,
         Output(topic=topic),
-        client_config.build_client_config(cluster),
+        clusters.build_client_config(cluster),
         checkpoint=none,
     )
 

@@ -23,8 +23,8 @@ from gateway.config.sections.pipelines import Join
 from gateway.pipeline.jobs import join
 from gateway.pipeline.progress.tasks import TaskMetricsReader
 from gateway.pipeline.skew import find_hot_keys
+from gateway.pipeline.spark import session
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session
-from gateway.pipeline.state import profiles
 
 from ..figure import Figure, median
 from . import engine
@@ -164,7 +164,7 @@ def run_join(
     from pyspark.sql import functions as F
 
     own = create_job_session(
-        spark, {**build_checkpoint_conf("/"), **profiles.build_job_conf(settings), **(conf or {})}
+        spark, {**build_checkpoint_conf("/"), **session.build_job_conf(settings), **(conf or {})}
     )
     tables = {side: _read_table(own, data, side) for side in ("left", "right")}
     pairs = join.build(settings, tables, hot_keys)

@@ -21,7 +21,6 @@ from gateway.config import Settings
 from gateway.pipeline.checkpoint import job_checkpoint
 from gateway.pipeline.run import query
 from gateway.pipeline.spark import session
-from gateway.pipeline.state import profiles
 
 from ..figure import Figure, median, summarize_times
 from ..kafka import RealKafka, real_kafka
@@ -126,13 +125,14 @@ def run_case(
         settings = case.build_settings(kafka.bootstrap, read, written, root)
         assert settings.pipelines is not None
         (job,) = settings.pipelines.jobs
-        conf = {**profiles.build_job_conf(job), **session.build_checkpoint_conf(root), **case.conf}
-        started = query.start_query(
+        conf = {**session.build_job_conf(job), **session.build_checkpoint_conf(root), **case.conf}
+        context = query.QueryContext(
             session.create_job_session(spark, conf),
             job,
             settings,
             job_checkpoint.prepare_checkpoint(root, job, spark),
         )
+        started = query.start_query(context)
         try:
             with (
                 run_client("receive", kafka.bootstrap_servers, written, last + 3) as receiver,
@@ -152,6 +152,7 @@ def run_case(
             engine.stop_query(
                 started, 0 if case.job.get("trigger") == "realtime" else engine.STOP_TIMEOUT_S
             )
+            context.close()
     after = 1e6 * (begun + workload.warmup_s)
     rows = [row for row in orjson.loads(found) if after <= row[0]]
     told, received = ([(row[which] - row[0]) / 1e6 for row in rows] for which in (1, 2))

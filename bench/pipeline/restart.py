@@ -21,11 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.sections.job import Spark, State
-from gateway.pipeline.progress import alerts
-from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session, create_session
-from gateway.pipeline.state import damage, integrity, layout, report, rescale
-from gateway.pipeline.state.files import LocalFiles
-from gateway.pipeline.state.profiles import build_conf
+from gateway.pipeline.checkpoint import checkpoint, damage, maintenance, report
+from gateway.pipeline.checkpoint.files import LocalFiles
+from gateway.pipeline.reports import Reports
+from gateway.pipeline.spark.session import (
+    build_checkpoint_conf,
+    build_state_conf,
+    create_job_session,
+    create_session,
+)
 
 from ..figure import Figure
 from .progress import print_progress
@@ -97,7 +101,7 @@ def _flip_bits(checkpoint: Path) -> None:
     of its own choice. A restart does not read those.
     """
     snapshot = _list_newest_snapshots(checkpoint)[0]
-    largest = max(integrity.read_metadata(snapshot)["sstFiles"], key=lambda file: file["sizeBytes"])
+    largest = max(damage.read_metadata(snapshot)["sstFiles"], key=lambda file: file["sizeBytes"])
     table = snapshot.parent / "SSTs" / largest["dfsSstFileName"]
     data = table.read_bytes()
     half = len(data) // 2
@@ -105,7 +109,7 @@ def _flip_bits(checkpoint: Path) -> None:
 
 
 def _list_newest_snapshots(checkpoint: Path) -> list[Path]:
-    stores = layout.parse_stores(LocalFiles(checkpoint).list_sizes()).values()
+    stores = checkpoint.parse_stores(LocalFiles(checkpoint).list_sizes()).values()
     return [checkpoint / store.snapshots[max(store.snapshots)][0] for store in stores]
 
 
@@ -130,10 +134,14 @@ def _run_task(task: str, checkpoint: str, key_count: int) -> None:
         Spark.model_validate({"master": "local[2]", "memory": "2GiB"}), "restart"
     )
     state = State.model_validate({"snapshotAfter": 2, "partitions": PARTITION_COUNTS[0]})
-    own = {**build_checkpoint_conf(checkpoint), **build_conf(state), _MAINTENANCE_INTERVAL: "3s"}
+    own = {
+        **build_checkpoint_conf(checkpoint),
+        **build_state_conf(state),
+        _MAINTENANCE_INTERVAL: "3s",
+    }
     mine = create_job_session(spark, own)
     if task == "rescale":
-        done = rescale.rescale_state(mine, LocalFiles(checkpoint), PARTITION_COUNTS[1])
+        done = maintenance.rescale_state(mine, LocalFiles(checkpoint), PARTITION_COUNTS[1])
         _check_counts(mine, checkpoint, key_count)
         told: dict[str, Any] = {"seconds": done.seconds}
     else:
@@ -148,7 +156,8 @@ _MAINTENANCE_INTERVAL = "spark.sql.streaming.stateStore.maintenanceInterval"
 def _run_query(spark: Any, checkpoint: str, key_count: int, *, fill: bool) -> dict[str, Any]:
     from pyspark.sql import functions as F
 
-    watch = damage.StateLogWatcher(spark)
+    reports = Reports()
+    watch = damage.StateLogWatcher(spark, reports)
     rows = key_count // 4 if fill else 1000
     read_ = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
     counts = read_.load().select((F.col("value") % key_count).alias("k")).groupBy("k").count()
@@ -157,7 +166,7 @@ def _run_query(spark: Any, checkpoint: str, key_count: int, *, fill: bool) -> di
     batch = _next_batch(Path(checkpoint)) + (FILL_BATCHES if fill else 1) - 1
     began = time.monotonic()
     query = query.start()
-    damage.register_run(str(query.runId), "counts")
+    reports.register_run(str(query.runId), "counts")
     while not Path(checkpoint, "commits", str(batch)).exists():
         if not query.isActive:
             raise RuntimeError(str(query.exception()))
@@ -170,22 +179,20 @@ def _run_query(spark: Any, checkpoint: str, key_count: int, *, fill: bool) -> di
     query.stop()
     watch.close()
     _check_counts(spark, checkpoint, key_count)
-    said = [
-        what
-        for (_, alert), what in alerts.get_active_alerts().items()
-        if alert == damage.ALERT_NAME
-    ]
-    return {"seconds": seconds, "alerts": said}
+    return {"seconds": seconds, "alerts": list(reports.get_alerts("counts").values())}
 
 
 def _next_batch(checkpoint: Path) -> int:
     """The batch that is due."""
-    return max(layout.parse_batches(LocalFiles(checkpoint).list_sizes(), "commits"), default=-1) + 1
+    return (
+        max(checkpoint.parse_batches(LocalFiles(checkpoint).list_sizes(), "commits"), default=-1)
+        + 1
+    )
 
 
 def _has_two_snapshots(checkpoint: Path) -> bool:
     """Has each store two snapshots?"""
-    stores = layout.parse_stores(LocalFiles(checkpoint).list_sizes()).values()
+    stores = checkpoint.parse_stores(LocalFiles(checkpoint).list_sizes()).values()
     return all(len(store.snapshots) > 1 for store in stores)
 
 
@@ -204,7 +211,7 @@ def _check_counts(spark: Any, checkpoint: str, key_count: int) -> None:
 
 def _count_values_read(files: LocalFiles) -> int:
     """How many values the finished batches have read, as the log of their ends says."""
-    last = layout.parse_batches(files.list_sizes(), "commits")[-1]
+    last = checkpoint.parse_batches(files.list_sizes(), "commits")[-1]
     return int(json.loads(files.read(f"offsets/{last}").splitlines()[2])["offset"])
 
 

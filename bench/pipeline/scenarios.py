@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 from gateway.config.sections.pipelines import Pipelines
 from gateway.kafka.local import LocalKafka
 from gateway.pipeline.progress.listener import report_progress
-from gateway.pipeline.progress.progress_file import get_progress_path
+from gateway.pipeline.progress.records import get_progress_path
 
 RUNS_DIRECTORY = Path(__file__).parents[2] / "tests" / "pipeline" / "doctor" / "runs"
 STATE_STORE_PREFIX = "spark.sql.streaming.stateStore."

@@ -23,8 +23,8 @@ from support.session_windows import Event, compute_sessions
 
 from gateway.config.sections.pipelines import Sessions
 from gateway.pipeline.jobs import sessions as job
+from gateway.pipeline.spark import session
 from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session
-from gateway.pipeline.state import profiles
 
 from ..figure import Figure, summarize_times
 from . import engine
@@ -108,7 +108,7 @@ def build_settings(**options: Any) -> Sessions:
 
 def _build_conf(job_settings: Sessions) -> Mapping[str, str]:
     """As the runner does it."""
-    return {**build_checkpoint_conf("/"), **profiles.build_job_conf(job_settings)}
+    return {**build_checkpoint_conf("/"), **session.build_job_conf(job_settings)}
 
 
 def _measure_growth(spark: SparkSession, workload: Workload) -> Iterator[Figure]:

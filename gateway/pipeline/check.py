@@ -17,20 +17,19 @@ from gateway.config.sections import pipelines as config
 from gateway.config.sections.job import Input, Job
 from gateway.config.source.substitution import find_closest, suggest
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
-from gateway.pipeline.inputs import fields, schemas, types
-from gateway.pipeline.run import stable_key
-from gateway.pipeline.run.query import (
-    import_job_module,
+from gateway.pipeline import clusters
+from gateway.pipeline.clusters import build_spark_options, find_cluster
+from gateway.pipeline.inputs import schemas, source, types
+from gateway.pipeline.job_settings import (
+    get_inputs,
+    get_output,
     list_read_topics,
     list_side_output_options,
     resolve_inputs,
 )
+from gateway.pipeline.jobs import import_job_module
+from gateway.pipeline.run.output import check_key
 from gateway.pipeline.spark import session
-from gateway.pipeline.spark.client_config import build_spark_options, find_cluster
-from gateway.pipeline.state import profiles
-
-from . import topics
-from .jobs import get_inputs, get_output
 
 Loc = tuple[str | int, ...]
 _OPTION_PREFIX = re.compile(r"([A-Za-z_][\w]*(?:\.[A-Za-z_][\w]*)*): ")
@@ -120,7 +119,7 @@ depends on them, and the reasons."""
 
 def _check_conf(settings: Settings, jobs: Sequence[Job]) -> Iterator[JobProblem]:
     conf = {} if settings.pipelines is None else settings.pipelines.spark.conf
-    required = [{**session.BASE_CONF, **profiles.build_job_conf(job)} for job in jobs]
+    required = [{**session.BASE_CONF, **session.build_job_conf(job)} for job in jobs]
     for name, reason in _FIXED_CONF.items():
         if name in conf and any(each[name].lower() != conf[name].lower() for each in required):
             yield JobProblem(("pipelines", "spark", "conf", name), f"{reason}; remove it")
@@ -146,7 +145,7 @@ def _check_job(job: Job, resolved: Mapping[str, Input]) -> Iterator[JobProblem]:
         # If the columns are unknown, `columns` lacks the input, and they are not checked.
         input = resolved.get(name, input)
         if input.value.fields or input.value.model == "string":
-            columns[name] = fields.get_columns(input)
+            columns[name] = source.get_columns(input)
             yield from (
                 each._replace(loc=(*loc, *each.loc)) for each in _check_time(input, columns[name])
             )
@@ -154,7 +153,7 @@ def _check_job(job: Job, resolved: Mapping[str, Input]) -> Iterator[JobProblem]:
             if message := types.check_case(columns[name]) or types.check_case(json_names):
                 yield JobProblem((*loc, "value"), message)
     module = import_job_module(job)
-    problems = [*module.check_job(job, columns), *stable_key.check_key(job)]
+    problems = [*module.check_job(job, columns), *check_key(job)]
     yield from (_parse_problem(text) for text in problems)
     if job.trigger == "realtime":
         if reason := module.check_realtime(job):
@@ -233,7 +232,7 @@ def _check_topic(
         try:
             kafka = find_cluster(settings.clusters, kafka_name)
             build_spark_options(kafka)
-            topics_by_cluster[name] = topics.list_topics(kafka)
+            topics_by_cluster[name] = clusters.list_topics(kafka)
         except PipelineError as error:
             check_result.skipped_checks.append(f"topics: {error}")
     existing = topics_by_cluster[name]

@@ -8,7 +8,7 @@ from support import fake_checkpoint
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.pipeline.state import lease
+from gateway.pipeline.checkpoint import maintenance
 
 CONFIG = """
 name: shop
@@ -76,7 +76,7 @@ def test_a_backup_becomes_the_next_version(place: Place, tmp_path: Path) -> None
 
 def test_a_running_job_is_not_restored(place: Place, tmp_path: Path) -> None:
     place.call("backup", "--to", str(tmp_path / "copy"))
-    with lease.hold_lease(str(place.checkpoints / "visits"), "visits"):
+    with maintenance.hold_lease(str(place.checkpoints / "visits"), "visits"):
         code, said = place.call("restore", "--from", str(tmp_path / "copy"))
     assert code == 1
     assert "visits is run by process" in said

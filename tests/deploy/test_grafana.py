@@ -30,9 +30,7 @@ from support.waiting import wait_until
 from gateway.config.sections.pipelines import Pipelines
 from gateway.core.error_code import ErrorCode
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.pipeline.progress.metrics import ProgressMetrics
-from gateway.pipeline.progress.metrics_server import MetricsServer
-from gateway.pipeline.progress.zero_series import add_zero_series
+from gateway.pipeline.progress.metrics import MetricsServer, ProgressMetrics, add_zero_series
 from gateway.telemetry.samples import MetricSamples
 
 DASHBOARDS = DEPLOY / "grafana"

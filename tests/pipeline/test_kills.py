@@ -26,11 +26,12 @@ from support.worker_groups import SPARK_TEST_TIMEOUT_S
 from gateway.config import Kafka, loads
 from gateway.config.sections.pipelines import Broadcast, Enrich
 from gateway.core.log.record import TopicPartition
+from gateway.pipeline.clusters import build_spark_options
 from gateway.pipeline.inputs import source
-from gateway.pipeline.jobs import enrich, get_inputs
+from gateway.pipeline.job_settings import get_inputs
+from gateway.pipeline.jobs import enrich
 from gateway.pipeline.run import output as encoding
 from gateway.pipeline.run import query
-from gateway.pipeline.spark.client_config import build_spark_options
 from gateway.pipeline.tables import broadcast
 
 RECORDS = int(os.environ.get("GATEWAY_KILLS_RECORDS", "12000"))

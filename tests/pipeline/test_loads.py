@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.pipelines import Join, Pipelines
-from gateway.pipeline.loads import KeyLoad, PartitionLoad, build_advice
+from gateway.pipeline.skew import KeyLoad, PartitionLoad, build_advice
 
 
 def job(**more: Any) -> Join:

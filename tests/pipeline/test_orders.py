@@ -34,13 +34,13 @@ from support.worker_groups import SPARK_TEST_TIMEOUT_S
 
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
+from gateway.pipeline.checkpoint import maintenance
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
+from gateway.pipeline.checkpoint.files import LocalFiles
 from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
 from gateway.pipeline.exactly_once.ledger import ledger_topic
 from gateway.pipeline.run import query
-from gateway.pipeline.spark.session import create_job_session
-from gateway.pipeline.state import backup, profiles
-from gateway.pipeline.state.files import LocalFiles
+from gateway.pipeline.spark.session import build_job_conf, create_job_session
 
 DAY_SEED = 37
 """Of a short order: copies are put back, and two run at once. `test_kills` kills by day."""
@@ -145,8 +145,8 @@ class History:
         job = settings.pipelines.jobs[0]
         try:
             place = prepare_checkpoint(str(root or self.root), job, self.spark, fresh=fresh)
-            session = create_job_session(self.spark, profiles.build_job_conf(job))
-            self._run_query(lambda: query.start_query(session, job, settings, place))
+            session = create_job_session(self.spark, build_job_conf(job))
+            self._run_query(lambda: query.QueryContext(session, job, settings, place))
         except Exception as error:
             if any(each in str(error) for each in SAID):
                 return False
@@ -154,19 +154,21 @@ class History:
         return True
 
     @staticmethod
-    def _run_query(start: Callable[[], Any]) -> None:
+    def _run_query(open_context: Callable[[], query.QueryContext]) -> None:
         """Run a query to its end; start it again where Spark was too busy, as `run` does."""
         from pyspark.errors import StreamingQueryException
 
         while True:
-            started = start()
+            context = open_context()
             try:
-                assert started.awaitTermination(JOB_TIMEOUT_S)
+                assert query.start_query(context).awaitTermination(JOB_TIMEOUT_S)
             except StreamingQueryException as error:
                 if NO_PYTHON_WORKER not in str(error):
                     raise
             else:
                 return
+            finally:
+                context.close()
 
     # The steps. Each leaves the checkpoint in use that wrote the newest rows.
 
@@ -187,7 +189,7 @@ class History:
 
     def back_up(self) -> None:
         target = self.directory / f"backup-{len(self.backups)}"
-        backup.create_backup(LocalFiles(self.current), LocalFiles(target), JOB)
+        maintenance.create_backup(LocalFiles(self.current), LocalFiles(target), JOB)
         self.backups.append(target)
 
     def restore(self) -> None:
@@ -195,7 +197,7 @@ class History:
             return self.back_up()
         source, version = self.chance.choice(self.backups), self.current.name.removeprefix("v")
         following = self.root / JOB / f"v{int(version) + 1}"
-        copy = backup.restore_backup(
+        copy = maintenance.restore_backup(
             LocalFiles(source), LocalFiles(self.directory / "restoring"), str(following)
         )
         (end,) = Checkpoint(str(following)).read_batch(copy.batch).end

@@ -16,8 +16,9 @@ from pydantic import TypeAdapter
 from support.poison import COLUMN_TYPES, generate_records
 
 from gateway.config.sections.pipelines import AnyJob
-from gateway.pipeline.inputs.fields import parse_values, select_invalid_values
-from gateway.pipeline.jobs import enrich, get_inputs
+from gateway.pipeline.inputs.source import parse_values, select_invalid_values
+from gateway.pipeline.job_settings import get_inputs
+from gateway.pipeline.jobs import enrich
 from gateway.pipeline.run import output
 from gateway.pipeline.run.query import import_job_module
 from gateway.pipeline.tables.broadcast import KEY_COLUMN

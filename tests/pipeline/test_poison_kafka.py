@@ -27,7 +27,7 @@ from support.poison import (
 )
 
 from gateway.pipeline.exactly_once.ledger import ledger_topic
-from gateway.pipeline.jobs import get_inputs
+from gateway.pipeline.job_settings import get_inputs
 
 MANY = os.environ.get("GATEWAY_POISON")
 COUNT, SEED = (int(MANY), random.randrange(2**32)) if MANY else (60, 1)

@@ -120,7 +120,11 @@ def _run(
     assert isinstance(loaded.pipelines, Pipelines)
     job = loaded.pipelines.jobs[0]
     place = prepare_checkpoint(str(root), job, spark, fresh=fresh)
-    assert query.start_query(spark.newSession(), job, loaded, place).awaitTermination(JOB_TIMEOUT_S)
+    context = query.QueryContext(spark.newSession(), job, loaded, place)
+    try:
+        assert query.start_query(context).awaitTermination(JOB_TIMEOUT_S)
+    finally:
+        context.close()
 
 
 def _produce(kafka: KafkaCluster, topic: str, numbers: range) -> None:

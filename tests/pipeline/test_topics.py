@@ -8,7 +8,7 @@ from support.admin import KafkaAdmin
 from support.secure_kafka import PASSWORDS_BY_USER, grant_access
 
 from gateway.errors import PipelineError
-from gateway.pipeline.topics import create_topic
+from gateway.pipeline.clusters import create_topic
 
 
 def test_a_user_who_may_not_create_topics_can_use_one_that_exists(session_secured, authority):

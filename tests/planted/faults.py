@@ -462,12 +462,12 @@ PIPELINE = (
     ),
     PlantedFault(
         "restored-checkpoint-keeps-id",
-        "gateway/pipeline/state/backup.py",
+        "gateway/pipeline/checkpoint/maintenance.py",
         """\
         target.write("metadata", json.dumps({"id": query_id}).encode())
 """,
         "",
-        ("tests/pipeline/state", "tests/pipeline/test_put_back.py"),
+        ("tests/pipeline/checkpoint", "tests/pipeline/test_put_back.py"),
     ),
 )
 

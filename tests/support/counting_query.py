@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gateway.pipeline.state import damage
+from gateway.pipeline.reports import Reports
 
 from .waiting import wait_until
 
@@ -43,6 +43,7 @@ class CountingQuery:
         self.name = name
         self.latest_counts: Counts = {}
         self.batches: list[int] = []
+        self.reports = Reports()
         self._spark = spark
 
     def write_batch(self, batch: int) -> None:
@@ -64,7 +65,7 @@ class CountingQuery:
         if once:
             query = query.trigger(once=True)
         begun = query.option("checkpointLocation", str(self.checkpoint)).start()
-        damage.register_run(str(begun.runId), self.name)
+        self.reports.register_run(str(begun.runId), self.name)
         return begun
 
     def run_to_end(self) -> None:

@@ -13,12 +13,9 @@ from typing import Any
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
 from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
-from gateway.pipeline.exactly_once import side_outputs
-from gateway.pipeline.exactly_once.recreated_topics import InputTopics
 from gateway.pipeline.run import query
 from gateway.pipeline.run.job_run import JobRun
-from gateway.pipeline.spark.session import create_job_session
-from gateway.pipeline.state import profiles
+from gateway.pipeline.spark.session import build_job_conf, create_job_session
 
 JOB_TIMEOUT_S = 600.0
 
@@ -63,26 +60,40 @@ def create_job_loop(
     assert isinstance(loaded.pipelines, Pipelines)
     job = loaded.pipelines.jobs[0]
     place = prepare_checkpoint(str(checkpoint_root), job, spark, fresh=fresh)
-    session = create_job_session(spark, profiles.build_job_conf(job))
-    inputs: list[InputTopics] = []
+    session = create_job_session(spark, build_job_conf(job))
+    contexts: list[query.QueryContext] = []
 
-    def start_query() -> Any:
-        inputs[:] = [query.create_input_topics(job, loaded)]
-        return query.start_query(session, job, loaded, place, input_topics=inputs[0])
+    def start_query(_: JobRun) -> Any:
+        context = query.QueryContext(session, job, loaded, place)
+        close_contexts()
+        contexts.append(context)
+        return query.start_query(context)
+
+    def close_contexts() -> None:
+        while contexts:
+            contexts.pop().close()
+
+    def finish() -> None:
+        if (side_outputs := contexts[0].side_outputs) is not None:
+            side_outputs.finish()
+
+    def scan_idle() -> None:
+        if (side_outputs := contexts[0].side_outputs) is not None:
+            side_outputs.scan_idle()
 
     run = JobRun(
         job,
         start_query,
-        finish=lambda: side_outputs.finish(place.query_id),
-        find_recreated=lambda: inputs[0].find_recreated(),
-        on_waiting=lambda: side_outputs.scan_idle(place.query_id),
+        finish=finish,
+        find_recreated=lambda: contexts[0].topics.find_recreated(),
+        on_waiting=scan_idle,
     )
     try:
         yield JobLoop(run)
     finally:
         if not run.is_done:
             run.stop()
-        query.close_clients(place.query_id)
+        close_contexts()
 
 
 def run_until_ended(

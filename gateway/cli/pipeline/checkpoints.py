@@ -46,21 +46,19 @@ def state(
     """
     from contextlib import ExitStack
 
+    from gateway.pipeline.checkpoint import damage, maintenance, report
     from gateway.pipeline.spark.session import create_session
-    from gateway.pipeline.state import integrity, location, report
 
     _, pipelines = load_pipelines(config)
     find_job(pipelines, name)
     root = pipelines.checkpoints
     with ExitStack() as stack:
         spark = None
-        if keys is not None or location.is_remote(root):
+        if keys is not None or maintenance.is_remote(root):
             spark = create_session(pipelines.spark, f"state {name}")
             stack.callback(spark.stop)
-        files = location.open_current(root, name, spark)
-        check_content = (
-            integrity.create_content_check(spark._jvm) if verify and spark is not None else None
-        )
+        files = maintenance.open_current(root, name, spark)
+        check_content = damage.create_content_check(spark) if verify and spark is not None else None
         job_state = report.read_state(files, name, verify=verify, check_content=check_content)
         if keys is not None and spark is not None:
             report.count_keys(spark, job_state, files.location, keys)
@@ -97,15 +95,15 @@ def backup(
     gateway pipeline backup sessions -c gateway.yaml --to /mnt/backups/sessions-2026-11-21
     gateway pipeline backup sessions -c gateway.yaml --to s3a://backups/sessions/1
     """
-    from gateway.pipeline.state import location
-    from gateway.pipeline.state.backup import create_backup
-    from gateway.pipeline.state.files import open_files
+    from gateway.pipeline.checkpoint import maintenance
+    from gateway.pipeline.checkpoint.files import open_files
+    from gateway.pipeline.checkpoint.maintenance import create_backup
 
     _, pipelines = load_pipelines(config)
     find_job(pipelines, name)
     with ExitStack() as stack:
         spark = _start_spark(pipelines, stack, pipelines.checkpoints, to)
-        source = location.open_current(pipelines.checkpoints, name, spark)
+        source = maintenance.open_current(pipelines.checkpoints, name, spark)
         copy = create_backup(source, open_files(to, spark), name)
     typer.echo(
         f"{name}: batch {copy.batch}, {len(copy.files)} files, {copy.total_bytes} bytes in {to}"
@@ -138,9 +136,9 @@ def restore(
     gateway pipeline restore sessions -c gateway.yaml --from /mnt/backups/sessions-2026-11-21
     """
     from gateway.errors import PipelineError
-    from gateway.pipeline.state import location
-    from gateway.pipeline.state.backup import read_manifest, restore_backup
-    from gateway.pipeline.state.files import open_files
+    from gateway.pipeline.checkpoint import maintenance
+    from gateway.pipeline.checkpoint.files import open_files
+    from gateway.pipeline.checkpoint.maintenance import read_manifest, restore_backup
 
     _, pipelines = load_pipelines(config)
     find_job(pipelines, name)
@@ -150,17 +148,17 @@ def restore(
         source = open_files(from_, spark)
         if (job := read_manifest(source).job) != name:
             raise PipelineError(f"{from_} is a backup of {job}, not of {name}")
-        stack.enter_context(location.require_idle(root, name, spark, force=force))
-        target, path = location.open_next(root, name, spark)
+        stack.enter_context(maintenance.require_idle(root, name, spark, force=force))
+        target, path = maintenance.open_next(root, name, spark)
         copy = restore_backup(source, target, path, keep_identity=same)
     typer.echo(f"{name}: continues after batch {copy.batch}, from {path}")
 
 
 def _start_spark(pipelines: Pipelines, stack: ExitStack, *paths: str) -> Any:
+    from gateway.pipeline.checkpoint import maintenance
     from gateway.pipeline.spark.session import create_session
-    from gateway.pipeline.state import location
 
-    if not any(map(location.is_remote, paths)):
+    if not any(map(maintenance.is_remote, paths)):
         return None
     spark = create_session(pipelines.spark, "backup")
     stack.callback(spark.stop)
@@ -184,17 +182,19 @@ def rescale(
     \b
     gateway pipeline rescale sessions -c gateway.yaml --partitions 8
     """
+    from gateway.pipeline.checkpoint import maintenance
+    from gateway.pipeline.checkpoint.maintenance import rescale_state
     from gateway.pipeline.spark.session import create_session
-    from gateway.pipeline.state import location
-    from gateway.pipeline.state.rescale import rescale_state
 
     _, pipelines = load_pipelines(config)
     job = find_job(pipelines, name)
     with ExitStack() as stack:
         spark = create_session(pipelines.spark, f"rescale {name}")
         stack.callback(spark.stop)
-        stack.enter_context(location.require_idle(pipelines.checkpoints, name, spark, force=force))
-        files = location.open_current(pipelines.checkpoints, name, spark)
+        stack.enter_context(
+            maintenance.require_idle(pipelines.checkpoints, name, spark, force=force)
+        )
+        files = maintenance.open_current(pipelines.checkpoints, name, spark)
         result = rescale_state(spark, files, partitions)
     typer.echo(
         f"{name}: {result.old_partitions} -> {result.new_partitions} partitions "

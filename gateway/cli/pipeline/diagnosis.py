@@ -22,8 +22,8 @@ from gateway.errors import PipelineError
 from .jobs import JobArgument, JsonOption, find_job, load_pipelines
 
 if TYPE_CHECKING:
-    from gateway.pipeline.doctor.cause import Thresholds
     from gateway.pipeline.doctor.diagnosis import Diagnosis
+    from gateway.pipeline.doctor.query_run import Thresholds
 
 
 def doctor(
@@ -86,7 +86,7 @@ def doctor(
 
 
 def _print_diagnosis(diagnosis: Diagnosis, *, as_json: bool, first: bool) -> None:
-    from gateway.pipeline.doctor.report import render_text, to_json
+    from gateway.pipeline.doctor.diagnosis import render_text, to_json
 
     if as_json:
         typer.echo(json.dumps(to_json(diagnosis)))
@@ -111,7 +111,7 @@ def _diagnose_job(
 ) -> list[Diagnosis]:
     from gateway.pipeline.doctor.diagnosis import diagnose
     from gateway.pipeline.doctor.query_run import build_run
-    from gateway.pipeline.progress.progress_file import get_progress_path, read_records
+    from gateway.pipeline.progress.records import get_progress_path, read_records
 
     assert name is not None and config is not None
     _, pipelines = load_pipelines(config)
@@ -127,7 +127,7 @@ def _diagnose_job(
 
 def _parse_limits(above: str) -> Thresholds:
     from gateway.config.types.units import parse_duration
-    from gateway.pipeline.doctor.cause import Thresholds
+    from gateway.pipeline.doctor.query_run import Thresholds
 
     try:
         return Thresholds(min_seconds=parse_duration(above))
@@ -288,7 +288,7 @@ def plan(
     gateway pipeline plan --kind sessions --events 10M/s --state 200GB --keys 1G
     gateway pipeline plan --kind enrich --events 100k/s --table 500GB --staleness 5s
     """
-    from gateway.pipeline.plan.sizing import KINDS, JobRequirements, build_plan, render_table
+    from gateway.pipeline.plan import KINDS, JobRequirements, build_plan, render_table
 
     if kind not in KINDS:
         raise typer.BadParameter(f"use one of {', '.join(KINDS)}", param_hint="--kind")

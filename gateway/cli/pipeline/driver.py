@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # The submitting process forwards signals to this id: see gateway.pipeline.spark.submit.
+    # The submitting process forwards signals to this id: see gateway.pipeline.spark.session.
     if file := os.environ.get("GATEWAY_DRIVER_PID_FILE"):
         Path(file).write_text(str(os.getpid()))
     # sys.path begins with this script's folder, whose modules (`plan`, `state`) must not become

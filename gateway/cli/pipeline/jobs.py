@@ -11,6 +11,7 @@ import typer
 
 from gateway.cli.commands import EXIT_CONFIG_ERROR
 from gateway.cli.options import ConfigFileOption, complete_job, complete_job_or_all
+from gateway.cli.output import format_table
 from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -71,15 +72,51 @@ def list_(config: ConfigFileOption, as_json: JsonOption = False) -> None:
     gateway pipeline list -c gateway.yaml
     gateway pipeline list -c gateway.yaml --json | jq -r .name
     """
-    from gateway.pipeline.listing import format_table, list_jobs
-
     _, pipelines = load_pipelines(config)
-    jobs = list_jobs(pipelines)
+    jobs = [_describe_job(pipelines, job) for job in pipelines.jobs]
     if as_json:
         for row in jobs:
-            typer.echo(json.dumps(row._asdict()))
+            typer.echo(json.dumps(row))
     else:
-        typer.echo(format_table(jobs))
+        heads = [name.rstrip("_").upper() for name in jobs[0]]
+        for line in format_table([heads, *(list(row.values()) for row in jobs)]):
+            typer.echo(line)
+
+
+def _describe_job(pipelines: Pipelines, job: Job) -> dict[str, str]:
+    from gateway.config.sections.pipelines import Load
+    from gateway.config.types.units import format_duration
+    from gateway.pipeline.job_settings import get_inputs, get_job_type, get_output
+
+    if isinstance(job, Load):
+        to, guarantee = f"{job.into.url} {job.into.prefix}*", "at-least-once"
+    else:
+        output = get_output(job)
+        to, guarantee = ("", "") if output is None else (output.topic, output.guarantee)
+    return {
+        "name": job.name,
+        "kind": get_job_type(job),
+        "from_": ", ".join(dict.fromkeys(each.topic for each in get_inputs(job).values())),
+        "to": to,
+        "trigger": job.trigger if isinstance(job.trigger, str) else format_duration(job.trigger),
+        "guarantee": guarantee,
+        "state": _describe_progress(pipelines.checkpoints, job.name),
+    }
+
+
+def _describe_progress(root: str, job: str) -> str:
+    """Return the version of a job's checkpoint and its last batch, unless Spark must read it."""
+    from gateway.pipeline.checkpoint.checkpoint import Checkpoint
+    from gateway.pipeline.checkpoint.job_checkpoint import list_versions, version_path
+    from gateway.pipeline.job_settings import local_path
+
+    if local_path(root) is None:
+        return f"in {root}"
+    versions = list_versions(root, job)
+    if not versions:
+        return "new"
+    batch = Checkpoint(version_path(root, job, versions[-1])).read_last_committed()
+    return f"v{versions[-1]}, {'no batch yet' if batch is None else f'batch {batch}'}"
 
 
 def check(
@@ -190,8 +227,8 @@ def submit(
     gateway pipeline submit all -c gateway.yaml --print
     """
     from gateway.pipeline import check
+    from gateway.pipeline.spark.session import build_command, run_command
     from gateway.pipeline.spark.spark_home import build_archive, fetch_connector_jars
-    from gateway.pipeline.spark.submit import build_command, run_command
 
     settings, pipelines = load_pipelines(config)
     jobs = find_jobs(pipelines, name)
@@ -218,11 +255,11 @@ def prefetch() -> None:
     gateway pipeline prefetch
     """
     from gateway.extras import require_extra
-    from gateway.pipeline.spark import java
+    from gateway.pipeline.spark import spark_home
     from gateway.pipeline.spark.spark_home import SPARK_VERSION, fetch_connector_jars
 
     require_extra("pipeline", "gateway pipeline prefetch")
-    runtime = java.find_java()
+    runtime = spark_home.find_java()
     fetch_connector_jars()
     typer.echo(f"Spark {SPARK_VERSION} is ready, on Java {runtime.major} ({runtime.path})")
 
@@ -278,8 +315,8 @@ def demo(
     gateway pipeline demo --print-config > pipeline.yaml
     """
     from gateway.cli.local import require_free_port
-    from gateway.pipeline.generate import ShopTraffic
     from gateway.web.pipeline_demo import CONFIG, run_shop_demo
+    from gateway.web.pipeline_demo.generate import ShopTraffic
 
     if print_config:
         typer.echo(CONFIG, nl=False)

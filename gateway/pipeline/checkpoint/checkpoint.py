@@ -4,22 +4,26 @@
 `commits/N` means that the batch is complete. A batch that has the first file without the second is
 run again with the same offsets. Both are files of Spark's HDFSMetadataLog: a line with a version,
 then a line of JSON with the watermark, then a line for each source. The first offsets of a source
-are in `sources/<n>/0`, after a zero byte. Local files are read directly, others by Hadoop in
-Spark's JVM.
+are in `sources/<n>/0`, after a zero byte.
+
+Batch N makes version N + 1 in every store (`state/<operator>/<partition>[/<store>]`). A version is
+made of a snapshot, which is `V.zip` with the tables in `SSTs/` that it names, and of the changelogs
+of all versions after the snapshot.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gateway.errors import PipelineError
-from gateway.pipeline.state.files import refuse_damaged
 
-from . import versions
+from .files import open_files, refuse_damaged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,8 +83,7 @@ class Checkpoint:
 
     def __init__(self, location: str, spark: SparkSession | None = None) -> None:
         self.location = location.rstrip("/")
-        self._local_path = versions.local_path(location)
-        self._spark = spark
+        self._files = open_files(location, spark)
 
     def read_query_id(self) -> str | None:
         """Return the query's id, which never changes, or None before the first run."""
@@ -92,7 +95,8 @@ class Checkpoint:
         return bool(json.loads(self._read_text("metadata") or "{}").get("first"))
 
     def read_last_committed(self) -> int | None:
-        return max(self._list_numbers("commits"), default=None)
+        names = self._files.list_names("commits")
+        return max((int(name) for name in names if name.isdigit()), default=None)
 
     def read_last_time_ms(self) -> int:
         """Return when the batch that was committed last began, in ms since 1970; 0 if none was."""
@@ -165,26 +169,10 @@ class Checkpoint:
         return tuple(parse_offsets(text[max(0, text.find("{")) :]) for text in texts)
 
     def _read_text(self, name: str) -> str | None:
-        if self._local_path is not None:
-            try:
-                return (self._local_path / name).read_text("utf-8")
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-        return _read_hadoop_text(self._require_context(), f"{self.location}/{name}")
-
-    def _list_numbers(self, name: str) -> list[int]:
-        if self._local_path is not None:
-            directory = Path(self._local_path / name)
-            names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
-        else:
-            names = _list_hadoop_names(self._require_context(), f"{self.location}/{name}")
-        return [int(name) for name in names if name.isdigit()]
-
-    def _require_context(self) -> Any:
-        if self._spark is None:
-            problem = f"{self.location} is on another file system, which only a running job reads"
-            raise PipelineError(f"{problem}; run the job, or give a directory of this machine")
-        return self._spark.sparkContext
+        try:
+            return self._files.read(name).decode()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
 
 def parse_offsets(line: str) -> Offsets:
@@ -202,27 +190,106 @@ def _parse_object(text: str) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _open_hadoop_path(context: Any, location: str) -> tuple[Any, Any]:
-    path = context._jvm.org.apache.hadoop.fs.Path(location)
-    return path, path.getFileSystem(context._jsc.hadoopConfiguration())
+_STATE_PATTERN = re.compile(r"state/(\d+)/(\d+)(?:/([^/]+))?/(\d+)(_[0-9a-f-]+)?\.(zip|changelog)")
+_LOG_PATTERN = re.compile(r"(offsets|commits)/(\d+)")
+
+DAMAGED_DIRECTORY = "damaged"  # a repair moves damaged files here
+LEASE_FILE = "lease"  # says which process runs the job
+SCANNED_FILE = "scanned.json"  # has the last batch whose side outputs are written, as `batch`
+
+# An older snapshot is kept with a store's newest one, because Spark uses the older one if the
+# newest one is damaged.
+RETAINED_SNAPSHOTS = 2
 
 
-def _read_hadoop_text(context: Any, location: str) -> str | None:
-    path, files = _open_hadoop_path(context, location)
-    if not files.exists(path):
-        return None
-    stream = files.open(path)
-    try:
-        charset = context._jvm.java.nio.charset.StandardCharsets.UTF_8
-        return str(context._jvm.org.apache.commons.io.IOUtils.toString(stream, charset))
-    finally:
-        stream.close()
+class StoreId(NamedTuple):
+    """A state store; `name` is `default`, or that of one of a join's stores."""
+
+    operator: int
+    partition: int
+    name: str
+
+    @property
+    def directory(self) -> str:
+        tail = "" if self.name == "default" else f"/{self.name}"
+        return f"state/{self.operator}/{self.partition}{tail}"
 
 
-def _list_hadoop_names(context: Any, location: str) -> list[str]:
-    path, files = _open_hadoop_path(context, location)
+@dataclass(slots=True)
+class Store:
+    """The names of the files of a store, by version.
+
+    A version has several snapshots (`.zip`) or changelogs if its task ran more than once.
+    """
+
+    id: StoreId
+    snapshots: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+    changelogs: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def iter_chains(self, version: int) -> Iterable[tuple[int, list[str]]]:
+        """Yield the chains of files that lead to a version, the shortest first.
+
+        Yields:
+            The version of the chain's snapshot (0 for an empty store), and the names of the
+            snapshot and of the changelogs after it. The tables of the snapshot are not among them.
+        """
+        logs: list[str] = []
+        for snapshot in range(version, -1, -1):
+            if snapshot == 0 or snapshot in self.snapshots:
+                yield snapshot, [*self.snapshots.get(snapshot, ()), *reversed(logs)]
+            # An older snapshot only leads to the version if all changelogs in between exist.
+            if snapshot not in self.changelogs:
+                return
+            logs.extend(self.changelogs[snapshot])
+
+
+def parse_stores(names: Iterable[str]) -> Mapping[StoreId, Store]:
+    stores: dict[StoreId, Store] = {}
+    for name in names:
+        if (match := _STATE_PATTERN.fullmatch(name)) is None:
+            continue
+        operator, partition, store_name, version, _, kind = match.groups()
+        store_id = StoreId(int(operator), int(partition), store_name or "default")
+        store = stores.setdefault(store_id, Store(store_id))
+        (store.snapshots if kind == "zip" else store.changelogs)[int(version)].append(name)
+    return dict(sorted(stores.items()))
+
+
+def parse_batches(names: Iterable[str], log: str) -> list[int]:
+    """Return the numbers of the batches that a log (`offsets` or `commits`) has, ascending."""
+    matches = (match for name in names if (match := _LOG_PATTERN.fullmatch(name)))
+    return sorted(int(match[2]) for match in matches if match[1] == log)
+
+
+def select_in_use(stores: Mapping[StoreId, Store], partitions: int) -> Mapping[StoreId, Store]:
+    """Return the stores in use, without those of partitions that a rescaling has removed."""
+    return {
+        store_id: store for store_id, store in stores.items() if store_id.partition < partitions
+    }
+
+
+def is_always_needed(name: str) -> bool:
+    """Return whether a file is needed for every batch: identity, definition, sources, schemas."""
+    top = name.split("/", 1)[0]
     return (
-        [status.getPath().getName() for status in files.listStatus(path)]
-        if files.exists(path)
-        else []
+        top not in ("offsets", "commits", "state", DAMAGED_DIRECTORY, LEASE_FILE)
+        or "/_metadata/" in name
     )
+
+
+def parse_partition_count(offsets: bytes) -> int:
+    """Return the number of partitions, from Spark's settings in a file of `offsets`."""
+    conf = json.loads(offsets.split(b"\n")[1])["conf"]
+    return int(conf["spark.sql.shuffle.partitions"])
+
+
+def parse_tables(metadata: Mapping[str, object], store_id: StoreId) -> dict[str, int]:
+    """Return the tables and write-ahead logs of a snapshot, with their sizes in bytes."""
+    files: dict[str, int] = {}
+    for key, directory, name in (
+        ("sstFiles", "SSTs", "dfsSstFileName"),
+        ("logFiles", "logs", "dfsLogFileName"),
+    ):
+        for entry in metadata.get(key) or ():  # type: ignore[attr-defined]
+            files[f"{store_id.directory}/{directory}/{entry[name]}"] = int(entry["sizeBytes"])
+    return files

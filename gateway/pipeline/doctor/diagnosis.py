@@ -1,27 +1,34 @@
-"""Diagnose a run of a query: call all detectors, and sort their causes by cost."""
+"""Diagnose a run of a query: call all detectors, sort their causes by cost, and format them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
 
-from . import flow, partitions, runtime, state
-from .cause import BatchCause, Thresholds
-from .query_run import MIN_BATCHES, BatchProgress, QueryRun
+from gateway.telemetry.diagnosed_cause import iter_cause_lines
+
+from . import costs, flow
+from .query_run import (
+    MIN_BATCHES,
+    BatchCause,
+    BatchProgress,
+    QueryRun,
+    Thresholds,
+)
 
 CauseDetector: TypeAlias = Callable[[QueryRun, Thresholds], Iterator[BatchCause]]
 
 COST_DETECTORS: Mapping[str, CauseDetector] = {
-    "state-lookups": state.find_slow_lookups,
-    "compaction": state.find_slow_compaction,
-    "commit": state.find_slow_commits,
-    "skew": partitions.find_skew,
-    "partitions-too-many": partitions.find_too_many_partitions,
-    "partitions-too-few": partitions.find_too_few_partitions,
+    "state-lookups": costs.find_slow_lookups,
+    "compaction": costs.find_slow_compaction,
+    "commit": costs.find_slow_commits,
+    "skew": costs.find_skew,
+    "partitions-too-many": costs.find_too_many_partitions,
+    "partitions-too-few": costs.find_too_few_partitions,
     "sink-slow": flow.find_slow_sink,
-    "python": runtime.find_slow_python,
-    "gc": runtime.find_slow_gc,
+    "python": costs.find_slow_python,
+    "gc": costs.find_slow_gc,
 }
 """The detectors of what makes batches long, by the name of the cause."""
 
@@ -113,3 +120,41 @@ def _explain_unseen(run: QueryRun, found_names: Collection[str]) -> dict[str, st
     ):
         unseen["source-behind"] = "the source does not report the latest offsets"
     return {name: reason for name, reason in unseen.items() if name not in found_names}
+
+
+def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis as a JSON object; seconds and shares have three decimal places."""
+    data = asdict(diagnosis)
+    data["seconds"] = round(diagnosis.seconds, 3)
+    data["parts"] = {name: round(value, 3) for name, value in diagnosis.parts.items()}
+    for cause in data["causes"]:
+        cause["seconds"], cause["share"] = round(cause["seconds"], 3), round(cause["share"], 3)
+        cause["evidence"], cause["settings"] = list(cause["evidence"]), list(cause["settings"])
+    return data
+
+
+def render_text(diagnosis: Diagnosis) -> str:
+    return "\n".join(_iter_lines(diagnosis))
+
+
+def _iter_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    rate = diagnosis.rows / diagnosis.seconds if diagnosis.seconds else 0.0
+    yield (
+        f"{diagnosis.job}: {diagnosis.batches} batches of {diagnosis.rows:,.0f} rows in "
+        f"{diagnosis.seconds:.2f} s ({rate:,.0f} rows/s)"
+    )
+    parts = [f"{name} {value:.2f} s" for name, value in diagnosis.parts.items() if value >= 0.005]
+    if parts:
+        yield f"  a batch: {', '.join(parts)}"
+    if not diagnosis.causes and diagnosis.batches:
+        yield "  no cause found: the job is healthy, as far as these records show"
+    for number, cause in enumerate(diagnosis.causes, 1):
+        yield ""
+        yield from iter_cause_lines(number, cause, f"{cause.seconds:.1f} s ({cause.share:.0%})")
+    if diagnosis.unseen:
+        yield ""
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in diagnosis.unseen.items():
+            by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            yield f"  not judged: {', '.join(names)}: {reason}"

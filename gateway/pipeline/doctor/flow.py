@@ -8,8 +8,15 @@ from datetime import UTC, datetime
 from math import ceil
 from statistics import median
 
-from .cause import BatchCause, Thresholds, share_of_batch
-from .query_run import BatchProgress, QueryRun, SourceProgress, TaskMetrics
+from .query_run import (
+    BatchCause,
+    BatchProgress,
+    QueryRun,
+    SourceProgress,
+    TaskMetrics,
+    Thresholds,
+    share_of_batch,
+)
 
 MIN_BACKLOG_BATCHES = 3  # batches that waiting records would fill; fewer arrived during the batch
 MIN_STUCK_BATCHES = 3  # batches in which the watermark did not move

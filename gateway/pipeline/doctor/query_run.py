@@ -2,7 +2,7 @@
 
 A record is Spark's progress of one batch (`StreamingQueryProgress.json`). It may also have `tasks`,
 the times of its stages (see `gateway.pipeline.progress.tasks`), and `notes`, the times of the job's
-own parts (see `gateway.pipeline.progress.progress_file`). Parsed times are in seconds.
+own parts (see `gateway.pipeline.progress.records`). Parsed times are in seconds.
 
 Spark sums the times of an operator over all its tasks. To get its part of a batch, divide the sum
 by `QueryRun.count_parallel_tasks`.
@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.errors import PipelineError
+from gateway.telemetry.diagnosed_cause import DiagnosedCause
 
 MIN_BATCHES = 3
 """With fewer batches, nothing is judged."""
@@ -389,3 +390,38 @@ def _parse_time(text: Any) -> float | None:
     in_cycle = datetime.fromisoformat(f"{2000 + year}{match[2]}").timestamp()
     seconds = in_cycle + cycles * _CALENDAR_CYCLE_S
     return seconds if seconds > 0 else None
+
+
+class Thresholds(NamedTuple):
+    """The least effect that makes something a cause.
+
+    Attributes:
+        min_seconds: The least time per batch, in seconds. A batch of 300 ms spends half of its time
+            on what every batch costs, and is still healthy.
+    """
+
+    min_share: float = 0.25
+    min_seconds: float = 0.5
+    max_late_share: float = 0.2
+
+    def is_exceeded(self, seconds: float, batch_seconds: float) -> bool:
+        return seconds >= self.min_seconds and seconds >= self.min_share * batch_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCause(DiagnosedCause):
+    """Something that makes a job slow or its results late or wrong.
+
+    Its name is one of `diagnosis.CAUSE_NAMES`; its settings are those of the YAML, of `spark.conf`,
+    or commands.
+
+    Attributes:
+        seconds: How much shorter a batch would be without it, or how long results wait for it.
+    """
+
+    seconds: float
+    share: float
+
+
+def share_of_batch(seconds: float, batch_seconds: float) -> float:
+    return min(1.0, seconds / batch_seconds) if batch_seconds > 0 else 0.0

@@ -3,11 +3,11 @@
 The jobs call `ExactlyOnceOutput` from Spark's `foreachBatch`. Start reading in `writer_plan`, which
 has the rules without I/O. `ledger` stores in Kafka which batches were written, `producers` keeps
 transactional producers in the Python workers, `task` is the work of a worker, and `driver` that of
-the driver. `large_rows` builds the dead letters of rows that their topic refuses.
+the driver.
 
 `side_outputs` writes the reports of a job beside its rows: `gaps` the offsets that it did not read,
-`side_output` the late and the undecodable records. `recreated_topics` notices that an input topic
-was deleted and created again, and ends the job.
+`side_output` the late and the undecodable records. `input_topics` notices that an input topic was
+deleted and created again, which ends the job, and transactions that stay open.
 """
 
 from __future__ import annotations

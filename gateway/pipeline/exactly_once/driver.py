@@ -19,7 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,14 +27,14 @@ from confluent_kafka import KafkaException
 
 from gateway.config.sections.job import Output
 from gateway.errors import PipelineUnavailable
-from gateway.pipeline.progress import progress_file
-from gateway.pipeline.run.dead_letter_format import get_dead_letter_topic
-from gateway.pipeline.run.failures import build_kafka_error
-from gateway.pipeline.topics import TopicMissing, describe_topic, fetch_max_message_bytes
+from gateway.pipeline.clusters import TopicMissing, describe_topic, fetch_max_message_bytes
+from gateway.pipeline.failures import build_kafka_error
+from gateway.pipeline.job_settings import get_dead_letter_topic
+from gateway.pipeline.reports import Reports
 
+from .input_topics import ReadTopic
 from .ledger import Ledger, build_deleted_error, open_ledger, owner_key
 from .producers import RETRY_MARKER, LedgerProducer
-from .recreated_topics import ReadTopic
 from .task import RESULT_SCHEMA, TaskResult, WriteTask, parse_refusal
 from .writer_plan import (
     LedgerEntry,
@@ -81,6 +81,7 @@ def choose_writer(key: Column, writers: int) -> Column:
     return F.pmod(F.hash(key), F.lit(writers))
 
 
+@dataclass(eq=False)
 class ExactlyOnceOutput:
     """The driver's side of exactly-once output: it writes the batches of one query to Kafka.
 
@@ -93,56 +94,44 @@ class ExactlyOnceOutput:
 
     Between calls, `_plan` is the plan that this driver wrote last, or None if it has to be read or
     written again.
+
+    Attributes:
+        query_id: The id of the checkpoint, or a name made of it. A new checkpoint counts its epochs
+            from 0 again, so it must have a name of its own in the ledger.
+        checkpoint: It is refused if it was put back to another state.
+        ledger_output: The topic that the ledger is named after; "" for that of the output.
+        job: A text that is unique among the jobs of the output: an earlier checkpoint of the same
+            job is refused. "" leaves this check out.
+        read_topics: The topics that the rows are made of. Nothing is committed if one was recreated
+            since.
+        settings: `compute_key_digests` of the job. An epoch that was interrupted with others is
+            refused. Empty for rows whose keys depend on no setting.
+        max_driver_rows: The most rows of a batch that the driver writes itself; 0 leaves all
+            batches to the workers.
+        stop_event: Once it is set, an attempt that Kafka interrupts is the last one.
+        on_repeat: Called before the rows of a batch are computed once more.
     """
 
-    def __init__(
-        self,
-        query_id: str,
-        output: Output,
-        client_config: Mapping[str, object],
-        *,
-        checkpoint: Checkpoint,
-        ledger_output: str | None = None,
-        job: str = "",
-        read_topics: tuple[ReadTopic, ...] = (),
-        settings: Mapping[str, str] | None = None,
-        max_driver_rows: int = MAX_DRIVER_ROWS,
-        stop_event: threading.Event | None = None,
-        on_repeat: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Set the output up; Kafka is not contacted yet.
+    query_id: str
+    output: Output
+    client_config: Mapping[str, Any]
+    _: KW_ONLY
+    checkpoint: Checkpoint
+    ledger_output: str = ""
+    job: str = ""
+    read_topics: tuple[ReadTopic, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    max_driver_rows: int = MAX_DRIVER_ROWS
+    stop_event: threading.Event = field(default_factory=threading.Event)
+    reports: Reports = field(default_factory=Reports)
+    on_repeat: Callable[[], None] = lambda: None
 
-        Args:
-            query_id: The id of the checkpoint, or a name made of it. A new checkpoint counts its
-                epochs from 0 again, so it must have a name of its own in the ledger.
-            checkpoint: It is refused if it was put back to another state.
-            ledger_output: The topic that the ledger is named after, by default the output's.
-            job: A text that is unique among the jobs of the output: an earlier checkpoint of the
-                same job is refused. "" leaves this check out.
-            read_topics: The topics that the rows are made of. Nothing is committed if one was
-                recreated since.
-            settings: `compute_key_digests` of the job. An epoch that was interrupted with others is
-                refused. None for rows whose keys depend on no setting.
-            max_driver_rows: The most rows of a batch that the driver writes itself; 0 leaves all
-                batches to the workers.
-            stop_event: Once it is set, an attempt that Kafka interrupts is the last one.
-            on_repeat: Called before the rows of a batch are computed once more.
-        """
-        self._query_id = query_id
-        self._job = job
-        self._read_topics = read_topics
-        self._settings = settings or {}
-        self._output = output
-        self._client_config: Mapping[str, Any] = client_config
-        self._checkpoint = checkpoint
-        self._ledger_output = ledger_output or output.topic
+    def __post_init__(self) -> None:
+        """Set the output up; Kafka is not contacted yet."""
         self._driver_id = uuid.uuid4().hex
         self._is_owner = False  # whether this driver has taken the query over
         self._plan: WriterPlan | None = None
         self._processes_by_writer: dict[int, str] = {}
-        self._max_driver_rows = max_driver_rows
-        self._stop_event = stop_event or threading.Event()
-        self._on_repeat = on_repeat
         # Of the last batches, whether the driver could have written them. Empty before the first
         # batch, which may be a backlog and which the workers therefore write.
         self._were_small: deque[bool] = deque(maxlen=_RECENT_BATCHES)
@@ -176,10 +165,10 @@ class ExactlyOnceOutput:
                 self._plan = None
                 # The next start of the job creates its output again.
                 is_missing = isinstance(error, TopicMissing)
-                is_last = attempt == MAX_ATTEMPTS - 1 or self._stop_event.is_set() or is_missing
+                is_last = attempt == MAX_ATTEMPTS - 1 or self.stop_event.is_set() or is_missing
                 self._raise_unless_retriable(error, epoch, is_last=is_last)
-                self._stop_event.wait(RETRY_DELAY_S * 2**attempt)
-                self._on_repeat()
+                self.stop_event.wait(RETRY_DELAY_S * 2**attempt)
+                self.on_repeat()
         raise AssertionError("the last attempt returns or raises")
 
     def _raise_unless_retriable(self, error: Exception, epoch: int, *, is_last: bool) -> None:
@@ -198,39 +187,39 @@ class ExactlyOnceOutput:
         cause_line = next((line for line in text.splitlines() if RETRY_MARKER in line), text)
         cause = cause_line[max(0, cause_line.find(RETRY_MARKER)) :]
         if is_last:
-            problem = f"batch {epoch} could not be committed to {self._output.topic}: {cause}"
+            problem = f"batch {epoch} could not be committed to {self.output.topic}: {cause}"
             raise PipelineUnavailable(f"{problem}; the next start finishes it") from None
-        log.warning("batch %d of %s is written again: %s", epoch, self._query_id, cause)
+        log.warning("batch %d of %s is written again: %s", epoch, self.query_id, cause)
 
     def _write_once(self, rows: DataFrame, epoch: int) -> int:
         plan = self._get_plan(epoch)
         task = WriteTask(
-            query_id=self._query_id,
-            topic=self._output.topic,
+            query_id=self.query_id,
+            topic=self.output.topic,
             ledger=self.ledger,
             plan=plan,
             epoch=epoch,
-            digest=self._checkpoint.compute_digest(epoch),
-            timeout_s=self._output.transaction_timeout,
+            digest=self.checkpoint.compute_digest(epoch),
+            timeout_s=self.output.transaction_timeout,
             processes_by_writer=dict(self._processes_by_writer),
             max_bytes=self._max_bytes,
             dead_letter_topic=self._dead_letter_topic,
-            read_topics=self._read_topics,
-            settings=self._settings,
+            read_topics=self.read_topics,
+            settings=self.settings,
         )
         results = self._write_rows(rows, task)
         self._processes_by_writer = {
             result.writer: result.process for result in results if result.process
         }
-        progress_file.add_note(
-            self._query_id, epoch, sink=max((result.seconds for result in results), default=0.0)
+        self.reports.add_note(
+            self.query_id, epoch, sink=max((result.seconds for result in results), default=0.0)
         )
         if large := sum(result.large for result in results):
             text = "%d rows of batch %d are too large for topic %s: they are in %s"
-            log.warning(text, large, epoch, self._output.topic, self._dead_letter_topic)
+            log.warning(text, large, epoch, self.output.topic, self._dead_letter_topic)
         if refused := sum(result.refused for result in results):
             text = "%d rows of batch %d are refused by the schema of topic %s: they are in %s"
-            log.warning(text, refused, epoch, self._output.topic, self._dead_letter_topic)
+            log.warning(text, refused, epoch, self.output.topic, self._dead_letter_topic)
         return sum(result.rows for result in results if result.written)
 
     def _write_rows(self, rows: DataFrame, task: WriteTask) -> Sequence[TaskResult]:
@@ -245,7 +234,7 @@ class ExactlyOnceOutput:
             results = self._write_in_driver(rows, task)
         is_too_large = is_tried and results is None
         if is_too_large:
-            self._on_repeat()
+            self.on_repeat()
         if results is None:
             # A repeated batch must give every writer the same rows. The hash of the key ensures
             # that. The position of the rows does not: it depends on how Spark divided the batch
@@ -255,7 +244,7 @@ class ExactlyOnceOutput:
             collected = shuffled.mapInArrow(task, RESULT_SCHEMA).collect()
             results = [TaskResult(**row.asDict()) for row in collected]
         written_rows = sum(result.rows for result in results)
-        is_small = written_rows <= self._max_driver_rows > 0 and not is_too_large
+        is_small = written_rows <= self.max_driver_rows > 0 and not is_too_large
         self._were_small.append(is_small)
         return results
 
@@ -274,7 +263,7 @@ class ExactlyOnceOutput:
             if _TOO_LARGE not in str(error):
                 raise
             return None
-        if table.num_rows > self._max_driver_rows or pc.any(table[_LARGE_COLUMN]).as_py():
+        if table.num_rows > self.max_driver_rows or pc.any(table[_LARGE_COLUMN]).as_py():
             return None
         table = table.drop_columns([_LARGE_COLUMN])
         if writers == 1:
@@ -300,7 +289,7 @@ class ExactlyOnceOutput:
         from pyspark.sql import functions as F
 
         index = F.monotonically_increasing_id().bitwiseAND(F.lit(_INDEX_MASK))
-        return index <= self._max_driver_rows
+        return index <= self.max_driver_rows
 
     @cached_property
     def _bounded_columns(self) -> dict[str, Column]:
@@ -321,17 +310,20 @@ class ExactlyOnceOutput:
 
     @cached_property
     def _max_bytes(self) -> int:
-        return fetch_max_message_bytes(self._client_config, self._output.topic)
+        return fetch_max_message_bytes(self.client_config, self.output.topic)
 
     @property
     def _dead_letter_topic(self) -> str:
-        return get_dead_letter_topic(self._output.topic)
+        return get_dead_letter_topic(self.output.topic)
 
     @cached_property
     def ledger(self) -> Ledger:
-        output = self._output
+        output = self.output
         return open_ledger(
-            self._ledger_output, output.writers, output.transaction_timeout, self._client_config
+            self.ledger_output or output.topic,
+            output.writers,
+            output.transaction_timeout,
+            self.client_config,
         )
 
     def _get_plan(self, epoch: int) -> WriterPlan:
@@ -339,10 +331,10 @@ class ExactlyOnceOutput:
         # After a failed attempt the plan in the ledger must still be this driver's. A plan of
         # another driver must not be replaced: the newer process goes on, and this one ends.
         if self._plan is None and self._is_owner:
-            for topic in (self.ledger.topic, self._output.topic):
-                describe_topic(self._client_config, topic)  # raises if it was deleted
-            self._plan = self._verify_own_plan(self.ledger.read_plan(self._query_id))
-        if self._plan is None or self._plan.writers != self._output.writers:
+            for topic in (self.ledger.topic, self.output.topic):
+                describe_topic(self.client_config, topic)  # raises if it was deleted
+            self._plan = self._verify_own_plan(self.ledger.read_plan(self.query_id))
+        if self._plan is None or self._plan.writers != self.output.writers:
             self._plan = self._take_over(epoch)
         return self._plan
 
@@ -354,38 +346,38 @@ class ExactlyOnceOutput:
         # This fences the producer of any other driver that is changing the plan. So the plan that
         # is read next stays the newest until this driver writes.
         producer = self._create_query_producer("plan")
-        old_plan = self.ledger.read_plan(self._query_id)
+        old_plan = self.ledger.read_plan(self.query_id)
         if self._is_owner:
             old_plan = self._verify_own_plan(old_plan)
-        change = PlanChange(old_plan, self._output.writers, epoch, self._driver_id)
+        change = PlanChange(old_plan, self.output.writers, epoch, self._driver_id)
         self._write_plan(producer, change.fencing_plan)
         for writer in range(0 if old_plan is None else old_plan.writers):
             self._create_query_producer(str(writer))  # only to fence the old writer
         plan = change.choose_plan(self._verify_entries(epoch))
         if plan != change.fencing_plan:
             self._write_plan(producer, plan)
-            log.info("%s has %d writers from batch %d on", self._query_id, plan.writers, epoch)
+            log.info("%s has %d writers from batch %d on", self.query_id, plan.writers, epoch)
         # Only now: if a step before fails, the ledger may not have the plan of this driver yet.
         self._is_owner = True
         return plan
 
     def _claim_job(self) -> None:
         """Become the owner of the job, or raise CheckpointRefused if a later query is."""
-        if not self._job or self._read_owner() == self._query_id:
+        if not self.job or self._read_owner() == self.query_id:
             return
-        key = owner_key(self._job)
+        key = owner_key(self.job)
         producer = self._create_producer(key)  # fences a process that claims the job at this moment
         if owner := self._read_owner():  # read again, now that nobody else can change it
             self._fence_query(owner)
         producer.begin()
-        producer.write_entry(self.ledger.topic, 0, key, {"query": self._query_id})
+        producer.write_entry(self.ledger.topic, 0, key, {"query": self.query_id})
         producer.commit()
 
     def _read_owner(self) -> str | None:
         """Return the job's owner, after verifying that this query may replace it."""
-        owner, plan = self.ledger.read_owner(self._job, self._query_id)
-        is_first, location = self._checkpoint.is_first(), self._checkpoint.location
-        verify_owner(owner, self._query_id, plan, location, is_first=is_first)
+        owner, plan = self.ledger.read_owner(self.job, self.query_id)
+        is_first, location = self.checkpoint.is_first(), self.checkpoint.location
+        verify_owner(owner, self.query_id, plan, location, is_first=is_first)
         return owner
 
     def _fence_query(self, query_id: str) -> None:
@@ -402,11 +394,11 @@ class ExactlyOnceOutput:
             self._create_producer(f"{query_id}-{writer}")
 
     def _verify_entries(self, epoch: int) -> list[LedgerEntry]:
-        entries, side_entries = self.ledger.read_entries(self._query_id)
-        verify_entries(entries, epoch, self._checkpoint.compute_digest)
+        entries, side_entries = self.ledger.read_entries(self.query_id)
+        verify_entries(entries, epoch, self.checkpoint.compute_digest)
         # Batches without rows have entries only of the dead letters and late records among them.
-        verify_entries(side_entries, epoch, self._checkpoint.compute_digest)
-        verify_settings(entries, epoch, self._settings)
+        verify_entries(side_entries, epoch, self.checkpoint.compute_digest)
+        verify_settings(entries, epoch, self.settings)
         return entries
 
     def _verify_own_plan(self, plan: WriterPlan | None) -> WriterPlan:
@@ -414,17 +406,17 @@ class ExactlyOnceOutput:
         if plan is None:
             raise build_deleted_error(self.ledger.topic)
         if plan.driver != self._driver_id:
-            raise PlanSuperseded(f"the writers of {self._query_id} were taken over")
+            raise PlanSuperseded(f"the writers of {self.query_id} were taken over")
         return plan
 
     def _write_plan(self, producer: LedgerProducer, plan: WriterPlan) -> None:
         producer.begin()
-        producer.write_entry(self.ledger.topic, 0, self._query_id, asdict(plan))
+        producer.write_entry(self.ledger.topic, 0, self.query_id, asdict(plan))
         producer.commit()
 
     def _create_query_producer(self, name: str) -> LedgerProducer:
-        return self._create_producer(f"{self._query_id}-{name}")
+        return self._create_producer(f"{self.query_id}-{name}")
 
     def _create_producer(self, transactional_id: str) -> LedgerProducer:
-        timeout = self._output.transaction_timeout
-        return LedgerProducer(transactional_id, self._client_config, self.ledger.topic, timeout)
+        timeout = self.output.transaction_timeout
+        return LedgerProducer(transactional_id, self.client_config, self.ledger.topic, timeout)

@@ -20,14 +20,14 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from gateway.pipeline.progress import counts
-from gateway.pipeline.run.failures import build_kafka_error
-from gateway.pipeline.topics import fetch_config
+from gateway.pipeline.clusters import fetch_config
+from gateway.pipeline.failures import build_kafka_error
+from gateway.pipeline.reports import Reports
 from gateway.telemetry import catalog
 
 from .ledger import REQUEST_TIMEOUT_S, Ledger, fetch_log_starts
@@ -75,9 +75,14 @@ def add_partitions(
     return dict.fromkeys(partitions, 0) | dict(positions)
 
 
-def log_gaps(job: str, positions: PartitionOffsets, input_config: Mapping[str, Any]) -> None:
-    config = {**input_config, "group.id": "gateway-gaps", "enable.auto.commit": False}
-    consumer = Consumer(config)
+def _create_consumer(client_config: Mapping[str, Any]) -> Consumer:
+    return Consumer({**client_config, "group.id": "gateway-gaps", "enable.auto.commit": False})
+
+
+def log_gaps(
+    job: str, positions: PartitionOffsets, input_config: Mapping[str, Any], reports: Reports
+) -> None:
+    consumer = _create_consumer(input_config)
     try:
         for topic in {topic for topic, _ in positions}:
             metadata = consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
@@ -89,25 +94,28 @@ def log_gaps(job: str, positions: PartitionOffsets, input_config: Mapping[str, A
     finally:
         consumer.close()
     for gap in gaps:
-        counts.increment_counter(catalog.PIPELINE_GAPS, 1, job, gap.topic)
+        reports.increment_counter(catalog.PIPELINE_GAPS, 1, job, gap.topic)
         log.warning("job %s did not read records that are gone: %s", job, gap.build_record(job))
 
 
 def log_removed_tombstones(
-    job: str, positions: PartitionOffsets, read_at_ms: int, input_config: Mapping[str, Any]
+    job: str,
+    positions: PartitionOffsets,
+    read_at_ms: int,
+    input_config: Mapping[str, Any],
+    reports: Reports,
 ) -> None:
     """Log that compaction may have removed tombstones that a job has not read.
 
     Kafka keeps a tombstone for `delete.retention.ms`. Log starts do not show that it is gone.
     """
-    config = {**input_config, "group.id": "gateway-gaps", "enable.auto.commit": False}
     for topic in {topic for topic, _ in positions}:
         if "compact" not in (fetch_config(input_config, topic, "cleanup.policy") or ""):
             continue
         retention_ms = int(fetch_config(input_config, topic, "delete.retention.ms") or 0)
         if time.time() * 1000 - read_at_ms < retention_ms:
             continue
-        consumer = Consumer(config)
+        consumer = _create_consumer(input_config)
         try:
             has_unread = any(
                 consumer.get_watermark_offsets(TopicPartition(*place), REQUEST_TIMEOUT_S)[1]
@@ -119,7 +127,7 @@ def log_removed_tombstones(
         finally:
             consumer.close()
         if has_unread:
-            counts.increment_counter(catalog.PIPELINE_GAPS, 1, job, topic)
+            reports.increment_counter(catalog.PIPELINE_GAPS, 1, job, topic)
             log.warning(
                 "job %s has not read topic %s for longer than its delete.retention.ms (%d): rows "
                 "whose tombstones compaction has removed since stay in the table; delete its keys "
@@ -128,38 +136,29 @@ def log_removed_tombstones(
             )
 
 
+@dataclass(eq=False)
 class GapReporter:
-    """The reporter of an input's gaps, which `SideOutputs` calls before every batch."""
+    """The reporter of an input's gaps, which `SideOutputs` calls before every batch.
 
-    def __init__(
-        self,
-        job: str,
-        query_id: str,
-        input_name: str,
-        gap_topic: str,
-        ledger: Ledger,
-        *,
-        input_config: Mapping[str, Any],
-        timeout_s: float,
-        ensure_topic: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Open a consumer of the input's cluster.
+    Attributes:
+        input_name: The name of the input in the job. It is part of the gap records and of the
+            ledger's keys, as two inputs of a job may read one topic, or topics of the same name in
+            two clusters.
+        input_config: librdkafka's properties of the input's cluster.
+    """
 
-        Args:
-            input_name: The name of the input in the job. It is part of the gap records and of the
-                ledger's keys, as two inputs of a job may read one topic, or topics of the same name
-                in two clusters.
-        """
-        self._job = job
-        self._query_id = query_id
-        self._input_name = input_name
-        self._gap_topic = gap_topic
-        self._ledger = ledger
-        self._timeout_s = timeout_s
-        self._ensure_topic = ensure_topic
-        self._consumer = Consumer(
-            {**input_config, "group.id": "gateway-gaps", "enable.auto.commit": False}
-        )
+    job: str
+    query_id: str
+    input_name: str
+    gap_topic: str
+    ledger: Ledger
+    _: KW_ONLY
+    input_config: Mapping[str, Any]
+    timeout_s: float
+    ensure_topic: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._consumer = _create_consumer(self.input_config)
 
     def report_gaps(self, positions: PartitionOffsets) -> list[InputGap]:
         try:
@@ -167,40 +166,40 @@ class GapReporter:
             # Usually there are none. Then no producer is created, and the ledger is not read.
             if not find_gaps(positions, starts, {}):
                 return []
-            ledger = self._ledger
+            ledger = self.ledger
             # The producer is created before the ledger is read. It fences every other process, so
             # that nobody else can report the same gaps after the read.
-            transactional_id = f"{self._query_id}-gaps"
+            transactional_id = f"{self.query_id}-gaps"
             producer = LedgerProducer(
-                transactional_id, ledger.client_config, ledger.topic, self._timeout_s
+                transactional_id, ledger.client_config, ledger.topic, self.timeout_s
             )
             gaps = find_gaps(positions, starts, self._read_reported_ends(positions))
             if gaps:
-                self._ensure_topic()
+                self.ensure_topic()
                 self._write_gaps(producer, gaps)
         except KafkaException as error:
-            raise build_kafka_error(f"gaps of {self._job} cannot be found", error) from error
+            raise build_kafka_error(f"gaps of {self.job} cannot be found", error) from error
         return gaps
 
     def close(self) -> None:
         self._consumer.close()
 
     def _ledger_key(self, topic: str, partition: int) -> str:
-        return f"{self._query_id}|gap|{self._input_name}|{topic}|{partition}"
+        return f"{self.query_id}|gap|{self.input_name}|{topic}|{partition}"
 
     def _read_reported_ends(
         self, partitions: Iterable[tuple[str, int]]
     ) -> dict[tuple[str, int], int]:
         keys = {self._ledger_key(*partition): partition for partition in partitions}
-        return {keys[key]: value["to"] for key, value in self._ledger.read_values(keys).items()}
+        return {keys[key]: value["to"] for key, value in self.ledger.read_values(keys).items()}
 
     def _write_gaps(self, producer: LedgerProducer, gaps: Iterable[InputGap]) -> None:
         producer.begin()
         for gap in gaps:
-            record = gap.build_record(self._job) | {"input": self._input_name}
+            record = gap.build_record(self.job) | {"input": self.input_name}
             value = json.dumps(record, separators=(",", ":"))
-            producer.write_to_topic(self._gap_topic, [f"{gap.topic}-{gap.partition}"], [value])
+            producer.write_to_topic(self.gap_topic, [f"{gap.topic}-{gap.partition}"], [value])
             key = self._ledger_key(gap.topic, gap.partition)
-            producer.write_entry(self._ledger.topic, 0, key, {"to": gap.end})
-            log.warning("job %s did not read records that are gone: %s", self._job, record)
+            producer.write_entry(self.ledger.topic, 0, key, {"to": gap.end})
+            log.warning("job %s did not read records that are gone: %s", self.job, record)
         producer.commit()

@@ -35,9 +35,9 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
-from gateway.pipeline import topics
-from gateway.pipeline.run.failures import build_kafka_error
-from gateway.pipeline.state.files import Files, refuse_damaged
+from gateway.pipeline import clusters
+from gateway.pipeline.checkpoint.files import Files, refuse_damaged
+from gateway.pipeline.failures import build_kafka_error
 
 from .writer_plan import LedgerEntry, WriterPlan
 
@@ -320,21 +320,21 @@ def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]
     current_id = _find_topic_id(client_config, place["topic"])
     if (
         known_id is not None
-        and (current_id is None or topics.is_other_topic(known_id, current_id))
+        and (current_id is None or clusters.is_other_topic(known_id, current_id))
         and any(name.startswith("offsets/") for name in files.list_sizes())
     ):
         raise build_deleted_error(place["topic"])
     if current_id is None:
         open_ledger(output.topic, output.writers, output.transaction_timeout, client_config)
-        current_id = topics.describe_topic(client_config, place["topic"]).id
+        current_id = clusters.describe_topic(client_config, place["topic"]).id
     if current_id != known_id:
         files.write(LEDGER_FILE, json.dumps(place | {"id": current_id}).encode())
 
 
 def _find_topic_id(client_config: Mapping[str, Any], topic: str) -> str | None:
     try:
-        return topics.describe_topic(client_config, topic).id
-    except topics.TopicMissing:
+        return clusters.describe_topic(client_config, topic).id
+    except clusters.TopicMissing:
         return None
 
 
@@ -360,7 +360,7 @@ def open_ledger(
         partitions = _await_partitions(admin, topic)
     except KafkaException as error:
         raise build_kafka_error(f"the ledger {topic} cannot be reached", error) from error
-    policy = topics.fetch_config(client_config, topic, "cleanup.policy")
+    policy = clusters.fetch_config(client_config, topic, "cleanup.policy")
     if partitions < 2 or policy not in ("compact", None):
         problem = f"the ledger {topic} has {partitions} partitions and cleanup.policy={policy}"
         raise PipelineError(

@@ -21,10 +21,8 @@ from typing import Any, NoReturn
 from confluent_kafka import KafkaException, Producer
 
 from gateway.errors import PipelineError, PipelineUnavailable
-from gateway.pipeline.run.failures import build_kafka_error
-from gateway.pipeline.topics import DEFAULT_MAX_MESSAGE_BYTES
-
-from .large_rows import BATCH_OVERHEAD_BYTES
+from gateway.pipeline.clusters import DEFAULT_MAX_MESSAGE_BYTES
+from gateway.pipeline.failures import build_kafka_error
 
 # Spark passes the errors of workers to the driver as text. By this text the driver recognizes the
 # errors that are worth another try.
@@ -32,6 +30,8 @@ RETRY_MARKER = "[transaction]"
 
 
 MAX_BATCH_BYTES = 1_000_000
+BATCH_OVERHEAD_BYTES = 100
+"""The most bytes that a batch of one record takes beside key, value and headers."""
 
 
 class WriteRefused(PipelineError):

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from gateway.config import Kafka
 from gateway.config.sections.job import Input, Output
 from gateway.core.log.record import TopicPartition
-from gateway.pipeline import topics
+from gateway.pipeline import clusters
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Offsets
+from gateway.pipeline.clusters import build_client_config
 from gateway.pipeline.inputs import source
-from gateway.pipeline.inputs.fields import RAW_COLUMN
-from gateway.pipeline.spark.client_config import build_client_config
+from gateway.pipeline.inputs.source import RAW_COLUMN
 
 from .driver import ExactlyOnceOutput
-from .recreated_topics import ReadTopic
+from .input_topics import ReadTopic
 from .writer_plan import verify_entries
 
 if TYPE_CHECKING:
@@ -192,11 +192,11 @@ class SideOutput:
 
     def _write_rows(self, kind: SideOutputKind, rows: DataFrame, epoch: int) -> int:
         topic = side_topic(self.input.topic, kind)
-        existing = topics.list_topics(self.output_cluster)
+        existing = clusters.list_topics(self.output_cluster)
         if topic not in existing:
             if rows.isEmpty():  # the topic is only created when there is a record for it
                 return 0
-            topics.ensure_topic(self.output_cluster, topic, None, existing)
+            clusters.ensure_topic(self.output_cluster, topic, None, existing)
         return self._get_output(kind)(rows, epoch)
 
     def _get_output(self, kind: SideOutputKind) -> ExactlyOnceOutput:

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,25 +27,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gateway.config.sections.job import Input, Output
 from gateway.config.sections.settings import Settings
 from gateway.errors import CheckpointRefused, PipelineError
-from gateway.pipeline import topics
-from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Sources
+from gateway.pipeline import clusters
+from gateway.pipeline.checkpoint.checkpoint import SCANNED_FILE, BatchOffsets, Checkpoint, Sources
+from gateway.pipeline.checkpoint.files import refuse_damaged
+from gateway.pipeline.clusters import build_client_config, find_cluster
 from gateway.pipeline.inputs.schemas import resolve_fields
-from gateway.pipeline.progress import counts
-from gateway.pipeline.spark.client_config import build_client_config, find_cluster
-from gateway.pipeline.state.files import refuse_damaged
-from gateway.pipeline.state.layout import SCANNED_FILE
+from gateway.pipeline.reports import Reports
 from gateway.telemetry import catalog
 
 from . import gaps
 from .gaps import GapReporter
+from .input_topics import ReadTopic
 from .ledger import Ledger, open_ledger
-from .recreated_topics import ReadTopic
 from .side_output import LateFilter, SideOutput, SideOutputKind, side_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from gateway.pipeline.state.files import Files
+    from gateway.pipeline.checkpoint.files import Files
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +78,7 @@ class ScanState(NamedTuple):
     output: Mapping[str, Any]
 
 
-# By query id. Spark keeps references to the objects of a query that has ended, so a new run of the
-# query closes the Kafka clients of the run before.
-_running_outputs: dict[str, SideOutputs] = {}
-
-
+@dataclass
 class SideOutputs:
     """All side outputs of one run of a query.
 
@@ -91,67 +87,49 @@ class SideOutputs:
     lock lets one of these calls wait for the other. Between calls, `_pending_batches` has the
     batches that are written and were not scanned, in their order, and `_current_batch` is the batch
     that was begun last.
+
+    Attributes:
+        files: The files of the checkpoint.
+        retained_batches: The number of batches whose offsets Spark keeps. Pending batches are
+            fewer, so that the next process can still read their offsets.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        job: str,
-        query_id: str,
-        inputs: Mapping[str, Input],
-        output: Output,
-        settings: Settings,
-        checkpoint: Checkpoint,
-        files: Files,
-        *,
-        sources: Sources,
-        late_filters: Mapping[str, LateFilter],
-        get_counts: BatchCounter,
-        retained_batches: int = 100,
-        read_topics: tuple[ReadTopic, ...] = (),
-        clock: Callable[[], float] = time.monotonic,
-        create_side_output: Callable[..., SideOutput] = SideOutput,
-    ) -> None:
-        """Close the side outputs of the query's previous run, and register this run.
+    spark: SparkSession
+    job: str
+    query_id: str
+    inputs: Mapping[str, Input]
+    output: Output
+    settings: Settings
+    checkpoint: Checkpoint
+    files: Files
+    sources: Sources
+    late_filters: Mapping[str, LateFilter]
+    get_counts: BatchCounter
+    reports: Reports = field(default_factory=Reports)
+    retained_batches: int = 100
+    read_topics: tuple[ReadTopic, ...] = ()
+    clock: Callable[[], float] = time.monotonic
+    create_side_output: Callable[..., SideOutput] = SideOutput
 
-        Args:
-            files: The files of the checkpoint.
-            retained_batches: The number of batches whose offsets Spark keeps. Pending batches are
-                fewer, so that the next process can still read their offsets.
-        """
-        self._job = job
-        self._spark = spark
-        self._checkpoint = checkpoint
-        self._files = files
-        self._sources = sources
-        self._late_filters = late_filters
-        self._get_counts = get_counts
-        self._output_cluster = find_cluster(settings.clusters, output.kafka)
-        self._output = output
-        self._settings = settings
-        self._inputs = inputs
-        self._query_id = query_id
-        self._read_topics = read_topics
-        self._create_side_output = create_side_output
-        self._side_outputs = self._create_side_outputs(inputs, output)
+    def __post_init__(self) -> None:
+        """Create the outputs; Kafka is not contacted yet."""
+        self._output_cluster = find_cluster(self.settings.clusters, self.output.kafka)
+        self._side_outputs = self._create_side_outputs(self.inputs, self.output)
         self._gap_reporters: dict[str, GapReporter] = {}
         self._exit_stack = ExitStack()
         self._pending_batches: list[WrittenBatch] = []
         self._current_batch: BatchOffsets | None = None
         # One less than Spark keeps, because the batch that runs has offsets, too.
-        self._max_pending = min(MAX_SCAN_BATCHES, max(1, retained_batches - 1))
-        self._clock = clock
+        self._max_pending = min(MAX_SCAN_BATCHES, max(1, self.retained_batches - 1))
         self._scanned_at = 0.0  # seconds of the clock
         self._has_scanned_earlier = False  # whether the batches of earlier processes are scanned
         self._scan_state: ScanState | None = None  # that this process has stored
         self._lock = Lock()
-        close(query_id)
-        _running_outputs[query_id] = self
 
     def begin_batch(self, epoch: int) -> None:
         """Scan the batches before a batch if that is due, and report the gaps before it."""
         with self._lock:
-            batch = self._checkpoint.read_batch(epoch)
+            batch = self.checkpoint.read_batch(epoch)
             if self._side_outputs or not self._has_scanned_earlier:
                 self._scan_when_due(epoch)
             self._current_batch = batch
@@ -162,18 +140,18 @@ class SideOutputs:
 
         A failure is logged. The batches are then scanned by a later call or before the next batch.
         """
-        if self._clock() - self._scanned_at < SCAN_INTERVAL_S:
+        if self.clock() - self._scanned_at < SCAN_INTERVAL_S:
             return
         with self._lock:
             if not self._has_left_records():
                 return
-            self._scanned_at = self._clock()
+            self._scanned_at = self.clock()
             try:
                 self._scan_rest()
             except Exception as error:
                 log.warning(
                     "%s: late and invalid records are not written yet, and are tried again: %s",
-                    *(self._job, error),
+                    *(self.job, error),
                 )
 
     def _has_left_records(self) -> bool:
@@ -183,7 +161,7 @@ class SideOutputs:
             return False
         counted = [written.counts for written in self._pending_batches]
         if self._current_batch is not None:
-            counted.append(self._get_counts(self._current_batch.number))
+            counted.append(self.get_counts(self._current_batch.number))
         return any(counts is None or any(counts.values()) for counts in counted)
 
     def finish(self) -> None:
@@ -192,13 +170,13 @@ class SideOutputs:
             self._scan_rest()
 
     def _scan_rest(self) -> None:
-        committed = self._checkpoint.read_last_committed()
+        committed = self.checkpoint.read_last_committed()
         if committed is None:
             return
         # None, so that a later batch of this run would look for unscanned batches again.
         last, self._current_batch = self._current_batch, None
         if last is not None and last.number == committed:
-            self._pending_batches.append(WrittenBatch(last, self._get_counts(committed)))
+            self._pending_batches.append(WrittenBatch(last, self.get_counts(committed)))
             self._scan_pending(committed, self._side_outputs)
         else:
             # This process has not begun the last batch, so it knows nothing of the batches before.
@@ -212,16 +190,16 @@ class SideOutputs:
         # Spark begins a batch only after the previous one is written, so all before it are.
         if self._current_batch is None:
             self._scan_earlier(epoch)
-            self._scanned_at = self._clock()
+            self._scanned_at = self.clock()
             return
         if self._current_batch.number == epoch - 1:
             self._pending_batches.append(
-                WrittenBatch(self._current_batch, self._get_counts(epoch - 1))
+                WrittenBatch(self._current_batch, self.get_counts(epoch - 1))
             )
-        elapsed = self._clock() - self._scanned_at
+        elapsed = self.clock() - self._scanned_at
         if elapsed >= SCAN_INTERVAL_S or len(self._pending_batches) >= self._max_pending:
             self._scan_pending(epoch - 1, self._side_outputs)
-            self._scanned_at = self._clock()
+            self._scanned_at = self.clock()
 
     def _scan_earlier(self, epoch: int) -> None:
         """Scan the batches before an epoch that an earlier process has left, by its settings."""
@@ -239,12 +217,12 @@ class SideOutputs:
         unscanned: list[WrittenBatch] = []
         for number in range(epoch - 1, scanned, -1):
             try:
-                unscanned.insert(0, WrittenBatch(self._checkpoint.read_batch(number), None))
+                unscanned.insert(0, WrittenBatch(self.checkpoint.read_batch(number), None))
             except PipelineError as error:
                 # Spark has removed the offsets of this batch and of all before it.
                 log.warning(
                     "%s: late and invalid records of batch %d and before are left out: %s",
-                    *(self._job, number, error),
+                    *(self.job, number, error),
                 )
                 break
         return unscanned
@@ -262,7 +240,7 @@ class SideOutputs:
             if side_output.input.on_invalid == "dead-letter":
                 batches = self._select_batches(side_output, "dlq", name, is_repeated=is_repeated)
                 self._log_sent(side_output, "dlq", batches, side_output.write_invalid(batches))
-            late_filter = self._late_filters.get(name)
+            late_filter = self.late_filters.get(name)
             if late_filter and side_output.input.late == "topic":
                 batches = self._select_batches(side_output, "late", "late", is_repeated=is_repeated)
                 count = side_output.write_late(batches, late_filter)
@@ -287,28 +265,28 @@ class SideOutputs:
         ]
         # The batches in between are read, too: one range of offsets is one read of Kafka.
         span = pending[indexes[0] : indexes[-1] + 1] if indexes else []
-        return [self._sources.select(written.batch, side_output.input_name) for written in span]
+        return [self.sources.select(written.batch, side_output.input_name) for written in span]
 
     def _create_side_outputs(
         self, inputs: Mapping[str, Input], output: Output
     ) -> dict[str, SideOutput]:
-        clusters = self._settings.clusters
+        clusters = self.settings.clusters
         return {
-            name: self._create_side_output(
-                self._spark,
-                self._query_id,
+            name: self.create_side_output(
+                self.spark,
+                self.query_id,
                 name,
                 job_input,
                 find_cluster(clusters, job_input.kafka),
                 output,
                 find_cluster(clusters, output.kafka),
-                self._checkpoint,
-                self._settings.catalogs,
-                self._read_topics,
+                self.checkpoint,
+                self.settings.catalogs,
+                self.read_topics,
             )
             for name, job_input in inputs.items()
             if job_input.on_invalid == "dead-letter"
-            or (name in self._late_filters and job_input.late == "topic")
+            or (name in self.late_filters and job_input.late == "topic")
         }
 
     def _create_earlier_outputs(self, stored: ScanState) -> Mapping[str, SideOutput]:
@@ -319,46 +297,46 @@ class SideOutputs:
         """
         if stored == self._describe_scan(stored.batch):
             return self._side_outputs
-        log.info("%s: batches after %d are scanned as they were read", self._job, stored.batch)
+        log.info("%s: batches after %d are scanned as they were read", self.job, stored.batch)
         try:
             inputs = {name: Input.model_validate(each) for name, each in stored.inputs.items()}
             for catalog in {each.value.catalog for each in inputs.values()} - {None}:
-                if catalog not in self._settings.catalogs:
+                if catalog not in self.settings.catalogs:
                     raise PipelineError(f"there is no catalog '{catalog}'")
             # Older versions of the gateway stored no fields of a schema.
-            catalogs = self._settings.catalogs
+            catalogs = self.settings.catalogs
             inputs = {name: resolve_fields(each, catalogs) for name, each in inputs.items()}
-            output = self._output.model_copy(update={"kafka": None, **stored.output})
+            output = self.output.model_copy(update={"kafka": None, **stored.output})
             return self._create_side_outputs(inputs, output)
         except (ValueError, PipelineError) as error:
             problem = "late and invalid records of earlier settings are not written yet"
             raise CheckpointRefused(
-                f"job {self._job}: {problem}, and cannot be: {error}; take the change back until "
+                f"job {self.job}: {problem}, and cannot be: {error}; take the change back until "
                 f"the job has ended, or remove {SCANNED_FILE} from the checkpoint to leave them out"
             ) from None
 
     def _describe_scan(self, batch: int) -> ScanState:
         options = {"topic", "kafka", "value", "time", "on_invalid", "late"}
-        inputs = {name: _dump(each, options) for name, each in self._inputs.items()}
-        return ScanState(batch, inputs, _dump(self._output, {"topic", "kafka"}))
+        inputs = {name: _dump(each, options) for name, each in self.inputs.items()}
+        return ScanState(batch, inputs, _dump(self.output, {"topic", "kafka"}))
 
     def _read_scan_state(self) -> ScanState | None:
         try:
-            data = self._files.read(SCANNED_FILE)
+            data = self.files.read(SCANNED_FILE)
         except FileNotFoundError:
             return None
-        with refuse_damaged(self._files.location, SCANNED_FILE):
+        with refuse_damaged(self.files.location, SCANNED_FILE):
             return ScanState(**json.loads(data))
 
     def _store_scan_state(self, epoch: int) -> None:
         state = self._describe_scan(epoch)
         if state != self._scan_state:
-            self._files.write(SCANNED_FILE, json.dumps(state._asdict(), indent=1).encode())
+            self.files.write(SCANNED_FILE, json.dumps(state._asdict(), indent=1).encode())
             self._scan_state = state
 
     @cached_property
     def ledger(self) -> Ledger:
-        output = self._output
+        output = self.output
         client_config = build_client_config(self._output_cluster)
         return open_ledger(output.topic, output.writers, output.transaction_timeout, client_config)
 
@@ -373,33 +351,38 @@ class SideOutputs:
             topic = side_topic(side_output.input.topic, kind)
             first, last = batches[0].number, batches[-1].number
             log.info(
-                "%s: %d records of batches %d to %d to %s", self._job, count, first, last, topic
+                "%s: %d records of batches %d to %d to %s", self.job, count, first, last, topic
             )
 
     def _report_gaps(self, batch: BatchOffsets) -> None:
-        for name, job_input in self._inputs.items():
-            selected = self._sources.select(batch, name)
+        for name, job_input in self.inputs.items():
+            selected = self.sources.select(batch, name)
             places = {place for end in selected.end for place in end}
             for starts in selected.start:
                 if starts and job_input.on_data_loss == "gap":
                     positions = gaps.add_partitions(starts, places)
                     for gap in self._get_gap_reporter(name).report_gaps(positions):
-                        counts.increment_counter(catalog.PIPELINE_GAPS, 1, self._job, gap.topic)
+                        self.reports.increment_counter(
+                            catalog.PIPELINE_GAPS, 1, self.job, gap.topic
+                        )
 
     def _get_gap_reporter(self, input_name: str) -> GapReporter:
         if input_name not in self._gap_reporters:
-            gap_topic = f"{self._output.topic}.gaps"
-            cluster = find_cluster(self._settings.clusters, self._inputs[input_name].kafka)
+            gap_topic = f"{self.output.topic}.gaps"
+            cluster = find_cluster(self.settings.clusters, self.inputs[input_name].kafka)
             reporter = GapReporter(
-                self._job,
-                self._query_id,
+                self.job,
+                self.query_id,
                 input_name,
                 gap_topic,
                 self.ledger,
                 input_config=build_client_config(cluster),
-                timeout_s=self._output.transaction_timeout,
-                ensure_topic=lambda: topics.ensure_topic(
-                    self._output_cluster, gap_topic, None, topics.list_topics(self._output_cluster)
+                timeout_s=self.output.transaction_timeout,
+                ensure_topic=lambda: clusters.ensure_topic(
+                    self._output_cluster,
+                    gap_topic,
+                    None,
+                    clusters.list_topics(self._output_cluster),
                 ),
             )
             self._gap_reporters[input_name] = reporter
@@ -409,21 +392,6 @@ class SideOutputs:
 
 def _dump(section: Input | Output, options: set[str]) -> dict[str, Any]:
     return section.model_dump(mode="json", by_alias=True, include=options, exclude_none=True)
-
-
-def finish(query_id: str) -> None:
-    if outputs := _running_outputs.get(query_id):
-        outputs.finish()
-
-
-def scan_idle(query_id: str) -> None:
-    if outputs := _running_outputs.get(query_id):
-        outputs.scan_idle()
-
-
-def close(query_id: str) -> None:
-    if outputs := _running_outputs.pop(query_id, None):
-        outputs.close()
 
 
 def create_batch_counter(get_query: Any) -> BatchCounter:

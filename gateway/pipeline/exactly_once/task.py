@@ -1,4 +1,7 @@
-"""Write one writer's rows of one epoch, in a Python worker of Spark or in the driver."""
+"""Write one writer's rows of one epoch, in a Python worker of Spark or in the driver.
+
+Rows that are too large for their topic, or that its schema refuses, become dead letters.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,29 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import KafkaException
 
 from gateway.errors import CheckpointRefused, PipelineError
-from gateway.pipeline import topics
+from gateway.pipeline import clusters
+from gateway.pipeline.job_settings import build_dead_letter_headers
 
-from . import large_rows, producers
+from . import producers
+from .input_topics import ReadTopic, check_topics
 from .ledger import Ledger, writer_key
-from .producers import LedgerProducer, TransactionInterrupted, WriteRefused
-from .recreated_topics import ReadTopic, check_topics
-from .writer_plan import PlanSuperseded, WriterPlan, must_write, verify_plan
+from .producers import (
+    BATCH_OVERHEAD_BYTES,
+    LedgerProducer,
+    TransactionInterrupted,
+    WriteRefused,
+)
+from .writer_plan import (
+    PlanSuperseded,
+    WriterPlan,
+    must_write,
+    verify_plan,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -155,23 +169,20 @@ class WriteTask:
     def _split_by_size(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         # The usual case: if the whole Arrow batch is smaller than one record may be, every row is.
         # Arrow has fewer bytes for a single row than a record batch of Kafka.
-        if batch.nbytes + large_rows.BATCH_OVERHEAD_BYTES <= self.max_bytes:
+        if batch.nbytes + BATCH_OVERHEAD_BYTES <= self.max_bytes:
             return batch, batch.slice(0, 0)
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        is_large = pa.array(
-            [large_rows.estimate_row_size(row) > self.max_bytes for row in batch.to_pylist()]
-        )
+        is_large = pa.array([estimate_row_size(row) > self.max_bytes for row in batch.to_pylist()])
         return batch.filter(pc.invert(is_large)), batch.filter(is_large)
 
     def _write_dead_letters(self, producer: LedgerProducer, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
-        topics.create_topic(self.ledger.client_config, self.dead_letter_topic)
+        clusters.create_topic(self.ledger.client_config, self.dead_letter_topic)
         dead_letters = [
-            large_rows.build_dead_letter(self.topic, row, self.max_bytes)
-            for row in batch.to_pylist()
+            build_dead_letter(self.topic, row, self.max_bytes) for row in batch.to_pylist()
         ]
         producer.write_rows(
             [self.dead_letter_topic] * len(dead_letters),
@@ -193,16 +204,14 @@ class WriteTask:
         refused = (
             0 if self.dead_letter_topic == self.topic else targets.count(self.dead_letter_topic)
         )
-        tags = [large_rows.parse_headers(column) for column in headers]
+        tags = [parse_headers(column) for column in headers]
         if refused:
             client_config, topic = self.ledger.client_config, self.dead_letter_topic
-            topics.create_topic(client_config, topic)
-            max_bytes = topics.fetch_max_message_bytes(client_config, topic)
+            clusters.create_topic(client_config, topic)
+            max_bytes = clusters.fetch_max_message_bytes(client_config, topic)
             for i, row in enumerate(batch.to_pylist()):
-                if targets[i] == topic and large_rows.estimate_row_size(row) > max_bytes:
-                    keys[i], values[i], tags[i] = large_rows.build_dead_letter(
-                        topic, row, max_bytes
-                    )
+                if targets[i] == topic and estimate_row_size(row) > max_bytes:
+                    keys[i], values[i], tags[i] = build_dead_letter(topic, row, max_bytes)
         producer.write_rows(targets, keys, values, tags)
         return refused
 
@@ -245,3 +254,47 @@ def parse_refusal(text: str) -> PipelineError | None:
         if separator:
             return PipelineError(message.strip())
     return None
+
+
+# How much of such a row its dead letter keeps: of the key, and of the headers and the value.
+MAX_KEY_BYTES, MAX_SAMPLE_BYTES = 1_000, 16_384
+# Upper bounds of what a batch of one record takes beside key, value and headers, and of what a
+# header takes beside its name and value.
+HEADER_OVERHEAD_BYTES = 10
+
+Headers = list[tuple[str, bytes | None]]
+
+
+def parse_headers(column: Iterable[Mapping[str, Any]] | None) -> Headers:
+    return [(header["key"], header["value"]) for header in column or ()]
+
+
+def estimate_row_size(row: Mapping[str, Any]) -> int:
+    """Return the most bytes that a row takes as a batch of its own, without compression."""
+    headers = _estimate_headers_size(parse_headers(row.get("headers")))
+    return BATCH_OVERHEAD_BYTES + len(row["key"] or b"") + len(row["value"] or b"") + headers
+
+
+def build_dead_letter(
+    topic: str, row: Mapping[str, Any], max_bytes: int
+) -> tuple[bytes | None, bytes | None, Headers]:
+    """Return key, value and headers of a row's dead letter: the row's beginning and the reason."""
+    # Key, value and headers are three quarters of the batch at most, the rest is for the reason.
+    sample_bytes = min(MAX_SAMPLE_BYTES, max_bytes // 4)
+    size = f"the row has {estimate_row_size(row):,} bytes, and topic {topic} takes {max_bytes:,}"
+    advice = "raise its max.message.bytes, or make its rows smaller"
+    headers = parse_headers(row.get("headers"))
+    kept = headers if _estimate_headers_size(headers) <= sample_bytes else []
+    added = build_dead_letter_headers(topic, f"{size}; {advice}")
+    key, value = row["key"], row["value"]
+    return (
+        key and key[: min(MAX_KEY_BYTES, sample_bytes)],
+        value and value[:sample_bytes],
+        [*kept, *added],
+    )
+
+
+def _estimate_headers_size(headers: Headers) -> int:
+    return sum(
+        HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value or b"") for name, value in headers
+    )

@@ -38,7 +38,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.errors import CheckpointRefused
-from gateway.pipeline.checkpoint.definition import INPUT_PREFIX
+from gateway.pipeline.checkpoint.job_checkpoint import INPUT_PREFIX
 
 
 @dataclass(frozen=True, slots=True)

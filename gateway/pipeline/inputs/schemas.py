@@ -36,10 +36,9 @@ from gateway.formats.codec import (
 )
 from gateway.formats.exact_values import ExactJson, has_inexact_number
 from gateway.formats.registry import CachedRegistryClient, Schema
-from gateway.pipeline.run.dead_letter_format import build_dead_letter_headers, get_dead_letter_topic
+from gateway.pipeline.job_settings import build_dead_letter_headers, get_dead_letter_topic
 
 from . import schema_columns
-from .fields import FAULT_COLUMN, TEXT_COLUMN
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,8 +46,11 @@ if TYPE_CHECKING:
 
     ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
+TEXT_COLUMN = "_text"
+"""The JSON text of values with a schema."""
+FAULT_COLUMN = "_fault"
+"""Why a value with a schema has no JSON text."""
 _HEADERS_DDL = "array<struct<key: string, value: binary>>"
-_runner: asyncio.Runner | None = None  # the event loop of this process
 
 
 def has_schema(model: str) -> bool:
@@ -259,9 +261,11 @@ def _get_codecs(catalog: SchemaRegistry) -> Codecs:
     return Codecs(catalog)
 
 
+@cache
+def _get_runner() -> asyncio.Runner:
+    """Return the event loop of this process, which has the registry's connections."""
+    return asyncio.Runner()
+
+
 def _run_coroutine(coroutine: Any) -> Any:
-    """Run a coroutine in the event loop of this process, which has the registry's connections."""
-    global _runner
-    if _runner is None:
-        _runner = asyncio.Runner()
-    return _runner.run(coroutine)
+    return _get_runner().run(coroutine)

@@ -1,34 +1,36 @@
-"""Read a topic as a table: as a stream with a watermark, or the records of exact offsets."""
+"""Read a topic as a table: as a stream with a watermark, or the records of exact offsets.
+
+Spark itself reads JSON. Values in Avro, Protobuf and JSON Schema are first converted to JSON text
+in Python, by Arrow batches (see `schemas`). So types, times and invalid values mean the same for
+all models.
+
+A record is invalid if its value is not exactly one JSON object of the types of its columns, if a
+value is out of the range of its type, or if its event time is missing or outside of the years 1 to
+9999. A tombstone (a record without a value) is not an event and is left out; with the model
+`string` it is a null.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from gateway.config import Kafka
 from gateway.config.sections.job import Input
 from gateway.config.sections.security import SchemaRegistry
 from gateway.core.log.record import TopicPartition
 from gateway.pipeline.checkpoint.checkpoint import Sources
-from gateway.pipeline.spark.client_config import build_spark_options
+from gateway.pipeline.clusters import build_spark_options
+from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
-from . import fields, schemas
+from . import parsing, schemas
+from .types import RECORD_COLUMN_TYPES, get_column_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 Catalogs = Mapping[str, SchemaRegistry]
-
-__all__ = [
-    "KAFKA_COLUMNS",
-    "Catalogs",
-    "OffsetRange",
-    "parse_records",
-    "read_range",
-    "read_raw_range",
-    "read_stream",
-]
 
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns of Spark's Kafka source that are read."""
@@ -39,11 +41,6 @@ _STREAM_COLUMNS = tuple(name for name in KAFKA_COLUMNS if name != "headers")
 
 # Spark keeps this option in its plan, and its Kafka source ignores it. `find_sources` reads it.
 _INPUT_NAME_OPTION = "gatewayInput"
-
-
-class OffsetRange(NamedTuple):
-    start: int
-    end: int
 
 
 def read_stream(
@@ -87,10 +84,8 @@ def find_sources(rows: DataFrame) -> Sources:
     Spark numbers the directories of sources in the order of the analysed plan, and equal sources
     have one number. The offsets of a batch have a line for each occurrence in the plan (4.2.0).
     """
-    # PySpark does not expose the plan, so this goes through Py4J.
-    leaves = rows._jdf.queryExecution().analyzed().collectLeaves()
     relations: list[tuple[Any, str]] = []
-    for leaf in (leaves.apply(i) for i in range(leaves.length())):
+    for leaf in iterate(get_analyzed_plan(rows).collectLeaves()):
         if leaf.getClass().getSimpleName() == "StreamingRelationV2":
             relations.append((leaf, str(leaf.extraOptions().get(_INPUT_NAME_OPTION))))
     distinct = [
@@ -137,9 +132,7 @@ def parse_records(
     has_event_time: bool = True,
 ) -> DataFrame:
     decoded = schemas.decode_values(raw, input, catalogs or {})
-    return fields.parse_values(
-        decoded, input, metrics_name=metrics_name, has_event_time=has_event_time
-    )
+    return parse_values(decoded, input, metrics_name=metrics_name, has_event_time=has_event_time)
 
 
 def select_invalid_records(
@@ -147,8 +140,8 @@ def select_invalid_records(
 ) -> DataFrame:
     """Return the records that `parse_records` leaves out as invalid, with the column `_reason`."""
     decoded = schemas.decode_values(raw, input, catalogs or {})
-    invalid = fields.select_invalid_values(decoded, input)
-    return invalid.select(*raw.columns, fields.REASON_COLUMN)
+    invalid = select_invalid_values(decoded, input)
+    return invalid.select(*raw.columns, REASON_COLUMN)
 
 
 def _build_source_options(input: Input) -> dict[str, str]:
@@ -175,3 +168,141 @@ def _format_ranges(
         else:
             topics.setdefault(tp.topic, {})[str(tp.partition)] = bounds[bound_index]
     return json.dumps(topics)
+
+
+REASON_COLUMN = "_reason"
+RAW_COLUMN = "_raw_record"
+"""A column of the records that `parse_values` keeps if they have it."""
+_PARSED_COLUMN = "_parsed"
+_HALF_SURROGATE_REASON = "its text has half of a surrogate pair"
+_TIMESTAMP_REASON = "its timestamp is outside of the years 1 to 9999"
+
+
+def get_columns(input: Input) -> dict[str, str]:
+    if input.value.model == "string":
+        return {"value": "string", **RECORD_COLUMN_TYPES}
+    value_columns = {
+        name: get_column_type(type_text) for name, type_text in input.value.fields.items()
+    }
+    return {**value_columns, **RECORD_COLUMN_TYPES}
+
+
+def parse_values(
+    raw: DataFrame,
+    input: Input,
+    *,
+    metrics_name: str = "",
+    has_event_time: bool = True,
+) -> DataFrame:
+    """Convert the columns of Kafka to those of the job.
+
+    Invalid records are left out, or end the job if `onInvalid` is `fail`.
+
+    Args:
+        metrics_name: The name under which the `rows` that were read and the `invalid` ones among
+            them are counted. "" counts nothing.
+        has_event_time: False if records may have any timestamp.
+    """
+    from pyspark.sql import functions as F
+
+    parsed_rows, reason = _parse_rows(raw, input, has_event_time), F.col(REASON_COLUMN)
+    if metrics_name:
+        rows, invalid = F.count(F.lit(1)).alias("rows"), F.count(reason).alias("invalid")
+        parsed_rows = parsed_rows.observe(metrics_name, rows, invalid)
+    if input.on_invalid == "fail":
+        partition, offset = (F.col(name).cast("string") for name in ("partition", "offset"))
+        place = (F.lit("at partition"), partition, F.lit("offset"), offset)
+        message = F.concat_ws(" ", F.lit(f"{input.topic}:"), reason, *place)
+        reason = F.when(reason.isNotNull(), F.raise_error(message)).otherwise(reason)
+    if input.value.model == "string":
+        return parsed_rows.where(reason.isNull()).select("value", *_select_record_columns(raw))
+    valid = parsed_rows.where(reason.isNull() & F.col("value").isNotNull())
+    parsed = F.col(_PARSED_COLUMN)
+    text = _get_text(raw)
+    columns = (
+        parsing.get_column(parsed, text, _get_json_name(input, name), type_text).alias(name)
+        for name, type_text in input.value.fields.items()
+    )
+    return valid.select(*columns, *_select_record_columns(raw))
+
+
+def select_invalid_values(raw: DataFrame, input: Input) -> DataFrame:
+    """Return the records that `parse_values` leaves out as invalid, with the column `_reason`."""
+    rows = _parse_rows(raw, input)
+    return rows.where(rows[REASON_COLUMN].isNotNull()).select(*raw.columns, REASON_COLUMN)
+
+
+def _parse_rows(raw: DataFrame, input: Input, has_event_time: bool = True) -> DataFrame:
+    """Add the columns `_parsed` (see `parsing`) and `_reason`, which is null for valid records."""
+    from pyspark.sql import functions as F
+
+    # The record's own timestamp only matters if it is the event time.
+    out_of_years = F.when(parsing.is_outside_years(F.col("timestamp")), F.lit(_TIMESTAMP_REASON))
+    timestamp_fault = (
+        out_of_years
+        if has_event_time and input.time in RECORD_COLUMN_TYPES
+        else F.lit(None).cast("string")
+    )
+    if input.value.model == "string":
+        plain = raw.withColumn("value", F.col("value").cast("string"))
+        return plain.withColumn(REASON_COLUMN, timestamp_fault)
+    # This always true condition makes the expression formally non-deterministic. Otherwise Spark
+    # pushes the filter on the parsed value below the projection, and parses each value once more.
+    text = F.when(F.rand(0) + 1 > 0, _get_text(raw))  # rand() >= 0 alone is optimized away
+    fields = input.value.fields
+    types = {_get_json_name(input, name): type_text for name, type_text in fields.items()}
+    parsed = raw.withColumn(
+        _PARSED_COLUMN, parsing.parse_json(text, types, require_finite=_has_json_values(raw))
+    )
+    faults = F.coalesce(*_iter_faults(raw, input, fields), timestamp_fault)
+    return parsed.withColumn(REASON_COLUMN, F.when(F.col("value").isNotNull(), faults))
+
+
+def _get_json_name(input: Input, column: str) -> str:
+    return input.value.json_names.get(column, column)
+
+
+def _has_json_values(raw: DataFrame) -> bool:
+    """Return whether the values are JSON themselves, not text that a codec has made of them."""
+    return schemas.TEXT_COLUMN not in raw.columns
+
+
+def _get_text(raw: DataFrame) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("value" if _has_json_values(raw) else schemas.TEXT_COLUMN).cast("string")
+
+
+def _iter_faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Iterator[Column]:
+    """Yield a column for each possible fault of a value: the reason, or null."""
+    from pyspark.sql import functions as F
+
+    parsed = F.col(_PARSED_COLUMN)
+    if schemas.FAULT_COLUMN in raw.columns:
+        yield F.col(schemas.FAULT_COLUMN)
+    surrogate = F.when(parsing.has_half_surrogates(_get_text(raw)), F.lit(_HALF_SURROGATE_REASON))
+    reason = F.coalesce(surrogate, F.lit("its value is no JSON of the columns"))
+    yield F.when(~parsing.is_whole(parsed), reason)
+    for name, type_text in fields.items():
+        out_of_range = parsing.is_out_of_range(
+            parsed,
+            _get_text(raw),
+            _get_json_name(input, name),
+            type_text,
+            require_finite=_has_json_values(raw),
+        )
+        if out_of_range is not None:
+            column_type = get_column_type(type_text)
+            yield F.when(out_of_range, F.lit(f"'{name}' is out of the range of {column_type}"))
+    if input.time not in RECORD_COLUMN_TYPES:
+        time = parsing.get_column(
+            parsed, _get_text(raw), _get_json_name(input, input.time), fields[input.time]
+        )
+        yield F.when(time.isNull(), F.lit(f"it has no event time, '{input.time}'"))
+
+
+def _select_record_columns(raw: DataFrame) -> list[Column]:
+    from pyspark.sql import functions as F
+
+    kept = [F.col(name) for name in raw.columns if name == RAW_COLUMN]
+    return [*(F.col(name[1:]).alias(name) for name in RECORD_COLUMN_TYPES), *kept]

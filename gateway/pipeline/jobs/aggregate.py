@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from gateway.config.sections.pipelines import Aggregate, Distinct, Top
 from gateway.pipeline.inputs.types import check_case
 
-from .sql import check_columns, iter_columns
+from .sql import check_columns, format_interval, iter_columns
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -109,11 +109,7 @@ def _build_distinct(distinct: Distinct, by: tuple[str, ...], windowed: DataFrame
 def _format_window(settings: Aggregate) -> tuple[str, str]:
     size = settings.window.size
     slide = settings.window.slide or size
-    return _format_interval(size), _format_interval(slide)
-
-
-def _format_interval(seconds: float) -> str:
-    return f"{round(1e6 * seconds)} microseconds"
+    return format_interval(size), format_interval(slide)
 
 
 def _check_column_names(settings: Aggregate) -> Iterator[str]:

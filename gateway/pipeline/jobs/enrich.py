@@ -7,7 +7,7 @@ the plan of a streaming query would read the table's files as of its start, and 
 replaced.
 
 A batch that is repeated after a crash may have other results, because the table has changed. So the
-key of an output row must consist of columns of the event (see `run.stable_key`).
+key of an output row must consist of columns of the event (see `run.output`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gateway.config.source.substitution import suggest
 from gateway.errors import PipelineError
 from gateway.pipeline.inputs import types
 from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES
+from gateway.pipeline.reports import Reports
 from gateway.pipeline.tables import broadcast, lookup
 from gateway.pipeline.tables.lookup import parse_json_column
 from gateway.pipeline.tables.redis import is_url
@@ -45,12 +46,14 @@ def build(settings: Enrich, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def create_batch_table(
-    settings: Enrich, spark: SparkSession, kafka_options: Mapping[str, str]
+    settings: Enrich, spark: SparkSession, kafka_options: Mapping[str, str], reports: Reports
 ) -> broadcast.RefreshedValue[DataFrame] | None:
     """Return the table to join each batch with; None if tasks look up its rows."""
     if isinstance(settings.table, Redis):
         return None
-    return broadcast.create_refreshed_table(settings.table, spark, kafka_options, job=settings.name)
+    return broadcast.create_refreshed_table(
+        settings.table, spark, kafka_options, job=settings.name, reports=reports
+    )
 
 
 def get_output_mode(settings: Enrich) -> Literal["append", "update"]:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gateway.config.source.substitution import suggest
-from gateway.pipeline.inputs.types import check_case
+from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES, check_case
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 JoinSide: TypeAlias = Literal["left", "right"]
 
 _BUCKET_COLUMN = "_bucket"
-_RECORD_COLUMNS = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 _TIMESTAMP_TYPES = ("timestamp", "timestamp_ms", "timestamp_ltz")
 _SIDE_COLUMN_PATTERN = re.compile(r"\b(left|right)\.([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -194,21 +193,21 @@ def _select_columns(settings: Join, tables: Mapping[str, DataFrame]) -> list[Col
 
 
 def _list_value_columns(columns: Iterable[str]) -> list[str]:
-    return [column for column in columns if column not in _RECORD_COLUMNS]
+    return [column for column in columns if column not in RECORD_COLUMN_TYPES]
 
 
 def _check_key_columns(
     side: str, names: Iterable[str], columns: Mapping[str, str]
 ) -> Iterable[str]:
     for name in names:
-        if name not in columns and name not in _RECORD_COLUMNS:
+        if name not in columns and name not in RECORD_COLUMN_TYPES:
             yield f"on: {side} has no column '{name}'; {suggest(name, columns)}"
 
 
 def _check_times(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     for side, time in (("left", settings.left.time), ("right", settings.right.time)):
         known = columns.get(side)
-        if not known or time in _RECORD_COLUMNS:
+        if not known or time in RECORD_COLUMN_TYPES:
             continue
         if time not in known:
             yield f"{side}.time: there is no column '{time}'; {suggest(time, known)}"
@@ -229,5 +228,5 @@ def _check_key_types(settings: Join, columns: Mapping[str, Mapping[str, str]]) -
 def _check_select(sql: str, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     for side, name in _SIDE_COLUMN_PATTERN.findall(sql):
         known = columns.get(side)
-        if known and name not in known and name not in _RECORD_COLUMNS:
+        if known and name not in known and name not in RECORD_COLUMN_TYPES:
             yield f"{side} has no column '{name}'; {suggest(name, known)}"

@@ -28,9 +28,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
-from gateway.config.sections.job import Fields, Input
 from gateway.errors import CheckpointRefused
-from gateway.pipeline.tables.cache import OutageBackoff
+from gateway.pipeline.tables.lookup import OutageBackoff
 from gateway.pipeline.tables.redis import (
     LOADED_KEY,
     RedisConfig,
@@ -52,11 +51,6 @@ log = logging.getLogger(__name__)
 _WRITTEN_SCHEMA = "topic string, partition int, next bigint"
 
 
-def build_input(settings: Load) -> Input:
-    """Return the input with values that are not parsed, among them tombstones."""
-    return settings.from_.model_copy(update={"value": Fields(model="string"), "time": "_timestamp"})
-
-
 def build(settings: Load, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Return `key`, `value`, `topic`, `partition`, `offset` of the latest record of each key."""
     from pyspark.sql import functions as F
@@ -69,7 +63,7 @@ def build(settings: Load, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 class BatchLoader:
-    """The function of `foreachBatch` that writes a batch of `build_input` into Redis."""
+    """The function of `foreachBatch` that writes a batch, with values as they are, into Redis."""
 
     def __init__(self, settings: Load, query_id: str, *, is_first: bool = False) -> None:
         """Do nothing yet.

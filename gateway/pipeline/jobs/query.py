@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gateway.config.sections.pipelines import Query
 from gateway.config.source.substitution import suggest
 from gateway.pipeline.inputs.types import check_case
+from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
 from . import sql
 from .sql import SqlToken, check_columns, tokenize
@@ -83,14 +84,13 @@ def keeps_state(rows: DataFrame) -> bool:
     A node of the plan that is not known to need no state counts as one with state. Then the SQL is
     part of the checkpoint's definition and may not change.
     """
-    return _plan_keeps_state(rows._jdf.queryExecution().analyzed())
+    return _plan_keeps_state(get_analyzed_plan(rows))
 
 
 def _plan_keeps_state(plan: Any) -> bool:
     if not plan.isStreaming():
         return False
-    name, child_seq = plan.getClass().getSimpleName(), plan.children()
-    children = [child_seq.apply(index) for index in range(child_seq.size())]
+    name, children = plan.getClass().getSimpleName(), list(iterate(plan.children()))
     if name == "Join":  # a join with a table that is not a stream has no state
         has_state = sum(child.isStreaming() for child in children) > 1
     else:

@@ -22,7 +22,7 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from gateway.config.sections.pipelines import Sessions
 from gateway.errors import PipelineError
 
-from . import measures
+from . import sql
 from .pieces import (
     MAX_WATERMARK_US,
     ORDER_COLUMNS,
@@ -125,7 +125,7 @@ class SessionProcessor(StatefulProcessor):
 class _SessionColumns:
     def __init__(self, settings: Sessions, events: DataFrame) -> None:
         self._settings = settings
-        self._measures = measures.parse_measures(settings.measures)
+        self._measures = sql.parse_measures(settings.measures)
         self.aggregate_fields = self._analyze_aggregates(events)
         self.has_order = any(measure.is_ordered for measure in self._measures)
         keys = [events.schema[name] for name in settings.by]
@@ -160,14 +160,14 @@ class _SessionColumns:
         for index, name in enumerate(self._settings.by):
             if f"k{index}" in unmergeable:
                 raise PipelineError(
-                    f"job {self._settings.name}: {measures.describe_unsupported_key(name)}"
+                    f"job {self._settings.name}: {sql.describe_unsupported_key(name)}"
                 )
         for index, (measure, field) in enumerate(
             zip(self._measures, self.aggregate_fields[1:], strict=True)
         ):
             if f"m{index}" in unmergeable:
                 type_name = field.dataType.simpleString()
-                problem = measures.describe_unsupported_measure(measure, type_name)
+                problem = sql.describe_unsupported_measure(measure, type_name)
                 raise PipelineError(f"job {self._settings.name}: {problem}")
 
     def _analyze_aggregates(self, events: DataFrame) -> list[StructField]:
@@ -237,7 +237,7 @@ def _to_array(values: Any, arrow_type: pa.DataType) -> Any:
     )
 
 
-def _build_value(measure: measures.Measure, field: StructField) -> Any:
+def _build_value(measure: sql.Measure, field: StructField) -> Any:
     if measure.kind != "count":
         return _make_valid_text(F.expr(measure.argument).cast(field.dataType), field.dataType)
     is_counted = F.lit(True) if measure.argument == "*" else F.expr(measure.argument).isNotNull()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from gateway.config.sections.pipelines import Sessions
 from gateway.pipeline.inputs.types import check_case
 
-from . import measures, sql
+from . import sql
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -40,13 +40,13 @@ def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
     events = tables["from"]
     if needs_stateful_processor(settings):
         return session_processor.build(settings, events)
-    window = F.session_window(F.col(settings.from_.time), _format_interval(settings.gap))
+    window = F.session_window(F.col(settings.from_.time), sql.format_interval(settings.gap))
     counted = events.groupBy(*settings.by, window.alias("_session")).agg(
         F.count(F.lit(1)).alias("events"),
         *(_build_aggregate(m, settings) for m in _parse_measures(settings)),
     )
     # The window ends at the last event's time + gap, so no aggregate is needed for the time.
-    last = F.col("_session.end") - F.expr(f"interval {_format_interval(settings.gap)}")
+    last = F.col("_session.end") - F.expr(f"interval {sql.format_interval(settings.gap)}")
     return counted.select(
         *settings.by,
         F.col("_session.start").alias("start"),
@@ -80,7 +80,7 @@ def check_job(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> I
             yield f"measures.{name}: '{name}' is already a column of the result; use another name"
     if message := check_case([*settings.by, *RESULT_COLUMNS, *settings.measures]):
         yield f"measures: {message}"
-    yield from measures.check_measures(settings.measures, known)
+    yield from sql.check_measures(settings.measures, known)
     if needs_stateful_processor(settings):
         yield from _check_mergeable(settings)
         yield from _check_nested_types(settings, known)
@@ -99,7 +99,7 @@ def select_late(settings: Sessions, events: DataFrame, watermark: datetime | Col
 
     time = F.col(settings.from_.time)
     if not needs_stateful_processor(settings):
-        time = time + F.expr(f"interval {_format_interval(settings.gap)}")
+        time = time + F.expr(f"interval {sql.format_interval(settings.gap)}")
     return events.where(time <= F.lit(watermark))
 
 
@@ -107,7 +107,7 @@ def _check_mergeable(settings: Sessions) -> Iterable[str]:
     option = "emit: updates" if settings.emit == "updates" else "maxLength"
     for measure in _parse_measures(settings):
         if measure.kind is None:
-            allowed = ", ".join(f"{kind}(x)" for kind in measures.MERGEABLE_KINDS)
+            allowed = ", ".join(f"{kind}(x)" for kind in sql.MERGEABLE_KINDS)
             yield (
                 f"measures.{measure.name}: {option} supports only {allowed}, not "
                 f"{measure.expression!r}; split it into such measures, or remove {option}"
@@ -121,18 +121,18 @@ def _check_nested_types(settings: Sessions, columns: Mapping[str, str]) -> Itera
     }
     for name in settings.by:
         if name.lower() in nested:
-            yield measures.describe_unsupported_key(name)
+            yield sql.describe_unsupported_key(name)
     for measure in _parse_measures(settings):
         kind = nested.get(measure.argument.lower())
         if kind and measure.kind in ("sum", "min", "max"):
-            yield measures.describe_unsupported_measure(measure, kind)
+            yield sql.describe_unsupported_measure(measure, kind)
 
 
-def _parse_measures(settings: Sessions) -> tuple[measures.Measure, ...]:
-    return measures.parse_measures(settings.measures)
+def _parse_measures(settings: Sessions) -> tuple[sql.Measure, ...]:
+    return sql.parse_measures(settings.measures)
 
 
-def _build_aggregate(measure: measures.Measure, settings: Sessions) -> Column:
+def _build_aggregate(measure: sql.Measure, settings: Sessions) -> Column:
     """Return the aggregate; `first` and `last` go by time, as a shuffle has no order."""
     from pyspark.sql import functions as F
 
@@ -141,7 +141,3 @@ def _build_aggregate(measure: measures.Measure, settings: Sessions) -> Column:
     select_by = {"first": F.min_by, "last": F.max_by}[measure.kind or ""]
     order = F.struct(F.col(settings.from_.time), F.col("_partition"), F.col("_offset"))
     return select_by(F.expr(measure.argument), order).alias(measure.name)
-
-
-def _format_interval(seconds: float) -> str:
-    return f"{round(seconds * 1_000_000)} microseconds"

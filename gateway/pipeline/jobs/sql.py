@@ -1,8 +1,12 @@
-"""Split SQL into tokens, and find the names of tables and columns among them, without Spark.
+"""Read SQL without Spark: tokens, the names of tables and columns, and the measures of sessions.
 
 This suffices to report an unknown name before a JVM has started. Spark parses the SQL later, and
 may refuse it then. The tokens are those of Spark's lexer: there are no comments, text in quotes is
 one token, and so is a name in backticks.
+
+`session_processor` merges the measures of session pieces in Python, if they are of
+`MERGEABLE_KINDS`. `first` and `last` go by event time, and for equal times by partition and offset,
+so that a replay that reads the events in another order has the same result.
 """
 
 from __future__ import annotations
@@ -13,9 +17,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gateway.config.source.substitution import suggest
+from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES
 
-RECORD_COLUMNS = ("_key", "_topic", "_partition", "_offset", "_timestamp")
-"""The columns of every input besides its fields."""
+from . import sql
 
 _TOKEN_PATTERN = re.compile(
     r"""(?P<gap>\s+|--[^\n]*|/\*.*?\*/)
@@ -142,7 +146,7 @@ def _iter_lambda_parameters(tokens: Sequence[SqlToken]) -> Iterator[str]:
 
 def check_columns(option: str, names: Iterable[str], columns: Mapping[str, str]) -> Iterator[str]:
     """Yield a problem for each name that is not a column. Case does not count, as in Spark."""
-    known = {*columns, *RECORD_COLUMNS}
+    known = {*columns, *RECORD_COLUMN_TYPES}
     folded = {column.lower() for column in known}
     for name in dict.fromkeys(names):
         if columns and name.lower() not in folded:
@@ -223,3 +227,87 @@ def _iter_next_index(tokens: Sequence[SqlToken], index: int) -> Iterator[int]:
     """Yield the next index, unless a parenthesis begins there or the tokens end."""
     if index + 1 < len(tokens) and tokens[index + 1].text != "(":
         yield index + 1
+
+
+MERGEABLE_KINDS = ("count", "sum", "min", "max", "first", "last")
+"""The aggregates that can be merged."""
+ORDERED_KINDS = ("first", "last")
+"""The aggregates that depend on the order of events."""
+
+_CALL_PATTERN = re.compile(r"\s*([A-Za-z_]+)\s*\((.*)\)\s*", re.DOTALL)
+
+
+class Measure(NamedTuple):
+    """A measure of a job.
+
+    Attributes:
+        kind: One of `MERGEABLE_KINDS`, or None if the measure cannot be merged.
+        argument: The SQL of the aggregate's argument, `*` for all rows; the whole expression if
+            `kind` is None and it is not a single call.
+    """
+
+    name: str
+    expression: str
+    kind: str | None
+    argument: str
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.kind in ORDERED_KINDS
+
+
+def parse_measures(settings: Mapping[str, str]) -> tuple[Measure, ...]:
+    return tuple(_parse_measure(name, text) for name, text in settings.items())
+
+
+def check_measures(settings: Mapping[str, str], columns: Mapping[str, str]) -> Iterable[str]:
+    """Yield a problem for each unknown column of a measure, if the columns are known."""
+    for name, text in settings.items():
+        yield from sql.check_columns(f"measures.{name}", sql.iter_columns(text), columns)
+
+
+def _parse_measure(name: str, expression: str) -> Measure:
+    match = _CALL_PATTERN.fullmatch(expression)
+    if match is None or not _is_single_call(match[2]):
+        return Measure(name, expression, None, expression)
+    kind, argument = match[1].lower(), match[2].strip()
+    is_distinct = argument[:8].lower().strip() == "distinct"
+    has_several = any(token.text == "," for token in _iter_top_level_tokens(argument))
+    is_mergeable = kind in MERGEABLE_KINDS and not is_distinct and not has_several and argument
+    return Measure(name, expression, kind if is_mergeable else None, argument)
+
+
+def _is_single_call(arguments: str) -> bool:
+    """Return whether the first parenthesis of an expression is closed by its last one.
+
+    This is not so for `sum(a) / sum(b)`. The text between these two parentheses is given.
+    """
+    depth = 0
+    for token in sql.tokenize(arguments):
+        depth += (token.text == "(") - (token.text == ")")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _iter_top_level_tokens(argument: str) -> Iterable[sql.SqlToken]:
+    depth = 0
+    for token in sql.tokenize(argument):
+        depth += (token.text == "(") - (token.text == ")")
+        if depth == 0:
+            yield token
+
+
+def describe_unsupported_key(name: str) -> str:
+    problem = f"by: '{name}' is not a plain value, which emit: updates and maxLength need"
+    return f"{problem}; select a part of it in a job before this one, or convert it with to_json"
+
+
+def describe_unsupported_measure(measure: Measure, type_name: str) -> str:
+    problem = f"emit: updates and maxLength do not support {measure.kind} of {type_name}"
+    return f"measures.{measure.name}: {problem}; use a plain value, such as a part of it"
+
+
+def format_interval(seconds: float) -> str:
+    """Return a duration as Spark's SQL writes it."""
+    return f"{round(1e6 * seconds)} microseconds"

@@ -22,17 +22,16 @@ from typing import Any, TypeAlias
 from gateway.config.sections.job import Job
 from gateway.config.sections.pipelines import Pipelines
 from gateway.pipeline.doctor.query_run import BatchProgress
-from gateway.pipeline.jobs import get_inputs, get_output
-from gateway.pipeline.run.dead_letter_format import get_dead_letter_topic
+from gateway.pipeline.job_settings import get_dead_letter_topic, get_inputs, get_output
+from gateway.pipeline.reports import LATE_ALERT, Reports
+from gateway.pipeline.spark.internals import create_java_listener
 from gateway.telemetry.logs import log_context
 from gateway.telemetry.samples import MetricSamples
 
-from . import alerts, counts, progress_file
-from .metrics import ProgressMetrics
-from .metrics_server import MetricsServer
-from .producer import ProgressProducer
+from . import records
+from .metrics import MetricsServer, ProgressMetrics, add_zero_series
+from .records import ProgressProducer
 from .tasks import TaskMetricsReader
-from .zero_series import LATE_ALERT, add_zero_series
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +85,7 @@ class QueryListener:
     @property
     def _jlistener(self) -> Any:
         """The Java object that `spark.streams.addListener` of pyspark registers."""
-        from pyspark import SparkContext
-
-        return SparkContext._jvm.PythonStreamingQueryListenerWrapper(self)  # type: ignore[union-attr]
+        return create_java_listener(self)
 
     class Java:
         """The Java interface of this class, for py4j."""
@@ -108,6 +105,7 @@ class ProgressReporter:
         section: Pipelines,
         jobs: Sequence[Job],
         client_config: Mapping[str, Any] | None = None,
+        reports: Reports | None = None,
         task_interval_s: float = TASK_INTERVAL_S,
         task_reader: TaskMetricsReader | None = None,
     ) -> None:
@@ -116,14 +114,16 @@ class ProgressReporter:
         Args:
             client_config: The settings of librdkafka for the cluster of `progress.topic`, or None
                 to send no records.
+            reports: What the jobs report themselves.
             task_reader: Reads them; by default one of the first session that is watched.
         """
-        self.metrics = ProgressMetrics()
+        self._reports = reports or Reports()
+        self.metrics = ProgressMetrics(self._reports)
         self.port: int | None = None
         self._section = section
         self._jobs = {job.name: job for job in jobs}
         self._job_names: dict[str, str] = {}  # by the id of the query
-        self._progress_files: dict[str, progress_file.ProgressFile] = {}
+        self._progress_files: dict[str, records.ProgressFile] = {}
         self._recent_batches: dict[str, list[BatchProgress]] = {}
         self._jobs_with_invalid: set[str] = set()  # whose latest batch with input had some
         self._task_reader = task_reader
@@ -145,8 +145,6 @@ class ProgressReporter:
         samples = MetricSamples()
         add_zero_series(self._jobs.values(), samples)
         self.metrics.collect_metrics(samples)
-        counts.collect_metrics(samples)
-        alerts.collect_metrics(samples)
         return samples
 
     def enqueue(self, event: _EventHandler, job: str) -> None:
@@ -176,13 +174,13 @@ class ProgressReporter:
             return  # the trigger ran no batch
         if self._task_reader is not None and self._should_read_tasks(job, record):
             record["tasks"] = self._task_reader.read_batch(record["runId"], record["batchId"])
-        record["notes"] = progress_file.pop_notes(query, record.get("name"), record["batchId"])
+        record["notes"] = self._reports.pop_notes(query, record["batchId"])
         batch = self.metrics.record_batch(job, record)
         with log_context(job=job, query=query, run=record["runId"], batch=batch.id):
             log.info("%s", format_batch(batch))
             self._update_late_alert(job, batch)
             self._warn_of_invalid(job, batch)
-        record["alerts"] = alerts.list_job_alerts(job)
+        record["alerts"] = dict(self._reports.get_alerts(job))
         self._get_progress_file(job).append(record)
         if self._producer is not None:
             self._producer.send_record(job, record)
@@ -219,9 +217,9 @@ class ProgressReporter:
         limit = self._jobs[job].alert_late if job in self._jobs else 0.2
         if rows and late / rows > limit:
             message = f"more than {limit:.0%} of its rows come too late; see its watermark"
-            alerts.raise_alert(job, LATE_ALERT, message)
+            self._reports.raise_alert(job, LATE_ALERT, message)
         elif rows:
-            alerts.clear_alert(job, LATE_ALERT)
+            self._reports.clear_alert(job, LATE_ALERT)
 
     def _warn_of_invalid(self, job: str, batch: BatchProgress) -> None:
         """Warn when batches begin to have invalid records. Each progress line has their number."""
@@ -236,10 +234,10 @@ class ProgressReporter:
                 fate = _describe_fate(self._jobs[job], name) if job in self._jobs else "left out"
                 log.warning("invalid records of the input '%s': %d, %s", name, count, fate)
 
-    def _get_progress_file(self, job: str) -> progress_file.ProgressFile:
+    def _get_progress_file(self, job: str) -> records.ProgressFile:
         if job not in self._progress_files:
-            self._progress_files[job] = progress_file.ProgressFile(
-                progress_file.get_progress_path(self._section.checkpoints, job)
+            self._progress_files[job] = records.ProgressFile(
+                records.get_progress_path(self._section.checkpoints, job)
             )
         return self._progress_files[job]
 
@@ -256,13 +254,16 @@ def report_progress(
     section: Pipelines,
     jobs: Sequence[Job],
     client_config: Mapping[str, Any] | None = None,
+    reports: Reports | None = None,
     task_interval_s: float = TASK_INTERVAL_S,
     task_reader: TaskMetricsReader | None = None,
 ) -> Iterator[ProgressReporter]:
     """Report progress while the context is entered; see `ProgressReporter`."""
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs each call as INFO
     with ExitStack() as stack:
-        reporter = ProgressReporter(section, jobs, client_config, task_interval_s, task_reader)
+        reporter = ProgressReporter(
+            section, jobs, client_config, reports, task_interval_s, task_reader
+        )
         stack.callback(reporter.close)
         if section.progress.listen is not None:
             host, port = section.progress.host, section.progress.listen

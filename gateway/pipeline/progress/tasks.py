@@ -12,8 +12,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from gateway.pipeline.spark.internals import open_status_stores
 
 PYTHON_TIME_METRIC = "time to execute Python code"
 """Spark's name for the time in Python workers, without the transfer of rows."""
@@ -34,16 +36,8 @@ class TaskMetricsReader:
     """
 
     def __init__(self, spark: Any) -> None:
-        context = spark.sparkContext
-        self._tracker = context._jsc.statusTracker()
-        self._status_store = context._jsc.sc().statusStore()
-        self._sql_store = spark._jsparkSession.sharedState().statusStore()
-        writer = context._jvm.org.apache.spark.status.api.v1.JacksonMessageWriter()
-        self._json_mapper = writer.mapper()
-        self._java_quantiles = context._gateway.new_array(context._jvm.double, len(_QUANTILES))
-        for index, quantile in enumerate(_QUANTILES):
-            self._java_quantiles[index] = quantile
-        self._context = context
+        self._stores = open_status_stores(spark, _QUANTILES)
+        self._context = spark.sparkContext
 
     @property
     def cores(self) -> int:
@@ -60,9 +54,11 @@ class TaskMetricsReader:
         stages = [each for each in all_stages if each is not None]
         if not stages:
             return None
+        times = ("submissionTime", "completionTime")
+        spans = [tuple(_parse_time(job[name]) for name in times) for job in jobs]
         return {
             "cores": self.cores,
-            "jobs": round(_covered_seconds([_get_span(job) for job in jobs]), 3),
+            "jobs": round(_covered_seconds(spans), 3),
             "python": round(self._sum_python_seconds({job["jobId"] for job in jobs}), 3),
             "busy": is_busy(),
             "stages": stages,
@@ -72,7 +68,7 @@ class TaskMetricsReader:
         """Return the jobs of a batch, searching backwards: Spark keeps a thousand."""
         jobs = []
         for job_id in sorted(
-            self._to_python(self._tracker.getJobIdsForGroup(run_id)), reverse=True
+            self._to_python(self._stores.tracker.getJobIdsForGroup(run_id)), reverse=True
         ):
             job = self._wait_for_job(job_id)
             job_batch = _parse_batch_id(job) if job else None
@@ -86,26 +82,26 @@ class TaskMetricsReader:
         """Return a job once the store knows its end, or None if it does not in time."""
         deadline = time.monotonic() + _JOB_END_TIMEOUT_S
         while True:
-            job = self._call_store(self._status_store.job, job_id)
+            job = self._call_store(self._stores.jobs.job, job_id)
             if job is None or "completionTime" in job or time.monotonic() > deadline:
                 return job if job and "completionTime" in job else None
             time.sleep(0.05)
 
     def _read_stage(self, stage_id: int) -> dict[str, Any] | None:
-        stage = self._call_store(self._status_store.lastStageAttempt, stage_id)
+        stage = self._call_store(self._stores.jobs.lastStageAttempt, stage_id)
         # Spark skips a stage whose shuffle output an earlier job has written.
         if stage is None or stage["status"] != "COMPLETE" or not stage["numTasks"]:
             return None
         summary = self._call_store_option(
-            self._status_store.taskSummary, stage_id, stage["attemptId"], self._java_quantiles
+            self._stores.jobs.taskSummary, stage_id, stage["attemptId"], self._stores.quantiles
         )
         return summarize_stage(stage, summary or {})
 
     def _sum_python_seconds(self, job_ids: set[int]) -> float:
         """Return the seconds of Python workers over all tasks, from metrics of SQL executions."""
         total = 0.0
-        count = self._sql_store.executionsCount()
-        executions = self._sql_store.executionsList(
+        count = self._stores.sql.executionsCount()
+        executions = self._stores.sql.executionsList(
             max(0, count - _MAX_EXECUTIONS), _MAX_EXECUTIONS
         )
         for index in reversed(range(executions.size())):
@@ -125,7 +121,7 @@ class TaskMetricsReader:
         }
         if not ids:
             return 0.0
-        values = self._to_python(self._sql_store.executionMetrics(execution.executionId()))
+        values = self._to_python(self._stores.sql.executionMetrics(execution.executionId()))
         return sum(parse_seconds(text) for each, text in values.items() if int(each) in ids)
 
     def _call_store(self, method: Any, *args: Any) -> dict[str, Any] | None:
@@ -147,7 +143,7 @@ class TaskMetricsReader:
 
     def _to_python(self, value: Any) -> Any:
         """Return a Java object as Python's, by one call for its JSON instead of one per field."""
-        return json.loads(self._json_mapper.writeValueAsString(value))
+        return json.loads(self._stores.json_mapper.writeValueAsString(value))
 
 
 def summarize_stage(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,11 +196,7 @@ def _parse_batch_id(job: Mapping[str, Any]) -> int | None:
     return int(match[1]) if match else None
 
 
-def _get_span(job: Mapping[str, Any]) -> tuple[float, float]:
-    return _parse_time(job["submissionTime"]), _parse_time(job["completionTime"])
-
-
-def _covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
+def _covered_seconds(spans: Iterable[tuple[float, ...]]) -> float:
     """Return the length of the union of time spans."""
     total, covered_until = 0.0, 0.0
     for start, end in sorted(spans):

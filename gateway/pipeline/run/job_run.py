@@ -10,11 +10,12 @@ from typing import Any
 
 from gateway.config.sections.job import Job
 from gateway.errors import CheckpointRefused, GatewayError, PipelineError, PipelineUnavailable
-from gateway.pipeline.state.repair import is_damage_error
+from gateway.pipeline import failures
+from gateway.pipeline.checkpoint.repair import is_damage_error
+from gateway.pipeline.failures import ExceptionCause, QueryFailure
+from gateway.pipeline.job_settings import retires_itself
+from gateway.pipeline.spark import internals
 from gateway.telemetry.logs import log_context
-
-from . import failures, query
-from .failures import ExceptionCause, QueryFailure
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +37,15 @@ class JobRun:
     def __init__(
         self,
         job: Job,
-        start: Callable[[], Any],
+        start: Callable[[JobRun], Any],
         clock: Callable[[], float] = time.monotonic,
         *,
         finish: Callable[[], None] = lambda: None,
         find_recreated: Callable[[], PipelineError | None] = lambda: None,
         on_waiting: Callable[[], None] = lambda: None,
-        retire: Callable[[Any], None] = query.retire_query,
-        is_waiting: Callable[[Any], bool] = query.is_waiting,
-        is_idle: Callable[[Any], bool] = query.is_idle,
+        retire: Callable[[Any], None] = internals.retire_query,
+        is_waiting: Callable[[Any], bool] = internals.is_waiting,
+        is_idle: Callable[[Any], bool] = internals.is_idle,
         list_causes: Callable[[Any], Sequence[ExceptionCause]] = failures.list_query_causes,
     ) -> None:
         """Prepare the run; the first `poll` starts the query.
@@ -110,12 +111,12 @@ class JobRun:
     def retire(self) -> None:
         """Let the query begin no more batches. Call it until the query is idle.
 
-        Batches that end in Python retire their query themselves (see `query.retires_itself`). Then
-        this only acts while the query waits, because no batch may follow.
+        Batches that end in Python retire their query themselves (see `retires_itself`). Then this
+        only acts while the query waits, because no batch may follow.
         """
         if self._query is None or self.job.trigger == "realtime" or not self._query.isActive:
             return
-        if not query.retires_itself(self.job) or self._is_query_waiting(self._query):
+        if not retires_itself(self.job) or self._is_query_waiting(self._query):
             self._retire(self._query)
 
     def is_idle(self) -> bool:
@@ -151,13 +152,13 @@ class JobRun:
 
         Batches that end in Python check their topics themselves, so they must not be interrupted.
         """
-        return not query.retires_itself(self.job) or self._is_query_waiting(self._query)
+        return not retires_itself(self.job) or self._is_query_waiting(self._query)
 
     def _try_start(self) -> None:
         self._started_at = self._clock()
         try:
             with log_context(job=self.job.name):
-                self._query = self._start()
+                self._query = self._start(self)
         except CheckpointRefused as error:
             self.fail(str(error))
         except Exception as error:

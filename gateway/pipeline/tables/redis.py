@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from ssl import SSLCertVerificationError
@@ -133,7 +134,7 @@ class RedisTable:
         prefix = self._server.prefix
         for chunk in _iter_batches(keys, self._server.keys_per_command):
             requested_at = time.monotonic()
-            with _ErrorTranslator(self._server):
+            with _translate_errors(self._server):
                 values: Any = self._client.mget([encode_text(prefix + key) for key in chunk])
             yield chunk, values, requested_at
 
@@ -152,7 +153,7 @@ class RedisTable:
             encoded = {encode_text(prefix + key): value for key, value in latest.items()}
             written = {key: value for key, value in encoded.items() if value is not None}
             deleted = [key for key, value in encoded.items() if value is None]
-            with _ErrorTranslator(self._server):
+            with _translate_errors(self._server):
                 pipe = self._client.pipeline(transaction=False)
                 if written:
                     pipe.mset(written)
@@ -164,13 +165,13 @@ class RedisTable:
 
     def store_positions(self, positions: Mapping[str, int], at_ms: int) -> None:
         """Store the next offset of each `topic:partition` (see `RedisConfig.loaded_key`)."""
-        with _ErrorTranslator(self._server):
+        with _translate_errors(self._server):
             fields: dict[Any, Any] = {**positions, "at": at_ms}
             self._client.hset(self._server.loaded_key, mapping=fields)
 
     def fetch_positions(self) -> dict[str, int]:
         """Return what `store_positions` has stored, including `at`; empty if it never has."""
-        with _ErrorTranslator(self._server):
+        with _translate_errors(self._server):
             fields: Any = self._client.hgetall(self._server.loaded_key)
         return {key.decode(): int(value) for key, value in fields.items()}
 
@@ -178,31 +179,27 @@ class RedisTable:
         self._client.close()
 
 
-class _ErrorTranslator:
-    def __init__(self, server: RedisConfig) -> None:
-        self._server = server
+@contextmanager
+def _translate_errors(server: RedisConfig) -> Iterator[None]:
+    from redis import exceptions as e
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from redis import exceptions as e
-
+    try:
+        yield
+    except e.RedisError as error:
         # Errors of authentication are subclasses of ConnectionError, and an untrusted certificate
         # is reported as a ConnectionError, but another try would not help.
         denied = (e.AuthenticationError, e.AuthorizationError)
         transient = (
             e.ConnectionError, e.TimeoutError, e.ClusterDownError, e.ReadOnlyError, e.TryAgainError,
         )  # fmt: skip
-        is_untrusted = error is not None and isinstance(error.__context__, SSLCertVerificationError)
+        is_untrusted = isinstance(error.__context__, SSLCertVerificationError)
         is_transient = isinstance(error, transient) or (
             isinstance(error, e.ResponseError) and _TRANSIENT_ERROR_PATTERN.search(str(error))
         )
         if is_transient and not isinstance(error, denied) and not is_untrusted:
             raise RedisUnavailable(str(error)) from error
-        if isinstance(error, e.RedisError):
-            problem = f"Redis at {self._server.display_url} refuses: {error}"
-            raise PipelineError(f"{problem}; check the table's url and password") from error
+        problem = f"Redis at {server.display_url} refuses: {error}"
+        raise PipelineError(f"{problem}; check the table's url and password") from error
 
 
 def _iter_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -28,11 +28,9 @@ from gateway.kafka.admin import PartitionLag, describe_group, fetch_lag, list_gr
 from gateway.kafka.client.cluster import Cluster, get_existing_topic
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.protocol.group_messages import GroupDescription, GroupListing
-from gateway.pipeline.doctor.cause import Thresholds
-from gateway.pipeline.doctor.diagnosis import Diagnosis, diagnose
-from gateway.pipeline.doctor.query_run import BatchProgress, build_run, parse_batch
-from gateway.pipeline.doctor.report import to_json
-from gateway.pipeline.listing import get_job_type
+from gateway.pipeline.doctor.diagnosis import Diagnosis, diagnose, to_json
+from gateway.pipeline.doctor.query_run import BatchProgress, Thresholds, build_run, parse_batch
+from gateway.pipeline.job_settings import get_job_type
 
 LOOKUP_TIMEOUT_S = 8.0  # seconds for an answer, waiting for a place included
 MAX_LOOKUPS = 4  # of a process at a time

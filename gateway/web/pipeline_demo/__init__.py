@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 
 from gateway.kafka.local import LocalKafka
-from gateway.pipeline.generate import ShopTraffic
-from gateway.pipeline.spark import java
+from gateway.pipeline.spark import spark_home
 from gateway.web import demo
 from gateway.web.app.app import Startup
 from gateway.web.demo import build_page_url, find_free_port, open_page
 
+from .generate import ShopTraffic
 from .processes import ComponentStates, create_topics, run_jobs, run_redis, send_events
 
 SHOP_DIRECTORY = Path(__file__).parent
@@ -50,7 +50,7 @@ def run_shop_demo(
     from gateway.config import loads
     from gateway.web.app.server import serve
 
-    java.find_java()
+    spark_home.find_java()
     port = port or find_free_port(host)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-shop-")))

@@ -18,8 +18,9 @@ from typing import Literal, NamedTuple
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from gateway.errors import PipelineError
-from gateway.pipeline.generate import ShopGenerator, ShopTraffic, generate_users
 from gateway.web.demo import open_sender
+
+from .generate import ShopGenerator, ShopTraffic, generate_users
 
 ComponentState = Literal["starting", "running", "failed"]
 

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import PipelineError
-from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Sources
+from gateway.pipeline.checkpoint.checkpoint import (
+    BatchOffsets,
+    Checkpoint,
+    Sources,
+    StoreId,
+    is_always_needed,
+    parse_batches,
+    parse_stores,
+    select_in_use,
+)
 
 ID = "0f70c16a-b938-4a30-8499-2120ac1acb06"
 
@@ -97,3 +106,62 @@ def test_a_batch_that_spark_has_forgotten_and_a_format_of_another_version_are_to
     write(tmp_path / "offsets" / "2", 'v1\n{}\n{"orders": {"0"')
     with pytest.raises(PipelineError, match="offsets/2 is damaged"):
         checkpoint.read_batch(2)
+
+
+NAMES = [
+    "metadata",
+    "offsets/9",
+    "offsets/10",
+    "commits/9",
+    "state/0/0/8.zip",
+    "state/0/0/9.changelog",
+    "state/0/0/10.changelog",
+    "state/0/0/10.zip",
+    "state/0/0/SSTs/000009-uuid.sst",
+    "state/0/1/10.changelog",
+    "state/0/1/left-keyToNumValues/3_0a1b-2c.changelog",
+    "state/0/_metadata/metadata",
+]
+
+
+def test_stores_are_found_by_operator_partition_and_name() -> None:
+    assert list(parse_stores(NAMES)) == [
+        StoreId(0, 0, "default"),
+        StoreId(0, 1, "default"),
+        StoreId(0, 1, "left-keyToNumValues"),
+    ]
+
+
+def test_ways_to_a_version_begin_with_the_newest_snapshot() -> None:
+    store = parse_stores(NAMES)[StoreId(0, 0, "default")]
+    assert list(store.iter_chains(10)) == [
+        (10, ["state/0/0/10.zip"]),
+        (8, ["state/0/0/8.zip", "state/0/0/9.changelog", "state/0/0/10.changelog"]),
+    ]
+
+
+def test_no_way_leads_over_a_missing_changelog() -> None:
+    store = parse_stores(NAMES)[StoreId(0, 1, "default")]
+    assert not list(store.iter_chains(10))
+    assert not list(store.iter_chains(11))
+
+
+def test_changelogs_from_the_first_version_on_need_no_snapshot() -> None:
+    names = ["state/0/0/1.changelog", "state/0/0/2.changelog"]
+    store = parse_stores(names)[StoreId(0, 0, "default")]
+    assert list(store.iter_chains(2)) == [(0, names)]
+
+
+def test_batches_are_numbers_in_their_order() -> None:
+    assert parse_batches([*NAMES, "offsets/.10.crc"], "offsets") == [9, 10]
+
+
+def test_stores_beyond_the_partitions_are_left_behind() -> None:
+    assert list(select_in_use(parse_stores(NAMES), 1)) == [StoreId(0, 0, "default")]
+
+
+def test_schemas_and_identity_are_always_needed_and_state_is_not() -> None:
+    assert [name for name in NAMES if is_always_needed(name)] == [
+        "metadata",
+        "state/0/_metadata/metadata",
+    ]

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from gateway.config.sections.pipelines import AnyJob
 from gateway.errors import CheckpointRefused
-from gateway.pipeline.checkpoint import definition
+from gateway.pipeline.checkpoint import job_checkpoint
 
 SESSIONS = {
     "name": "visits",
@@ -51,9 +51,11 @@ def job(base, **changes):
 
 
 def changed(base, **changes):
-    before, hot = definition.parse_definition(definition.encode_definition(job(base)))
+    before, hot = job_checkpoint.parse_definition(job_checkpoint.encode_definition(job(base)))
     assert hot == []
-    return definition.find_differences(before, definition.build_definition(job(base, **changes)))
+    return job_checkpoint.find_differences(
+        before, job_checkpoint.build_definition(job(base, **changes))
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,13 +100,13 @@ def test_a_column_is_used_however_the_sql_writes_it(sql):
     value = {"fields": {"user": "int"}, "jsonNames": {"user": "uid"}}
     after = job(query, tables={"t": {"topic": "t", "value": value}})
     stored, current = (
-        definition.build_definition(each, is_stateful=True) for each in (before, after)
+        job_checkpoint.build_definition(each, is_stateful=True) for each in (before, after)
     )
-    assert definition.find_differences(stored, current) == [
+    assert job_checkpoint.find_differences(stored, current) == [
         "t.fields.user: string before, int from uid now"
     ]
     stored, current = (
-        definition.describe_rows(each, ["n"], {"t": {"user": kind}})
+        job_checkpoint.describe_rows(each, ["n"], {"t": {"user": kind}})
         for each, kind in ((before, "string"), (after, "int"))
     )
     assert stored != current
@@ -126,30 +128,32 @@ def test_what_state_means_may_not(base, changes, said):
 
 
 def test_a_refusal_says_what_differs_and_what_to_do():
-    before, _ = definition.parse_definition(definition.encode_definition(job(SESSIONS)))
+    before, _ = job_checkpoint.parse_definition(job_checkpoint.encode_definition(job(SESSIONS)))
     with pytest.raises(CheckpointRefused, match=r"gap: 30m before, 1h now\); take .*--fresh") as it:
-        definition.verify_definition(job(SESSIONS, gap="1h"), before, "/checkpoints/visits/v1")
+        job_checkpoint.verify_definition(job(SESSIONS, gap="1h"), before, "/checkpoints/visits/v1")
     assert it.value.differences == ("gap: 30m before, 1h now",)
-    definition.verify_definition(job(SESSIONS), before, "/checkpoints/visits/v1")
+    job_checkpoint.verify_definition(job(SESSIONS), before, "/checkpoints/visits/v1")
 
 
 def test_other_partitions_of_state_are_a_matter_of_rescaling():
-    before, _ = definition.parse_definition(definition.encode_definition(job(SESSIONS)))
+    before, _ = job_checkpoint.parse_definition(job_checkpoint.encode_definition(job(SESSIONS)))
     with pytest.raises(CheckpointRefused, match="`gateway pipeline rescale visits --partitions 8`"):
-        definition.verify_definition(job(SESSIONS, state__partitions=8), before, "v1")
+        job_checkpoint.verify_definition(job(SESSIONS, state__partitions=8), before, "v1")
 
 
 def test_hot_keys_are_kept_and_another_format_is_refused():
-    assert definition.parse_definition(definition.encode_definition(job(JOIN), ["a"]))[1] == ["a"]
+    assert job_checkpoint.parse_definition(job_checkpoint.encode_definition(job(JOIN), ["a"]))[
+        1
+    ] == ["a"]
     with pytest.raises(CheckpointRefused, match="is of format 3, not 2"):
-        definition.parse_definition(b'{"format": 3}')
+        job_checkpoint.parse_definition(b'{"format": 3}')
 
 
 def test_columns_that_an_older_version_did_not_find_in_the_sql_are_not_compared():
-    content = json.loads(definition.encode_definition(job(SESSIONS)))
+    content = json.loads(job_checkpoint.encode_definition(job(SESSIONS)))
     content["format"] = 1
     del content["definition"]["from.fields.user"]
-    before, _ = definition.parse_definition(json.dumps(content).encode())
-    definition.verify_definition(job(SESSIONS), before, "v1")
+    before, _ = job_checkpoint.parse_definition(json.dumps(content).encode())
+    job_checkpoint.verify_definition(job(SESSIONS), before, "v1")
     with pytest.raises(CheckpointRefused, match=r"\(gap: 30m before, 1h now\)"):
-        definition.verify_definition(job(SESSIONS, gap="1h"), before, "v1")
+        job_checkpoint.verify_definition(job(SESSIONS, gap="1h"), before, "v1")

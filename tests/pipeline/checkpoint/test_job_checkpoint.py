@@ -9,8 +9,11 @@ import pytest
 
 from gateway.config.sections.pipelines import Query, Sessions
 from gateway.errors import CheckpointRefused
-from gateway.pipeline.checkpoint import versions
-from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint, update_definition
+from gateway.pipeline.checkpoint.job_checkpoint import (
+    list_versions,
+    prepare_checkpoint,
+    update_definition,
+)
 
 
 def job(gap="30m"):
@@ -50,7 +53,7 @@ def test_another_definition_is_refused_and_a_fresh_version_is_its_own(tmp_path):
     assert second.version == 2
     assert second.query_id != first.query_id
     assert prepare_checkpoint(str(tmp_path), job("1h")).query_id == second.query_id
-    assert versions.list_local_versions(tmp_path, "visits") == [1, 2]
+    assert list_versions(str(tmp_path), "visits") == [1, 2]
 
 
 def test_a_version_that_was_begun_only_half_is_begun_again(tmp_path):

@@ -14,9 +14,8 @@ from support.query_progress import (
     build_tasks,
 )
 
-from gateway.pipeline.doctor.cause import Thresholds
 from gateway.pipeline.doctor.diagnosis import Diagnosis, diagnose
-from gateway.pipeline.doctor.query_run import build_run
+from gateway.pipeline.doctor.query_run import Thresholds, build_run
 
 Made = Callable[[int], dict[str, Any]]
 

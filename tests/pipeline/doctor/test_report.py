@@ -10,10 +10,9 @@ from support.query_progress import build_progress, build_stage, build_tasks
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
-from gateway.pipeline.doctor.diagnosis import diagnose
+from gateway.pipeline.doctor.diagnosis import diagnose, render_text, to_json
 from gateway.pipeline.doctor.query_run import build_run
-from gateway.pipeline.doctor.report import render_text, to_json
-from gateway.pipeline.progress.progress_file import ProgressFile, get_progress_path
+from gateway.pipeline.progress.records import ProgressFile, get_progress_path
 
 SKEWED = [build_progress(each, tasks=build_tasks(build_stage(1.7, 0.2))) for each in range(8)]
 HEALTHY = [build_progress(each, tasks=build_tasks(build_stage(1.7, 1.7))) for each in range(8)]

@@ -12,10 +12,9 @@ import pytest
 from gateway.config import Kafka, Settings
 from gateway.config.sections.job import Input, Output
 from gateway.errors import CheckpointRefused, PipelineError
-from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Sources
+from gateway.pipeline.checkpoint.checkpoint import SCANNED_FILE, BatchOffsets, Sources
+from gateway.pipeline.checkpoint.files import LocalFiles
 from gateway.pipeline.exactly_once.side_outputs import SCAN_INTERVAL_S, SideOutputs
-from gateway.pipeline.state.files import LocalFiles
-from gateway.pipeline.state.layout import SCANNED_FILE
 
 READ = {"topic": "clicks", "onInvalid": "skip", "onDataLoss": "fail"}
 

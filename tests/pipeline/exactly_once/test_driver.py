@@ -26,7 +26,7 @@ from gateway.pipeline.exactly_once import ExactlyOnceOutput
 from gateway.pipeline.exactly_once.driver import MAX_DRIVER_ROW_BYTES, choose_writer
 from gateway.pipeline.exactly_once.ledger import Ledger, ledger_topic, open_ledger, writer_key
 from gateway.pipeline.exactly_once.producers import LedgerProducer, drop_query_producers
-from gateway.pipeline.run.query import reset_metrics
+from gateway.pipeline.spark.internals import reset_metrics
 
 WRITERS = 2
 

@@ -114,7 +114,8 @@ def test_a_transaction_that_kafka_gave_up_is_written_again(kafka: KafkaCluster, 
             workers = [
                 each.pid
                 for each in psutil.Process().children(recursive=True)
-                if "pyspark.daemon" in " ".join(each.cmdline())
+                if each.status() != psutil.STATUS_ZOMBIE
+                and "pyspark.daemon" in " ".join(each.cmdline())
             ]
             for pid in workers:
                 os.kill(pid, signal.SIGSTOP)

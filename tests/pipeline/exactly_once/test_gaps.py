@@ -12,6 +12,7 @@ from support.pipelines import OutputTopic
 from gateway.config import Kafka, Settings
 from gateway.config.sections.job import Input, Output
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Sources
+from gateway.pipeline.checkpoint.files import LocalFiles
 from gateway.pipeline.exactly_once.gaps import (
     GapReporter,
     InputGap,
@@ -22,7 +23,7 @@ from gateway.pipeline.exactly_once.gaps import (
 )
 from gateway.pipeline.exactly_once.ledger import Ledger, open_ledger
 from gateway.pipeline.exactly_once.side_outputs import SideOutputs
-from gateway.pipeline.state.files import LocalFiles
+from gateway.pipeline.reports import Reports
 
 A, B = ("orders", 0), ("orders", 1)
 
@@ -61,10 +62,10 @@ def test_a_job_without_gap_records_has_its_gaps_in_the_log(
         producer.produce(orders, str(number), partition=0)
     producer.flush(30)
     kafka.admin.delete_records(orders, {0: 15})
-    log_gaps("sums", {(orders, 0): 15}, client)
-    log_gaps("sums", {}, client)
+    log_gaps("sums", {(orders, 0): 15}, client, Reports())
+    log_gaps("sums", {}, client, Reports())
     assert not caplog.messages
-    log_gaps("sums", {(orders, 0): 10}, client)
+    log_gaps("sums", {(orders, 0): 10}, client, Reports())
     (told,) = caplog.messages
     assert told.startswith("job sums did not read records") and "'from': 10, 'to': 15" in told
     kafka.admin.add_partitions(orders, 2)
@@ -73,7 +74,7 @@ def test_a_job_without_gap_records_has_its_gaps_in_the_log(
         producer.produce(orders, str(number), partition=1)
     producer.flush(30)
     kafka.admin.delete_records(orders, {1: 5})
-    log_gaps("sums", {(orders, 0): 15}, client)
+    log_gaps("sums", {(orders, 0): 15}, client, Reports())
     assert "'partition': 1, 'from': 0, 'to': 5" in caplog.messages[-1]
 
 
@@ -86,10 +87,10 @@ def test_tombstones_that_compaction_may_have_removed_unread_are_in_the_log(
     producer = Producer(client)
     producer.produce(users, "ann", "1")
     producer.flush(30)
-    log_removed_tombstones("load", {(users, 0): 0}, now_ms, client)
-    log_removed_tombstones("load", {(users, 0): 1}, 0, client)
+    log_removed_tombstones("load", {(users, 0): 0}, now_ms, client, Reports())
+    log_removed_tombstones("load", {(users, 0): 1}, 0, client, Reports())
     assert not caplog.messages
-    log_removed_tombstones("load", {(users, 0): 0}, 0, client)
+    log_removed_tombstones("load", {(users, 0): 0}, 0, client, Reports())
     assert "for longer than its delete.retention.ms" in caplog.text
 
 

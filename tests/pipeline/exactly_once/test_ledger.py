@@ -13,6 +13,7 @@ from support.waiting import WAIT_TIMEOUT_S, block_until
 
 from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError
+from gateway.pipeline.checkpoint.files import open_files
 from gateway.pipeline.exactly_once.ledger import (
     MIN_WRITER_PARTITIONS,
     Ledger,
@@ -27,7 +28,6 @@ from gateway.pipeline.exactly_once.producers import (
     WriteRefused,
 )
 from gateway.pipeline.exactly_once.writer_plan import LedgerEntry, WriterPlan
-from gateway.pipeline.state.files import open_files
 
 
 @pytest.fixture

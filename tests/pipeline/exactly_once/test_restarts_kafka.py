@@ -18,11 +18,10 @@ from support.waiting import WAIT_TIMEOUT_S, block_until
 from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
 from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
+from gateway.pipeline.exactly_once.input_topics import InputTopics
 from gateway.pipeline.exactly_once.ledger import ledger_topic
-from gateway.pipeline.exactly_once.recreated_topics import InputTopics
 from gateway.pipeline.run import query
-from gateway.pipeline.spark.session import create_job_session
-from gateway.pipeline.state import profiles
+from gateway.pipeline.spark.session import build_job_conf, create_job_session
 
 
 class Held(NamedTuple):
@@ -61,13 +60,19 @@ def test_starts_of_a_query_leave_neither_descriptors_nor_threads(kafka, spark, t
     assert isinstance(loaded.pipelines, Pipelines)
     job = loaded.pipelines.jobs[0]
     place = prepare_checkpoint(str(tmp_path), job, spark)
-    session = create_job_session(spark, profiles.build_job_conf(job))
+    session = create_job_session(spark, build_job_conf(job))
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+
+    contexts: list[query.QueryContext] = []
 
     def start() -> None:
         producer.produce(topic, b'{"n": 1}')
         assert producer.flush(30) == 0
-        started = query.start_query(session, job, loaded, place)
+        context = query.QueryContext(session, job, loaded, place)
+        if contexts:
+            contexts.pop().close()
+        contexts.append(context)
+        started = query.start_query(context)
         assert started.awaitTermination(JOB_TIMEOUT_S)
         assert started.lastProgress["numInputRows"] == 1
 
@@ -85,7 +90,7 @@ def test_starts_of_a_query_leave_neither_descriptors_nor_threads(kafka, spark, t
     except TimeoutError as error:
         raise AssertionError(f"{error}; there are {held()}") from None
     finally:
-        query.close_clients(place.query_id)
+        contexts.pop().close()
         kafka.admin.delete_topic(ledger_topic(to))
 
 

@@ -18,10 +18,9 @@ from gateway.config import loads
 from gateway.config.sections.pipelines import Pipelines
 from gateway.kafka.local import LocalKafka
 from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
-from gateway.pipeline.exactly_once import side_outputs
 from gateway.pipeline.run import query
+from gateway.pipeline.spark import session
 from gateway.pipeline.spark.session import create_job_session
-from gateway.pipeline.state import profiles
 
 BEGIN = 1_800_000_000_000  # ms
 
@@ -161,14 +160,15 @@ def _run(
     assert isinstance(loaded.pipelines, Pipelines)
     job = loaded.pipelines.jobs[0]
     place = prepare_checkpoint(str(root), job, spark)
+    own_session = create_job_session(spark, session.build_job_conf(job))
+    context = query.QueryContext(own_session, job, loaded, place)
     try:
-        assert query.start_query(
-            create_job_session(spark, profiles.build_job_conf(job)), job, loaded, place
-        ).awaitTermination(JOB_TIMEOUT_S)
+        assert query.start_query(context).awaitTermination(JOB_TIMEOUT_S)
         if finish:
-            side_outputs.finish(place.query_id)
+            assert context.side_outputs is not None
+            context.side_outputs.finish()
     finally:
-        query.close_clients(place.query_id)
+        context.close()
 
 
 def _job(clicks: str, to: str) -> dict[str, Any]:

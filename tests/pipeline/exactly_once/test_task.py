@@ -15,7 +15,7 @@ from gateway.pipeline.exactly_once import producers
 from gateway.pipeline.exactly_once.ledger import open_ledger
 from gateway.pipeline.exactly_once.task import WriteTask
 from gateway.pipeline.exactly_once.writer_plan import WriterPlan
-from gateway.pipeline.run.dead_letter_format import get_dead_letter_topic
+from gateway.pipeline.job_settings import get_dead_letter_topic
 
 MAX_BYTES = 100_000
 

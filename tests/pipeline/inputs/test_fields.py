@@ -10,7 +10,7 @@ import pytest
 from support.poison import BAD_VALUES, COLUMN_TYPES, GOOD_VALUES, LENIENT_JSON
 
 from gateway.config.sections.job import Input
-from gateway.pipeline.inputs.fields import get_columns, parse_values, select_invalid_values
+from gateway.pipeline.inputs.source import get_columns, parse_values, select_invalid_values
 
 SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp"
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

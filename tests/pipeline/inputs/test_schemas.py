@@ -19,13 +19,13 @@ from gateway.config.sections.job import Input, Output
 from gateway.errors import ExtraMissing
 from gateway.formats.codec import Codecs, SerializationFormat
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
+from gateway.pipeline.clusters import build_client_config
 from gateway.pipeline.exactly_once import ExactlyOnceOutput
 from gateway.pipeline.inputs.schemas import decode_values, resolve_fields
 from gateway.pipeline.inputs.source import parse_records, select_invalid_records
 from gateway.pipeline.run.job_run import classify_error
 from gateway.pipeline.run.output import encode_rows
 from gateway.pipeline.run.query import build_sink_options
-from gateway.pipeline.spark.client_config import build_client_config
 
 ORDER = {
     "type": "record",

@@ -13,6 +13,7 @@ from support.redis import RedisServer
 from gateway.config.sections.pipelines import Enrich
 from gateway.errors import PipelineError
 from gateway.pipeline.jobs import enrich
+from gateway.pipeline.reports import Reports
 from gateway.pipeline.tables import broadcast, lookup
 
 EVENTS = {"user": "string", "page": "string"}
@@ -115,7 +116,7 @@ def test_a_table_is_joined_with_one_row_an_event(spark: Any, tmp_path: Path):
     rows = [("ann", "Ann"), ("ann", "Ann"), ("bob", "Bob"), (None, "Nobody")]
     spark.createDataFrame(rows, "id string, name string").write.parquet(str(tmp_path / "users"))
     job = settings(in_files(tmp_path / "users"))
-    held = enrich.create_batch_table(job, spark, {})
+    held = enrich.create_batch_table(job, spark, {}, Reports())
     assert held is not None
     tables = {"from": events(spark, "ann", "cid", None, "bob"), "table": held.get_current()}
     found = enrich.build(job, tables)
@@ -128,7 +129,7 @@ def test_a_column_that_both_have_is_told(spark: Any, tmp_path: Path):
         str(tmp_path / "users")
     )
     job = settings(in_files(tmp_path / "users"))
-    held = enrich.create_batch_table(job, spark, {})
+    held = enrich.create_batch_table(job, spark, {}, Reports())
     assert held is not None
     with pytest.raises(PipelineError, match="both have page"):
         enrich.build(job, {"from": events(spark, "ann"), "table": held.get_current()})
@@ -171,7 +172,7 @@ def test_a_table_that_is_replaced_does_not_end_a_running_job(spark, tmp_path, un
     write("first")
     clicks.mkdir()
     job = settings(in_files(users, refresh="1ms"))
-    held = enrich.create_batch_table(job, spark, {})
+    held = enrich.create_batch_table(job, spark, {}, Reports())
     assert held is not None
     seen: list[tuple[str, str]] = []
 

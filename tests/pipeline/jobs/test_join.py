@@ -15,9 +15,9 @@ import pytest
 from support.joins import JoinRule, Row, join_rows
 
 from gateway.config.sections.pipelines import Join
-from gateway.pipeline.generate import ShopTraffic, generate_events
 from gateway.pipeline.jobs import join
 from gateway.pipeline.run.output import get_key_columns
+from gateway.web.pipeline_demo.generate import ShopTraffic, generate_events
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,6 +11,7 @@ from support.redis import RedisServer
 
 from gateway.config.sections.pipelines import Load
 from gateway.errors import CheckpointRefused
+from gateway.pipeline.job_settings import resolve_inputs
 from gateway.pipeline.jobs import load
 from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable
@@ -141,7 +142,7 @@ def test_a_batch_is_written_again_if_redis_is_lost_meanwhile(spark, redis_server
 
 
 def test_values_are_read_as_they_are():
-    read = load.build_input(settings())
+    read = resolve_inputs(settings())["from"]
     assert (read.value.model, read.time, read.topic) == ("string", "_timestamp", "users")
 
 

@@ -21,7 +21,7 @@ from gateway.config.sections.pipelines import Pipelines, Sessions
 from gateway.pipeline.doctor.diagnosis import diagnose
 from gateway.pipeline.doctor.query_run import build_run
 from gateway.pipeline.progress.listener import ProgressReporter, report_progress
-from gateway.pipeline.progress.progress_file import get_progress_path, read_records
+from gateway.pipeline.progress.records import get_progress_path, read_records
 from gateway.telemetry import logs
 
 kafka = embedded_kafka({"progress": 1})
@@ -180,14 +180,9 @@ def test_a_query_that_fails_is_counted_by_its_error(told, session, tmp_path):
 
 def test_late_rows_of_a_running_job_are_an_alert_and_a_cause(spark: Any, tmp_path: Path):
     """A run that is planted, live."""
-    from gateway.pipeline.progress import alerts
-
-    try:
-        records = read_records(run_scenario(spark, "late-drops", tmp_path))
-        assert "late-drops" in [cause.name for cause in diagnose(build_run(records)).causes]
-        assert ("late-drops", "late") in alerts.get_active_alerts()
-    finally:
-        alerts.clear_alert("late-drops", "late")
+    records = read_records(run_scenario(spark, "late-drops", tmp_path))
+    assert "late-drops" in [cause.name for cause in diagnose(build_run(records)).causes]
+    assert "late" in records[-1]["alerts"]
 
 
 def consumed(servers: str, topic: str, count: int) -> list[tuple[str, dict[str, Any]]]:

@@ -13,11 +13,11 @@ from support.query_progress import (
     build_progress,
 )
 
+from gateway.config.sections.pipelines import Pipelines
 from gateway.errors import PipelineError
-from gateway.pipeline.progress import counts
-from gateway.pipeline.progress.metrics import ProgressMetrics
-from gateway.pipeline.progress.metrics_server import MetricsServer
+from gateway.pipeline.progress.metrics import MetricsServer, ProgressMetrics, add_zero_series
 from gateway.telemetry import catalog
+from gateway.telemetry.catalog import METRICS, MetricKind
 from gateway.telemetry.samples import MetricSamples
 
 
@@ -71,18 +71,6 @@ def test_a_job_without_watermark_has_no_age_of_it():
     assert not figures(tally)[catalog.PIPELINE_WATERMARK_AGE_SECONDS]
 
 
-def test_parts_of_a_job_count_beside_it():
-    counts.increment_counter(catalog.PIPELINE_PROGRESS_UNTOLD, 2, "counted")
-    counts.increment_counter(catalog.PIPELINE_PROGRESS_UNTOLD, 1, "counted")
-    counts.set_gauge(catalog.PIPELINE_ROWS_PER_SECOND, 5, "counted")
-    into = MetricSamples()
-    counts.collect_metrics(into)
-    assert into[catalog.PIPELINE_PROGRESS_UNTOLD]["counted",] == 3
-    assert into[catalog.PIPELINE_ROWS_PER_SECOND]["counted",] == 5
-    with pytest.raises(ValueError, match="not a counter"):
-        counts.increment_counter(catalog.PIPELINE_ROWS_PER_SECOND, 1, "counted")
-
-
 def test_a_port_that_is_taken_is_told():
     with (
         MetricsServer("127.0.0.1", 0, MetricSamples) as first,
@@ -117,3 +105,47 @@ def test_clients_that_do_not_end_their_requests_hold_few_connections_and_not_for
                 pass
             except ConnectionError:
                 is_closed = True
+
+
+JOINED = Pipelines.model_validate(
+    {
+        "checkpoints": "/tmp/checkpoints",
+        "jobs": [
+            {
+                "name": "paid",
+                "type": "join",
+                "left": {"topic": "orders", "watermark": "1m"},
+                "right": {"topic": "payments", "watermark": "1m"},
+                "on": {"order": "order"},
+                "to": {"topic": "paid-orders"},
+            }
+        ],
+    }
+)
+
+ABSENT = {
+    catalog.PIPELINE_STATE_ROWS: "Spark names the operators",
+    catalog.PIPELINE_STATE_BYTES: "Spark names the operators",
+    catalog.PIPELINE_STATE_MEMORY_BYTES: "Spark names the operators",
+    catalog.PIPELINE_WATERMARK_AGE_SECONDS: "a job may have no watermark",
+}
+
+
+def test_every_counter_and_gauge_of_a_job_has_a_series_before_its_query_starts():
+    """Counters came with their first event, so that Prometheus saw no increase from 0 to 1."""
+    samples = MetricSamples()
+    add_zero_series(JOINED.jobs, samples)
+    present = {metric for metric, _ in samples}
+    expected = {
+        metric
+        for metric in METRICS
+        if metric.name.startswith("gateway_pipeline_")
+        and metric.kind is not MetricKind.HISTOGRAM
+        and metric not in ABSENT
+    }
+    assert present == expected
+    assert samples[catalog.PIPELINE_GAPS] == {("paid", "orders"): 0, ("paid", "payments"): 0}
+    assert samples[catalog.PIPELINE_ALERTS].keys() == {
+        ("paid", "late"), ("paid", "state-damaged"), ("paid", "table-not-refreshed"),
+        ("paid", "open-transaction"),
+    }  # fmt: skip

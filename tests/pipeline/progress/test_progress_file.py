@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.pipeline.progress.progress_file import (
+from gateway.pipeline.progress.records import (
     MAX_BATCHES,
     ProgressFile,
-    add_note,
     get_progress_path,
-    pop_notes,
     read_records,
 )
 
@@ -73,13 +71,3 @@ def test_a_line_that_is_being_written_is_passed_over(path: Path):
 
 def test_of_a_job_that_never_ran_nothing_is_read(path: Path):
     assert read_records(path) == []
-
-
-def test_what_parts_of_a_job_note_is_added_up_and_told_once():
-    add_note("id", 3, sink=1.0)
-    add_note("id", 3, sink=0.5)
-    add_note("id", 4, sink=9.0)
-    assert pop_notes("id", "orders", 3) == {"sink": 1.5}
-    assert pop_notes("id", "orders", 3) == {}
-    add_note("orders", 5, sink=1.0)
-    assert pop_notes("id", "orders", 5) == {"sink": 1.0}

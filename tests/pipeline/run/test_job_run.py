@@ -13,11 +13,11 @@ from support.waiting import block_until
 
 from gateway.config.sections.pipelines import Sessions
 from gateway.errors import CheckpointRefused, PipelineUnavailable
-from gateway.pipeline.exactly_once.recreated_topics import build_recreated_error
-from gateway.pipeline.run.failures import ExceptionCause, UnreadableOffset
+from gateway.pipeline.clusters import TopicMissing
+from gateway.pipeline.exactly_once.input_topics import build_recreated_error
+from gateway.pipeline.failures import ExceptionCause, UnreadableOffset
 from gateway.pipeline.run.job_run import STEADY_AFTER_S, JobRun
 from gateway.pipeline.run.runner import poll_runs, stop_on_signals, stop_runs
-from gateway.pipeline.topics import TopicMissing
 
 VALUE = {"fields": {"user": "string"}}
 JOB = Sessions.model_validate(
@@ -60,7 +60,7 @@ class World:
     def __init__(self):
         self.now, self.queries, self.raises = 0.0, [], []
 
-    def start(self):
+    def start(self, _run):
         if self.raises:
             raise self.raises.pop(0)
         self.queries.append(Query())

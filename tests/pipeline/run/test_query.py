@@ -13,6 +13,7 @@ from support.waiting import block_until
 from gateway.config import Kafka, loads
 from gateway.config.sections.job import Output
 from gateway.pipeline.run import query
+from gateway.pipeline.spark.internals import is_idle, retire_query
 
 
 def job(trigger: str, **more: Any) -> Any:
@@ -56,9 +57,9 @@ def test_a_query_ends_with_the_batch_under_way_while_records_keep_coming(spark, 
     writer = rows.writeStream.foreachBatch(batch).option("checkpointLocation", str(tmp_path))
     started = writer.start()
     assert under_way.wait(60)
-    query.retire_query(started)
+    retire_query(started)
     told.set()
-    block_until(lambda: query.is_idle(started), "the end of the batch")
+    block_until(lambda: is_idle(started), "the end of the batch")
     started.stop()
     assert epochs == [0, 1, 2]
     for log in ("offsets", "commits"):
@@ -78,11 +79,11 @@ def test_a_query_that_waits_for_its_trigger_is_idle_and_one_in_a_batch_is_not(sp
     writer = rows.writeStream.foreachBatch(batch).option("checkpointLocation", str(tmp_path))
     started = writer.trigger(processingTime="1 hour").start()
     assert under_way.wait(60)
-    assert not query.is_idle(started)
+    assert not is_idle(started)
     told.set()
-    block_until(lambda: query.is_idle(started), "the end of the batch", 30)
-    query.retire_query(started)
-    assert query.is_idle(started)
+    block_until(lambda: is_idle(started), "the end of the batch", 30)
+    retire_query(started)
+    assert is_idle(started)
     started.stop()
 
 

@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 from gateway.config.sections.job import Job
 from gateway.config.sections.pipelines import AnyJob
 from gateway.errors import PipelineError
-from gateway.pipeline.jobs import get_inputs
+from gateway.pipeline.job_settings import get_inputs
+from gateway.pipeline.run.output import check_key, compute_key_digests, verify_key
 from gateway.pipeline.run.query import import_job_module
-from gateway.pipeline.run.stable_key import check_key, compute_key_digests, verify_key
 
 READ: dict[str, Any] = {
     "topic": "clicks",

@@ -16,7 +16,7 @@ from gateway.config import Kafka
 from gateway.config.sections.pipelines import Aggregate
 from gateway.errors import PipelineError
 from gateway.pipeline.exactly_once.ledger import ledger_topic
-from gateway.pipeline.run.failures import UnreadableOffset
+from gateway.pipeline.failures import UnreadableOffset
 from gateway.pipeline.skew import measure_skew
 
 ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.waiting import WAIT_TIMEOUT_S, block_until
 
-from gateway.pipeline.spark.session import close_idle_connections
+from gateway.pipeline.spark.internals import close_idle_connections
 
 
 def start(spark: Any, place: Path, epochs: list[int]) -> Any:

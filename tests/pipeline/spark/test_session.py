@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.sections.job import Spark
+from gateway.config.sections.job import Spark, State
 from gateway.config.sections.pipelines import Pipelines
 from gateway.errors import PipelineError
 from gateway.pipeline.run.runner import create_configured_session
-from gateway.pipeline.spark import java
+from gateway.pipeline.spark import session, spark_home
 from gateway.pipeline.spark.session import (
     build_checkpoint_conf,
     build_session_conf,
@@ -58,7 +58,7 @@ def test_without_java_it_is_said_what_to_install(monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(PipelineError, match=r"needs Java 17, and there is none; install .*apt-get"):
-        java.find_java()
+        spark_home.find_java()
 
 
 @pytest.mark.needs("process")
@@ -66,14 +66,14 @@ def test_an_older_java_is_named_with_its_version(monkeypatch, tmp_path):
     executable(tmp_path / "bin" / "java", 'openjdk version "11.0.2" 2019-01-15')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(PipelineError, match=r"bin/java \(JAVA_HOME\) is Java 11; install"):
-        java.find_java()
+        spark_home.find_java()
 
 
 @pytest.mark.needs("process")
 def test_a_java_home_without_java_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(PipelineError, match="does not run"):
-        java.find_java()
+        spark_home.find_java()
 
 
 def test_a_job_has_settings_of_its_own_in_the_shared_context(spark):
@@ -144,3 +144,41 @@ def test_checkpoints_elsewhere_are_renamed_as_spark_would():
         == build_checkpoint_conf("file:///var/checkpoints")
         != {}
     )
+
+
+ROCKS = "spark.sql.streaming.stateStore.rocksdb."
+
+
+@pytest.mark.parametrize("profile", session.PROFILES)
+def test_every_profile_sets_the_same(profile: str) -> None:
+    found = session.build_state_conf(State.model_validate({"profile": profile, "memory": "64MiB"}))
+    small = session.build_state_conf(State.model_validate({"memory": "64MiB"}))
+    assert found.keys() == small.keys()
+
+
+def test_what_is_given_beats_the_profile() -> None:
+    given = {"profile": "large", "memory": "512MiB", "snapshotAfter": 3, "retain": 7}
+    found = session.build_state_conf(State.model_validate(given | {"partitions": 5}))
+    assert found[f"{ROCKS}maxMemoryUsageMB"] == "512"
+    assert found["spark.sql.streaming.stateStore.minDeltasForSnapshot"] == "3"
+    assert found["spark.sql.streaming.minBatchesToRetain"] == "7"
+    assert found["spark.sql.shuffle.partitions"] == "5"
+
+
+def test_memory_is_bounded_where_it_is_large_or_asked_for() -> None:
+    bounded = {
+        name: session.build_state_conf(State.model_validate({"profile": name}))[
+            f"{ROCKS}boundedMemoryUsage"
+        ]
+        for name in session.PROFILES
+    }
+    assert bounded == {"small": "false", "large": "true", "latency": "false"}
+    given = State.model_validate({"memory": "64MiB"})
+    assert session.build_state_conf(given)[f"{ROCKS}boundedMemoryUsage"] == "true"
+
+
+def test_rows_are_counted_where_that_costs_little() -> None:
+    counted = f"{ROCKS}trackTotalNumberOfRows"
+    assert session.build_state_conf(State())[counted] == "true"
+    assert session.build_state_conf(State(), is_join=True)[counted] == "false"
+    assert session.build_state_conf(State.model_validate({"profile": "large"}))[counted] == "false"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.sections.job import Spark
-from gateway.pipeline.spark.submit import build_command, build_environment, run_command
+from gateway.pipeline.spark.session import build_command, build_environment, run_command
 
 JARS = [Path("/jars/one.jar"), Path("/jars/two.jar")]
 

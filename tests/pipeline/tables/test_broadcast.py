@@ -9,8 +9,8 @@ import pytest
 from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.errors import PipelineError
-from gateway.pipeline.progress import alerts
-from gateway.pipeline.tables.broadcast import REFRESH_ALERT, RefreshedValue
+from gateway.pipeline.reports import REFRESH_ALERT, Reports
+from gateway.pipeline.tables.broadcast import RefreshedValue
 from gateway.pipeline.tables.lookup import parse_json_column
 
 
@@ -21,6 +21,7 @@ class Source:
         self.now, self.reads, self.fails = 1000.0, 0, False
         self.may = threading.Event()
         self.may.set()
+        self.reports = Reports()
 
     def read(self) -> int:
         assert self.may.wait(WAIT_TIMEOUT_S)
@@ -30,7 +31,13 @@ class Source:
         return self.reads
 
     def refreshed(self, refresh: float = 60.0) -> RefreshedValue[int]:
-        return RefreshedValue(self.read, refresh, job="enriched", clock=lambda: self.now)
+        return RefreshedValue(
+            self.read, refresh, job="enriched", reports=self.reports, clock=lambda: self.now
+        )
+
+    @property
+    def alert(self) -> str | None:
+        return self.reports.get_alerts("enriched").get(REFRESH_ALERT)
 
 
 def met(condition: Callable[[], object]) -> None:
@@ -78,20 +85,21 @@ def test_the_last_good_one_goes_on_where_reads_fail():
     source.fails = True
     source.now += 60.0
     assert refreshed.get_current() == 1
-    assert "cannot be read: no such file" in alerts.get_active_alerts()["enriched", REFRESH_ALERT]
+    assert "cannot be read: no such file" in (source.alert or "")
     assert refreshed.get_current() == 1  # nobody waits for it now, nor is it read at each batch
     source.fails = False
     source.now += 5.0
     refreshed.get_current()
-    met(lambda: ("enriched", REFRESH_ALERT) not in alerts.get_active_alerts())
+    met(lambda: source.alert is None)
     assert refreshed.get_current() == 2
 
 
 def test_a_query_that_reads_its_table_ends_the_alert_of_the_one_before():
     """A job that was started again kept the alert, although its new query had read the table."""
-    alerts.raise_alert("enriched", REFRESH_ALERT, "its table cannot be read")
-    assert Source().refreshed().get_current() == 1
-    assert ("enriched", REFRESH_ALERT) not in alerts.get_active_alerts()
+    source = Source()
+    source.reports.raise_alert("enriched", REFRESH_ALERT, "its table cannot be read")
+    assert source.refreshed().get_current() == 1
+    assert source.alert is None
 
 
 def test_what_a_type_cannot_express_is_null_and_does_not_end_the_job(spark: Any):

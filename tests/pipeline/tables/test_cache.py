@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pipeline.tables.cache import BatchRequest, LookupCache, LookupStats
+from gateway.pipeline.tables.lookup import BatchRequest, LookupCache, LookupStats
 
 
 def answered(cache: LookupCache, keys: list[str], table: dict[str, bytes], now: float) -> list[str]:

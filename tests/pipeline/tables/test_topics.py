@@ -7,9 +7,11 @@ from uuid import uuid4
 
 from gateway.config import Kafka
 from gateway.config.sections.pipelines import Broadcast, Load
+from gateway.pipeline.clusters import build_spark_options
 from gateway.pipeline.inputs.source import read_stream
+from gateway.pipeline.job_settings import resolve_inputs
 from gateway.pipeline.jobs import load
-from gateway.pipeline.spark.client_config import build_spark_options
+from gateway.pipeline.reports import Reports
 from gateway.pipeline.tables import broadcast
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
@@ -32,7 +34,7 @@ def test_a_compacted_topic_is_a_table(spark, kafka, tmp_path, redis_server):
     fields = {"name": "string"}
     table = Broadcast.model_validate({"kind": "broadcast", "topic": users, "fields": fields})
     held = broadcast.create_refreshed_table(
-        table, spark, build_spark_options(cluster), job="enriched"
+        table, spark, build_spark_options(cluster), job="enriched", reports=Reports()
     )
     rows = held.get_current().collect()
     assert sorted((row[broadcast.KEY_COLUMN], row["name"]) for row in rows) == [
@@ -46,7 +48,7 @@ def test_a_compacted_topic_is_a_table(spark, kafka, tmp_path, redis_server):
     )
 
     def loaded() -> None:
-        stream = read_stream(spark, load.build_input(job), cluster, {})
+        stream = read_stream(spark, resolve_inputs(job)["from"], cluster, {})
         writer = stream.writeStream.foreachBatch(load.BatchLoader(job, str(uuid4()))).trigger(
             availableNow=True
         )

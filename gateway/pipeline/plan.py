@@ -1,0 +1,393 @@
+"""Estimate how many machines a job needs, from measurements on two shared cores.
+
+All figures grow in proportion to what was measured, with Spark and Kafka on the same machine, so a
+plan is only a first guess. Each line of a plan says what it is computed from. Nothing says that a
+demand is met: compare the lines with it. When a run of `python -m bench.pipeline` is kept in
+`bench/results`, its figures replace those here, and its file becomes their source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import NamedTuple
+
+
+class Estimate(NamedTuple):
+    """A figure that plans are computed from.
+
+    Attributes:
+        description: The unit and the circumstances, as a plan shows them.
+        source: The run that measured it. It begins with `assumed` if none did.
+    """
+
+    value: float
+    description: str
+    source: str
+
+
+_BENCH_RESULT = "bench/results/2026-11-21.md, pyspark 4.2.0, 2 cores"
+_PROTOTYPE = "prototype, pyspark 4.2.0, 2 cores"
+_LOADED_PROTOTYPE = "prototype, pyspark 4.3.0, 2 cores under load"
+
+EVENT_RATES: Mapping[str, Estimate] = {
+    "stateless": Estimate(53_900, "events/s a core, JSON to JSON", _LOADED_PROTOTYPE),
+    "aggregate": Estimate(
+        38_200, "events/s a core, taken from sessions", "assumed: that of sessions"
+    ),
+    "sessions": Estimate(38_200, "events/s a core, 50k keys", _BENCH_RESULT),
+    "join": Estimate(19_000, "records/s a core, both sides together", _BENCH_RESULT),
+    "enrich": Estimate(61_000, "events/s a core, all looked up in Redis", _BENCH_RESULT),
+}
+"""The rate per core of each kind of job."""
+
+TRANSACTIONAL_WRITE_RATE = Estimate(60_000, "rows/s a core, written exactly once", _BENCH_RESULT)
+SPARK_SINK_WRITE_RATE = Estimate(
+    41_800, "rows/s a core, written by Spark's own sink", _BENCH_RESULT
+)
+
+LATENCIES_S: Mapping[str, Estimate] = {
+    "stateless": Estimate(0.35, "p99 at 1,000 events/s", _BENCH_RESULT),
+    "state": Estimate(0.724, "p99 at 1,000 events/s, 10 s windows", _BENCH_RESULT),
+    "stateless, exactly once": Estimate(1.02, "p99 at 1,000 events/s, exactly once", _BENCH_RESULT),
+    "state, exactly once": Estimate(
+        1.39, "p99 at 1,000 events/s, 10 s windows, exactly once", _BENCH_RESULT
+    ),
+}
+"""The times from an event to its output, by kind of job and guarantee.
+
+The output is written at least once where the key does not say otherwise. Each batch began when the
+one before had ended.
+"""
+
+FIRST_BATCH_S = Estimate(
+    4.7, "s from the query's start, 1M keys on a local disk; 100k took 4.66", _BENCH_RESULT
+)
+SPARK_START_S = Estimate(11.5, "s to start a process with Spark", _PROTOTYPE)
+FIRST_ROW_S = Estimate(6.34, "measured from the first batch's start, cold JVM", _BENCH_RESULT)
+SNAPSHOT_REPAIR_S = Estimate(2.2, "s more, when the newest snapshot is damaged", _BENCH_RESULT)
+
+CHECKPOINT_BYTES_PER_S = Estimate(
+    500e6, "bytes/s an executor to the checkpoint's store", "assumed: 4 Gbit/s"
+)
+SNAPSHOT_AMPLIFICATION = Estimate(3.0, "bytes in snapshots for each that changed", "assumed")
+EXECUTOR_LOSS_TIMEOUT_S = Estimate(
+    10.0, "s until the driver knows that an executor is gone", "assumed: its socket closes"
+)
+EXECUTOR_HEAP_BYTES = Estimate(1.5e9, "bytes of heap an executor, and 0.5 GB a core", "assumed")
+PYTHON_WORKER_BYTES = Estimate(0.3e9, "bytes of a Python worker", "assumed")
+
+MAX_UTILIZATION = 0.6
+"""The share of the time that batches may take.
+
+The rest is needed to catch up after a restart, and because load and partitions are uneven.
+"""
+
+
+KINDS = tuple(EVENT_RATES)
+STATEFUL_KINDS = ("aggregate", "sessions", "join")
+PYTHON_KINDS = ("enrich",)  # that need Python workers even without exactly-once output
+_SIZE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"))
+MAX_PARTITION_STATE_BYTES = 2e9  # because a single task loads and snapshots a partition's state
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequirements:
+    """The work of a job, and the machines to run it on.
+
+    Sizes are in bytes, times in seconds, rates per second, and shares from 0 to 1.
+
+    Attributes:
+        keys: How many keys have state, or, for `enrich`, how many are in use.
+        output: The rate of rows written. The default is the rate of events for a job without state,
+            and a tenth of it for a job with state.
+        active: The share of the state that is in use.
+        hot: The share of events that have the most frequent key.
+        bandwidth: The rate in bytes from an executor to the store of the checkpoint.
+        max_length: The longest time of a session, or 0 for no limit.
+        staleness: How old a cached row of the table may be.
+    """
+
+    kind: str = "stateless"
+    events: float = 1000.0
+    state: float = 0.0
+    keys: float = 0.0
+    output: float | None = None
+    exactly_once: bool = True
+    cores: int = 8
+    executors: int | None = None
+    memory: float | None = None
+    active: float = 0.2
+    hot: float = 0.0
+    bandwidth: float = CHECKPOINT_BYTES_PER_S.value
+    snapshot_interval_s: float = 60.0
+    gap: float = 0.0
+    watermark: float = 0.0
+    max_length: float = 0.0
+    table: float = 0.0
+    staleness: float = 5.0
+
+    @property
+    def output_rows(self) -> float:
+        if self.output is not None:
+            return self.output
+        return self.events / 10 if self.kind in STATEFUL_KINDS else self.events
+
+    @property
+    def is_stateful(self) -> bool:
+        return self.kind in STATEFUL_KINDS
+
+
+class PlanLine(NamedTuple):
+    """One figure of a plan.
+
+    Attributes:
+        unit: `bytes`, `bytes/s`, `s`, `%`, `/s`, another unit, or empty for a number.
+        why: Its sources, and whether it is `measured`, `linear` (computed in proportion to a
+            measurement) or `assumed`.
+    """
+
+    name: str
+    value: float
+    unit: str
+    why: str
+
+
+@dataclass(slots=True)
+class SizingPlan:
+    """The size of a job."""
+
+    requirements: JobRequirements
+    lines: list[PlanLine] = field(default_factory=list)
+
+    def add_line(self, name: str, value: float, unit: str, why: str) -> None:
+        self.lines.append(PlanLine(name, value, unit, why))
+
+    def __getitem__(self, name: str) -> float:
+        return next(line.value for line in self.lines if line.name == name)
+
+
+def build_plan(requirements: JobRequirements) -> SizingPlan:
+    plan = SizingPlan(requirements)
+    _add_cores(plan)  # first: the other functions read the line `executors`
+    if requirements.is_stateful and requirements.state:
+        _add_state(plan)
+    _add_latency(plan)
+    _add_restart(plan)
+    if requirements.hot:
+        _add_hot_key(plan)
+    if requirements.kind == "sessions" and requirements.gap:
+        _add_sessions(plan)
+    if requirements.kind == "enrich" and requirements.table:
+        _add_table(plan)
+    return plan
+
+
+def _add_cores(plan: SizingPlan) -> None:
+    requirements = plan.requirements
+    rate = EVENT_RATES[requirements.kind]
+    sink = TRANSACTIONAL_WRITE_RATE if requirements.exactly_once else SPARK_SINK_WRITE_RATE
+    # In cores: how many would always be busy with computing and with writing.
+    compute_cores = requirements.events / rate.value
+    write_cores = requirements.output_rows / sink.value
+    cores = max(1, ceil((compute_cores + write_cores) / MAX_UTILIZATION))
+    plan.add_line(
+        "cores",
+        cores,
+        "",
+        f"linear: {_format_estimate(rate)}; {_format_estimate(sink)}; {MAX_UTILIZATION:.0%} busy",
+    )
+    if requirements.executors:
+        load = (compute_cores + write_cores) / (requirements.executors * requirements.cores)
+        plan.add_line(
+            "executors", requirements.executors, f"of {requirements.cores} cores", "given"
+        )
+        plan.add_line("busy", load * 100, "%", "linear")
+    else:
+        executors = ceil(cores / requirements.cores)
+        plan.add_line(
+            "executors", executors, f"of {requirements.cores} cores", "cores / cores of one"
+        )
+
+
+def _add_state(plan: SizingPlan) -> None:
+    requirements, executors = plan.requirements, plan["executors"]
+    partitions = max(
+        executors * requirements.cores, ceil(requirements.state / MAX_PARTITION_STATE_BYTES)
+    )
+    plan.add_line("state.partitions", partitions, "", "a task a core, at most 2 GB each")
+    state = requirements.state / executors
+    plan.add_line("state an executor", state, "bytes", "state / executors")
+    plan.add_line("its disk", 2 * state, "bytes", "assumed: twice, for compaction and snapshots")
+    cache = requirements.memory if requirements.memory is not None else requirements.active * state
+    plan.add_line(
+        "state.memory",
+        cache,
+        "bytes",
+        "given" if requirements.memory else "assumed: what is in use",
+    )
+    hits = min(1.0, cache / (requirements.active * state)) if state else 1.0
+    plan.add_line("of it what is in use", hits * 100, "%", "memory / (active x state)")
+    python_bytes_per_core = (
+        PYTHON_WORKER_BYTES.value
+        if requirements.exactly_once or requirements.kind in PYTHON_KINDS
+        else 0.0
+    )
+    heap = EXECUTOR_HEAP_BYTES.value + 0.5e9 * requirements.cores
+    memory = heap + cache + python_bytes_per_core * requirements.cores
+    plan.add_line(
+        "memory an executor", memory, "bytes", "assumed: heap, state.memory, Python workers"
+    )
+    _add_checkpoint(plan)
+
+
+def _add_checkpoint(plan: SizingPlan) -> None:
+    requirements = plan.requirements
+    row = requirements.state / requirements.keys if requirements.keys else 100.0  # bytes
+    # A batch writes each of its keys once, so more events than keys do not write more.
+    changed = min(requirements.events, requirements.keys or requirements.events) * row  # bytes/s
+    # In each interval, snapshots write at most the whole state.
+    snapshots = min(
+        SNAPSHOT_AMPLIFICATION.value * changed,
+        SNAPSHOT_AMPLIFICATION.value * requirements.state / requirements.snapshot_interval_s,
+    )
+    total = changed + snapshots
+    plan.add_line(
+        "checkpoint", total, "bytes/s", "linear: changed rows, and snapshots (assumed x 3)"
+    )
+    bandwidth = requirements.bandwidth * plan["executors"]
+    plan.add_line(
+        "its share of the network", total / bandwidth * 100, "%", "given or assumed bandwidth"
+    )
+
+
+def _add_latency(plan: SizingPlan) -> None:
+    requirements = plan.requirements
+    kind = "state" if requirements.is_stateful else "stateless"
+    p99 = LATENCIES_S[f"{kind}, exactly once" if requirements.exactly_once else kind]
+    plan.add_line(
+        "latency p99",
+        p99.value,
+        "s",
+        f"measured: {p99.description}; that more cores keep it is assumed",
+    )
+
+
+def _add_restart(plan: SizingPlan) -> None:
+    requirements = plan.requirements
+    down = SPARK_START_S.value + FIRST_BATCH_S.value
+    load = (
+        requirements.state / plan["executors"] / requirements.bandwidth
+        if requirements.is_stateful
+        else 0.0
+    )
+    measured = f"measured {SPARK_START_S.value:g} + {FIRST_BATCH_S.value:g}"
+    plan.add_line("restart", down + load, "s", f"{measured}; then state / (executors x bandwidth)")
+    busy = plan["busy"] / 100 if requirements.executors else MAX_UTILIZATION
+    if busy < 1:  # else it never catches up
+        plan.add_line(
+            "then catching up", (down + load) * busy / (1 - busy), "s", "linear: its headroom"
+        )
+    if requirements.is_stateful and requirements.state:
+        lost, repair = EXECUTOR_LOSS_TIMEOUT_S.value, SNAPSHOT_REPAIR_S.value
+        plan.add_line(
+            "executor lost", lost + load, "s", f"assumed {lost:g}, and its share of state"
+        )
+        plan.add_line("damaged snapshot", down + load + repair, "s", f"measured + {repair:g}")
+
+
+def _add_hot_key(plan: SizingPlan) -> None:
+    requirements = plan.requirements
+    rate = EVENT_RATES[requirements.kind].value * MAX_UTILIZATION
+    hot_cores = requirements.hot * requirements.events / rate
+    plan.add_line("hot key", hot_cores, "cores", "linear: its events / rate of a core")
+    if hot_cores > 1:
+        plan.add_line(
+            "salt.buckets", ceil(hot_cores) + 1, "", "so that each is below one core's rate"
+        )
+
+
+def _add_sessions(plan: SizingPlan) -> None:
+    requirements = plan.requirements
+    plan.add_line(
+        "closes after",
+        requirements.gap + requirements.watermark,
+        "s",
+        "gap + watermark past its last event",
+    )
+    max_length = requirements.max_length
+    if max_length:
+        plan.add_line("at most", max_length + requirements.watermark, "s", "max_length + watermark")
+    open_sessions = min(
+        requirements.keys or requirements.events,
+        requirements.events * (requirements.gap + requirements.watermark),
+    )
+    plan.add_line(
+        "open sessions", open_sessions, "", "keys seen within gap + watermark: the bound on rows"
+    )
+    plan.add_line("their state", open_sessions * 100.0, "bytes", "assumed: 100 bytes a row")
+
+
+def _add_table(plan: SizingPlan) -> None:
+    requirements = plan.requirements
+    plan.add_line("broadcast: each executor holds", requirements.table, "bytes", "a copy each")
+    plan.add_line(
+        "broadcast: start", requirements.table / requirements.bandwidth, "s", "table / bandwidth"
+    )
+    first_row = FIRST_ROW_S
+    plan.add_line(
+        "Redis: first row",
+        first_row.value,
+        "s",
+        f"{first_row.description}; the table is not waited for",
+    )
+    keys = requirements.keys or requirements.events * requirements.staleness
+    lookups = (
+        min(requirements.events, keys / requirements.staleness)
+        if requirements.staleness
+        else requirements.events
+    )
+    plan.add_line(
+        "Redis: lookups", lookups, "/s", "at most: keys in use / staleness, or all events"
+    )
+    plan.add_line("Redis: a value's age", requirements.staleness, "s", "at most: staleness")
+
+
+def _format_estimate(estimate: Estimate) -> str:
+    return f"{estimate.value:,.0f} {estimate.description}"
+
+
+def render_table(plan: SizingPlan) -> str:
+    name_width = max(len(line.name) for line in plan.lines)
+    value_width = max(len(_format_value(line)) for line in plan.lines)
+    return "\n".join(
+        f"{line.name:<{name_width}}  {_format_value(line):>{value_width}}  {line.why}"
+        for line in plan.lines
+    )
+
+
+def _format_value(line: PlanLine) -> str:
+    """Return the value of a line with its unit, such as `2 GB`, `16 s` or `4.2 min`."""
+    if line.unit in ("bytes", "bytes/s"):
+        return _format_size(line.value) + line.unit.removeprefix("bytes")
+    if line.unit == "s":
+        return _format_time(line.value)
+    number = (
+        f"{line.value:,.0f}" if line.value >= 10 or line.value % 1 == 0 else f"{line.value:.1f}"
+    )
+    return f"{number}{'' if line.unit in ('%', '/s') else ' '}{line.unit}".rstrip()
+
+
+def _format_size(value: float) -> str:
+    for size, unit in _SIZE_UNITS:
+        if value >= size:
+            # From 1,000 TB on, `g` would switch to exponents.
+            return f"{value / size:,.3g} {unit}" if value < 1e15 else f"{value / size:,.0f} {unit}"
+    return f"{value:.0f} B"
+
+
+def _format_time(value: float) -> str:
+    if value >= 7200:
+        return f"{value / 3600:.3g} h"
+    return f"{value / 60:.3g} min" if value >= 120 else f"{value:.3g} s"
