@@ -140,7 +140,7 @@ SIDECAR_CODES = {
     "REPLAY_ENDED": "The replay has ended, so that it cannot be changed.",
     "REPLAY_IN_DOUBT": "Kafka does not say whether the replay was created; look for it.",
     "REPLAY_NOT_FOUND": "No replay has this id.",
-    "RETRIED_ELSEWHERE": "Another sidecar sends the same records again. Come back later.",
+    "RETRIED_ELSEWHERE": "Another request sends the same records again. Come back later.",
     "TOO_MANY_INSTANCES": "`sidecar.consumer.instances` are in use, or too many are yours. Delete "
     "one, or wait.",
     "TOO_MANY_REPLAYS": "Too many replays run, in all or of yours. Cancel one, or wait.",

@@ -22,6 +22,7 @@ from support.registry import FakeRegistry
 from support.sidecars import running_sidecar, wait_until_ready
 from support.simulated_kafka import SimulatedCluster, SimulatedKafka
 from support.virtual_time import run_in_virtual_time
+from support.waiting import wait_until
 
 from gateway.core.delivery.verdict import (
     BackendUnavailable,
@@ -70,7 +71,9 @@ class DeadLetterSetting:
         return [record["value"]["n"] for call in self.backend.calls for record in call["records"]]
 
     async def request_redelivery(self, **params: Any) -> dict[str, Any]:
-        answer = await self.http.get(REACTIVE_PATH, params=params)
+        """Ask again while another request is under way."""
+        while (answer := await self.http.get(REACTIVE_PATH, params=params)).status_code == 409:
+            pass
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
@@ -237,6 +240,21 @@ async def test_the_one_that_the_back_end_stumbles_over_does_not_keep_the_others(
     answer = await setting.http.get(REACTIVE_PATH)
     assert answer.status_code == 503, answer.text
     assert len(setting.read_letters()) == 5
+
+
+async def test_a_retry_that_is_under_way_is_not_waited_for(setting):
+    """Requests waited behind each other without a bound, and each was done, though its client had
+    gone: the back end got the same dead letters as often."""
+    setting.write_sealed([1])
+    setting.backend.set_orders(hold=[1])
+    first = asyncio.create_task(setting.request_redelivery())
+    await wait_until(lambda: setting.backend.arrived_count == 1)
+    answer = await setting.http.get(REACTIVE_PATH)
+    assert (answer.status_code, answer.json()["code"]) == (409, "RETRIED_ELSEWHERE")
+    assert int(answer.headers["Retry-After"]) > 0
+    setting.backend.set_orders()
+    assert (await first)["processed"] == 1
+    assert (await setting.request_redelivery())["records"] == []
 
 
 async def test_who_waits_for_dead_letters_keeps_nobody_from_a_retry(setting):

@@ -13,12 +13,12 @@ Sans-I/O: time is an argument, in seconds of any monotonic clock; codes are Kafk
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
-from gateway.core.error_code import ErrorCode
+from gateway.core.error_code import TOO_LARGE_ERRORS, ErrorCode
 
 T = TypeVar("T")
 
@@ -29,16 +29,13 @@ SEQUENCE_COUNT = 1 << 31  # sequence numbers wrap to 0
 # The answers that mean that Kafka has the batch. DUPLICATE_SEQUENCE_NUMBER: it was appended before,
 # and Kafka forgot where.
 WRITTEN_CODES = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
-# Refused before anything is appended, because of one record of possibly several in the batch.
-RECORD_ERRORS = frozenset(
-    {
-        ErrorCode.CORRUPT_MESSAGE,
-        ErrorCode.MESSAGE_TOO_LARGE,
-        ErrorCode.RECORD_LIST_TOO_LARGE,
-        ErrorCode.INVALID_TIMESTAMP,
-        ErrorCode.INVALID_RECORD,
-    }
-)
+# Refused before anything is appended, because of one record of possibly several in the batch, or of
+# the size of them all.
+RECORD_ERRORS = TOO_LARGE_ERRORS | {
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.INVALID_TIMESTAMP,
+    ErrorCode.INVALID_RECORD,
+}
 # The broker does not know the producer id, or expects another epoch or sequence of it.
 UNKNOWN_PRODUCER_ERRORS = frozenset(
     {
@@ -96,11 +93,14 @@ class WriteStatus(Enum):
 class WriteOutcome(NamedTuple, Generic[T]):
     """The effect of an event on the batch in flight.
 
-    PENDING has the items that wait again, and may be withdrawn; none if the batch is in doubt.
+    Attributes:
+        items: Those that have the status, and are not in the outbox any more; none if PENDING.
+        requeued: Those that wait again, and may be withdrawn.
     """
 
     status: WriteStatus
     items: Sequence[T] = ()
+    requeued: Sequence[T] = ()
 
 
 class ProducerIdAndEpoch(NamedTuple):
@@ -123,6 +123,11 @@ class Outbox(Generic[T]):
     that batch was first sent and `sequence` is the number of its first record. `_in_doubt_since` is
     None if nothing is in flight.
 
+    Where a batch is refused because of some of its items, those are rejected that the broker names.
+    If it names none, the batch is halved, until the item to blame is alone: one of n costs 2 log n
+    batches, not n. If all of it is too large, later batches are smaller, too: the size that a
+    partition takes is known from its answers only.
+
     Attributes:
         max_batch_bytes: The size of a batch in bytes; a larger item is a batch alone.
         delivery_timeout_s: Seconds after which a batch in doubt is given up.
@@ -137,8 +142,12 @@ class Outbox(Generic[T]):
     _waiting: deque[tuple[T, int]] = field(default_factory=deque)
     _in_flight: list[tuple[T, int]] = field(default_factory=list)
     _in_doubt_since: float | None = None  # since when the fate of what is in flight is unknown
-    # So many of the waiting items are sent one by one, to find the one for which they were refused.
-    _single_batches_left: int = 0
+    _batch_bytes: int = field(init=False)  # like `max_batch_bytes`, or less: the size learned
+    # How many items the next batches have at most, the next one last: the parts of a refused batch.
+    _part_sizes: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._batch_bytes = self.max_batch_bytes
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._in_flight)
@@ -168,11 +177,19 @@ class Outbox(Generic[T]):
             self._cut_batch()
         return [item for item, _ in self._in_flight]
 
-    def on_response(self, code: int, now: float) -> WriteOutcome[T]:
-        """Take the broker's answer about the batch: Kafka's error code, 0 for success."""
+    def on_response(self, code: int, now: float, invalid: Collection[int] = ()) -> WriteOutcome[T]:
+        """Take the broker's answer about the batch.
+
+        Args:
+            code: Kafka's error code, 0 for success.
+            invalid: The indexes of the items because of which the broker refuses the batch, if it
+                names them.
+        """
         if code in WRITTEN_CODES:
             # Sequence numbers count records, not batches.
             self.sequence = (self.sequence + len(self._in_flight)) % SEQUENCE_COUNT
+            # The topic's limit may have been raised. A topic with a limit refuses 1 of 45 batches.
+            self._batch_bytes = min(self.max_batch_bytes, self._batch_bytes * 65 // 64 + 1)
             return self._settle(WriteStatus.WRITTEN)
         if code in RETRIABLE_ERRORS:
             is_certain = code in NOT_APPENDED_ERRORS and self._in_doubt_since is None
@@ -189,8 +206,7 @@ class Outbox(Generic[T]):
             # broker that failed unexpectedly may have done so after it appended the batch.
             return self.give_up()
         if code in RECORD_ERRORS and len(self._in_flight) > 1:
-            self._single_batches_left = len(self._in_flight)  # only one of them is to blame
-            return self._requeue()
+            return self._divide_batch(code, invalid)
         return self._settle(WriteStatus.REJECTED)
 
     def on_no_response(self, now: float) -> WriteOutcome[T]:
@@ -218,19 +234,35 @@ class Outbox(Generic[T]):
         return WriteOutcome(WriteStatus.REJECTED, [item for item, _ in waiting])
 
     def _cut_batch(self) -> None:
-        bytes_left = self.max_batch_bytes
-        while self._waiting and (not self._in_flight or self._waiting[0][1] <= bytes_left):
+        bytes_left = self._batch_bytes
+        items_left = self._part_sizes.pop() if self._part_sizes else len(self._waiting)
+        while (
+            items_left
+            and self._waiting
+            and (not self._in_flight or self._waiting[0][1] <= bytes_left)
+        ):
             entry = self._waiting.popleft()
             self._in_flight.append(entry)
             bytes_left -= entry[1]
-            if self._single_batches_left:
-                self._single_batches_left -= 1
-                return
+            items_left -= 1
+
+    def _divide_batch(self, code: int, invalid: Collection[int]) -> WriteOutcome[T]:
+        rejected = [item for index, (item, _) in enumerate(self._in_flight) if index in invalid]
+        if rejected:
+            self._in_flight = [
+                entry for index, entry in enumerate(self._in_flight) if index not in invalid
+            ]
+        elif code in TOO_LARGE_ERRORS:
+            self._batch_bytes = sum([size for _, size in self._in_flight]) // 2
+        else:
+            half = len(self._in_flight) // 2
+            self._part_sizes += len(self._in_flight) - half, half
+        return WriteOutcome(WriteStatus.REJECTED, rejected, self._requeue().requeued)
 
     def _requeue(self) -> WriteOutcome[T]:
         """Let the batch wait again, as it was not written; it may then be withdrawn."""
         self._waiting.extendleft(reversed(self._in_flight))
-        return self._settle(WriteStatus.PENDING)
+        return WriteOutcome(WriteStatus.PENDING, requeued=self._settle(WriteStatus.PENDING).items)
 
     def _settle(self, status: WriteStatus) -> WriteOutcome[T]:
         items = [item for item, _ in self._in_flight]

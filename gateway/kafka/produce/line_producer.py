@@ -417,7 +417,8 @@ def _translate_error(failure: BaseException, topic: str) -> KafkaError:
             return AccessDenied(f"topic '{topic}' may not be written to; grant WRITE", topic=topic)
         case kafka_errors.MessageSizeTooLargeError() | kafka_errors.RecordTooLargeError():
             return KafkaError(
-                f"a record is larger than topic '{topic}' takes; raise its max.message.bytes"
+                f"a record, or a batch of up to {MAX_BATCH_BYTES >> 10} KiB, is larger than topic "
+                f"'{topic}' takes; raise its max.message.bytes"
             )
         case kafka_errors.InvalidRecordError():
             return KafkaError(f"topic '{topic}' takes no record without a key; give --key")

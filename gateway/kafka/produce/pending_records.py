@@ -166,13 +166,16 @@ def encode_batch(
     return bytes(builder.build())
 
 
-def build_refused_error(tp: TopicPartition, code: int) -> KafkaError:
+def build_refused_error(tp: TopicPartition, code: int, reason: str = "") -> KafkaError:
     if code in AUTHORIZATION_ERRORS:
         return AccessDenied(
             f"the gateway may not write to {tp.topic}; allow it WRITE", topic=tp.topic
         )
     return PartitionFailed(
-        f"{tp} refuses the record (code {code})", topic=tp.topic, partition=tp.partition, code=code
+        f"{tp} refuses the record (code {code}{reason and f': {reason}'})",
+        topic=tp.topic,
+        partition=tp.partition,
+        code=code,
     )
 
 

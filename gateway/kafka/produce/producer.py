@@ -76,8 +76,8 @@ REFRESH_ACTIONS = frozenset(
 )
 NO_FAILURE = "its broker is busy"  # why records wait after the broker has answered
 # For a batch that the broker does not mention in its answer.
-_NO_RESULT = AppendResult(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
-_TOO_LARGE = AppendResult(ErrorCode.MESSAGE_TOO_LARGE, -1)
+_NO_RESULT = AppendResult(ErrorCode.UNKNOWN_SERVER_ERROR)
+_TOO_LARGE = AppendResult(ErrorCode.MESSAGE_TOO_LARGE)
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +240,7 @@ class Producer:
             queue.failure = "the gateway closed"
             self._withdraw(queue, queue.outbox.items())
             # What is left was sent, so Kafka may have it.
-            self._apply_outcome(queue, queue.outbox.give_up(), ErrorCode.NETWORK_EXCEPTION)
+            self._apply_outcome(queue, queue.outbox.give_up())
 
     def _get_queue(self, tp: TopicPartition) -> _PartitionQueue:
         queue = self._partitions.get(tp)
@@ -328,7 +328,7 @@ class Producer:
         """
         response = await self._cluster.connections.send_on(connection, InitProducerIdRequest())
         if response.error in AUTHORIZATION_ERRORS:
-            self._apply_outcome(queue, queue.outbox.reject_waiting(), response.error)
+            self._apply_outcome(queue, queue.outbox.reject_waiting(), AppendResult(response.error))
         elif response.error:
             now = asyncio.get_running_loop().time()
             reason = f"no producer id (code {response.error})"
@@ -373,13 +373,13 @@ class Producer:
 
     def _on_partition_response(self, queue: _PartitionQueue, appended: AppendResult) -> None:
         now = asyncio.get_running_loop().time()
-        outcome = queue.outbox.on_response(appended.error, now)
+        outcome = queue.outbox.on_response(appended.error, now, appended.record_errors)
         reason = f"Kafka answers code {appended.error}"
         if outcome.status is WriteStatus.PENDING:
             self._schedule_retry(queue, cause_from_code(appended.error), reason, now)
         elif outcome.status is WriteStatus.UNKNOWN:
             queue.failure = reason
-        self._apply_outcome(queue, outcome, appended.error, appended.offset)
+        self._apply_outcome(queue, outcome, appended)
 
     def _fail_attempt(
         self, queues: Iterable[_PartitionQueue], code: int, failure: str, *, is_sent: bool
@@ -390,7 +390,7 @@ class Producer:
             self._schedule_retry(queue, cause_from_code(code), failure, now)
             outbox = queue.outbox
             outcome = outbox.on_no_response(now) if is_sent else outbox.on_not_sent(now)
-            self._apply_outcome(queue, outcome, code)
+            self._apply_outcome(queue, outcome)
 
     def _schedule_retry(
         self, queue: _PartitionQueue, cause: Cause, failure: str, now: float
@@ -406,21 +406,23 @@ class Producer:
         self,
         queue: _PartitionQueue,
         outcome: WriteOutcome[PendingRecord],
-        code: int,
-        offset: int = -1,
+        appended: AppendResult = _NO_RESULT,
     ) -> None:
         """Deliver the results of the records whose fate is now known.
 
-        The first of them has the `offset`, if they were written, and -1 stands for unknown.
+        `appended` is the answer because of which they are written or rejected.
         """
         self._progress_made.set()
         if outcome.status in (WriteStatus.WRITTEN, WriteStatus.REJECTED):
             # The broker has answered: what failed before delays no later record, and is not why
-            # one waits.
+            # one waits. Other records of a batch that was refused wait because of that.
             queue.backoff.reset()
-            queue.failure = NO_FAILURE
+            queue.failure = (
+                f"Kafka answers code {appended.error}" if outcome.requeued else NO_FAILURE
+            )
         match outcome.status:
             case WriteStatus.WRITTEN:
+                offset = appended.offset
                 self._count_written(queue.tp.topic, outcome.items)
                 self._finish_records(
                     queue,
@@ -429,8 +431,15 @@ class Producer:
                 )
             case WriteStatus.REJECTED:
                 self.writes.records[queue.tp.topic, "refused"] += len(outcome.items)
+                reasons = [reason for _, reason in sorted(appended.record_errors.items())]
+                # Where several records are named, the code may be that of another one. Java's
+                # producer, too, gives this one then, and the broker's words.
+                code = ErrorCode.INVALID_RECORD if len(reasons) > 1 else appended.error
+                reasons += [""] * len(outcome.items)
                 self._finish_records(
-                    queue, outcome.items, lambda _: build_refused_error(queue.tp, code)
+                    queue,
+                    outcome.items,
+                    lambda index: build_refused_error(queue.tp, code, reasons[index]),
                 )
             case WriteStatus.UNKNOWN:
                 self.writes.records[queue.tp.topic, "doubtful"] += len(outcome.items)
@@ -438,12 +447,12 @@ class Producer:
                     queue, outcome.items, lambda _: build_in_doubt_error(queue.tp, queue.failure)
                 )
             case WriteStatus.PENDING:
-                # Their time may have ended while they were in flight.
-                expired = [record for record in outcome.items if record.batch.timer is None]
-                if expired:
-                    self._withdraw(queue, expired)
+                pass
             case _:
                 assert_never(outcome.status)
+        # Their time may have ended while they were in flight.
+        if expired := [record for record in outcome.requeued if record.batch.timer is None]:
+            self._withdraw(queue, expired)
 
     def _count_written(self, topic: str, records: Sequence[PendingRecord]) -> None:
         # Records that were handed over together waited equally long and are counted together.

@@ -332,8 +332,8 @@ class TransactionalProducer:
             response = await connections.send_on(connection, request)
             # As in `_send_to_coordinator`, the answer may be to a second attempt.
             self._was_in_doubt |= not connection.is_open
-            error, offset = response.partitions.get(
-                tp, AppendResult(ErrorCode.UNKNOWN_SERVER_ERROR, -1)
+            error, offset, _ = response.partitions.get(
+                tp, AppendResult(ErrorCode.UNKNOWN_SERVER_ERROR)
             )
             if error in APPEND_IN_DOUBT_ERRORS:
                 raise BrokerUnavailable(f"{tp} answers code {error}", retry_after=RETRY_DELAY_S)

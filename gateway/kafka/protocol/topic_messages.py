@@ -240,10 +240,17 @@ class InitProducerIdResponse(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """The fate of one batch; `offset` is that of its first record, or -1 if it was not appended."""
+    """The fate of one batch.
+
+    Attributes:
+        offset: That of its first record, or -1 if it was not appended.
+        record_errors: What is wrong with single records, by their index in the batch, if the broker
+            says for which of them it refuses the batch (KIP-467).
+    """
 
     error: int
-    offset: int
+    offset: int = -1
+    record_errors: Mapping[int, str] = {}
 
 
 class ProduceResponse(NamedTuple):
@@ -277,7 +284,7 @@ class InitProducerIdRequest(KafkaRequest[InitProducerIdResponse]):
 class ProduceRequest(KafkaRequest[ProduceResponse]):
     """Append one record batch each to partitions; the broker waits `timeout_ms` for replicas."""
 
-    API = Api(key=0, name="Produce", lowest=7, highest=7, first_flexible=9)
+    API = Api(key=0, name="Produce", lowest=7, highest=8, first_flexible=9)
 
     batches: Mapping[TopicPartition, bytes]
     timeout_ms: int
@@ -294,9 +301,14 @@ class ProduceRequest(KafkaRequest[ProduceResponse]):
     def read_body(self, read: FieldReader, version: int) -> ProduceResponse:
         partitions: dict[TopicPartition, AppendResult] = {}
         for tp in read.partitions():
-            partitions[tp] = AppendResult(read.i16(), read.i64())
+            error, offset = read.i16(), read.i64()
             read.i64()  # log append time
             read.i64()  # log start offset
+            record_errors: dict[int, str] = {}
+            if version >= 8:
+                record_errors = {read.i32(): read.string() or "" for _ in range(read.array())}
+                read.string()  # what is wrong with the batch
+            partitions[tp] = AppendResult(error, offset, record_errors)
         return ProduceResponse(read.i32(), partitions)
 
 

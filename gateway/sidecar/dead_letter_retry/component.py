@@ -84,7 +84,7 @@ class DeadLetterComponent(Component):
     def __init__(self, context: Context) -> None:
         self._context = context
         self._outcomes: Counter[str] = Counter()
-        self._locks: dict[tuple[str, str], asyncio.Lock] = {}  # of retries, by group and topic
+        self._retried_now: set[tuple[str, str]] = set()  # groups and topics
         self._lost_retries: ContentionBackoff[tuple[str, str]] = ContentionBackoff(
             BackoffPolicy(RETRY_DELAY_S, MAX_RETRY_DELAY_S), random.random
         )
@@ -118,7 +118,7 @@ class DeadLetterComponent(Component):
         result = await self._retry_batch(queue, group, parameters)
         timeout_s = parameters["timeout"] / 1000
         if timeout_s and not (result.letters or result.backend_failure):
-            # Without the lock: others, who may not want to wait, need not do so for this client.
+            # Others may retry meanwhile.
             waiting = queue.fetch_dead_letters(1, 1, timeout_s)
             found = await run_for_client(request, self._context.draining, waiting)
             if found is not None and found[0]:
@@ -140,6 +140,10 @@ class DeadLetterComponent(Component):
         key, now = (queue.group, queue.topic), time.monotonic()
         if (delay_s := self._lost_retries.get_remaining(key, now)) > 0:
             raise _create_retried_elsewhere(delay_s)
+        # A request that waited here would send the back end the next batch, or the same one again,
+        # after its client has gone.
+        if key in self._retried_now:
+            raise _create_retried_elsewhere(RETRY_DELAY_S)
         settings = self._context.section
         retry = DeadLetterRetry(
             queue,
@@ -149,23 +153,24 @@ class DeadLetterComponent(Component):
         )
         id = f"dead-letters-{queue.group}-{queue.topic}"
         transactions = self._context.create_transactions(id)
-        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._retried_now.add(key)
         try:
-            async with lock:  # the same request in parallel would want the same dead letters
-                # Before anything is read: this completes or aborts what another retry has begun,
-                # and fences it, so that what is read now is what this retry may change.
-                await transactions.start()
-                dead_letters, offsets = await queue.fetch_dead_letters(
-                    group.max_poll_records, group.request_max_bytes
-                )
-                result = await retry.retry_batch(
-                    transactions, dead_letters, offsets, last=parameters["lastretry"]
-                )
+            # Before anything is read: this completes or aborts what another retry has begun, and
+            # fences it, so that what is read now is what this retry may change.
+            await transactions.start()
+            dead_letters, offsets = await queue.fetch_dead_letters(
+                group.max_poll_records, group.request_max_bytes
+            )
+            result = await retry.retry_batch(
+                transactions, dead_letters, offsets, last=parameters["lastretry"]
+            )
         except Fenced:
             # The back end has the batch, and gets it from the other sidecar, too.
             now = time.monotonic()
             self._lost_retries.note_loss(key, now)
             raise _create_retried_elsewhere(self._lost_retries.get_remaining(key, now)) from None
+        finally:
+            self._retried_now.remove(key)
         self._lost_retries.note_success(key)
         return result
 
@@ -434,7 +439,7 @@ def _build_dead_letter(record: Record, item: Parameters) -> DeadLetterRecord:
 
 
 def _create_retried_elsewhere(delay_s: float) -> StatusError:
-    problem = "another sidecar retries the same dead letters now; leave it to that, or try later"
+    problem = "another request retries the same dead letters now; leave it to that, or try later"
     return StatusError(409, problem, code="RETRIED_ELSEWHERE", retry_after=delay_s)
 
 

@@ -120,6 +120,21 @@ async def test_one_of_many_that_is_too_large_is_refused_alone(kafka, topic):
     assert isinstance(refused, PartitionFailed) and refused.partition == 1
 
 
+async def test_of_many_only_those_are_refused_that_the_broker_names(kafka, topic):
+    """All were sent again, one by one."""
+    name = topic(configs={"cleanup.policy": "compact"})
+    tp = TopicPartition(name, 0)
+    async with running_producer(kafka.bootstrap, name) as (kafkas, producer):
+        items = [ProducerRecord(tp, b"%d" % n, b"v") for n in range(500)]
+        items[100] = ProducerRecord(tp, b"100", b"v", (), 4_102_444_800_000)  # 2100
+        items[200] = ProducerRecord(tp, None, b"v")
+        told = await producer.send_many(items, timeout_s=LONG)
+        assert [each for each in told if isinstance(each, int)] == list(range(498))
+        assert "imestamp 4102444800000" in str(told[100])
+        assert "key" in str(told[200])
+        assert kafkas.request_counts["Produce"] == 2
+
+
 async def test_many_that_kafka_never_hears_of_are_all_told_so(one):
     async with running_producer(one.bootstrap, "t") as (_, producer):
         one.down(1)
@@ -228,6 +243,17 @@ async def test_what_kafka_refuses_after_its_time_is_not_sent_again(one):
         one.delay(1, 0.0)
         one.forgive(ApiKey.PRODUCE)
         assert await producer.send(T, None, b"next", timeout_s=LONG) == 1
+
+
+async def test_a_record_waits_because_its_batch_was_refused_and_is_told_so(one):
+    async with running_producer(one.bootstrap, "t") as (_, producer):
+        assert await producer.send(T, None, b"first", timeout_s=LONG) == 0
+        one.fail(ApiKey.PRODUCE, ErrorCode.MESSAGE_TOO_LARGE)
+        one.delay(1, 0.3)
+        told = await producer.send_many([ProducerRecord(T, None, b"v")] * 2, timeout_s=0.1)
+        assert {str(each) for each in told} == {
+            "t-0 was not written to: Kafka answers code 10; try again"
+        }
 
 
 @pytest.mark.parametrize("codes", [(), (ErrorCode.INVALID_RECORD,)], ids=["written", "refused"])

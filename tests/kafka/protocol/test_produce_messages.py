@@ -1,5 +1,5 @@
-"""Bytes written down from the message JSON files of Apache Kafka 4.3 (ProduceRequest version 7,
-InitProducerId version 1), not made by the code under test."""
+"""Bytes written down from the message JSON files of Apache Kafka 4.3 (ProduceRequest versions 7
+and 8, InitProducerId version 1), not made by the code under test."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ def test_every_partition_has_its_own_word():
     assert answer.partitions == {
         TopicPartition("t", 0): AppendResult(0, 41),
         TopicPartition("t", 3): AppendResult(10, -1),
+    }
+
+
+def test_the_records_are_named_because_of_which_a_batch_is_refused():
+    data = bytes.fromhex(
+        "00000001 0001 74 00000002"
+        "00000000 0020 ffffffffffffffff ffffffffffffffff ffffffffffffffff"
+        "00000002 00000001 0003 6f6c64 00000004 ffff 0003 626164"
+        "00000003 0000 0000000000000029 ffffffffffffffff 0000000000000000 00000000 ffff"
+        "00000007"
+    )
+    answer = ProduceRequest({}, 0).decode(8, data, 0)
+    assert answer.throttle_ms == 7
+    assert answer.partitions == {
+        TopicPartition("t", 0): AppendResult(32, -1, {1: "old", 4: ""}),
+        TopicPartition("t", 3): AppendResult(0, 41),
     }
 
 
