@@ -156,8 +156,8 @@ COMPONENTS = (
 )  # fmt: skip
 # Those of the process that runs Spark jobs, which reads the same configuration.
 PIPELINE_COMPONENTS = (
-    "pipeline", "pipeline.exactly_once", "pipeline.jobs", "pipeline.progress", "pipeline.run",
-    "pipeline.state", "pipeline.tables",
+    "pipeline", "pipeline.checkpoint", "pipeline.exactly_once", "pipeline.jobs",
+    "pipeline.progress", "pipeline.run", "pipeline.tables",
 )  # fmt: skip
 LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # other names: our packages
 DEFAULT_LIBRARY_LEVELS = {

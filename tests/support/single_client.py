@@ -49,6 +49,7 @@ class FakeHub:
         self.shared_catch_ups = SharedCatchUps(self.broadcaster, 1 << 27, max_piece_bytes)
         self.removed_clients: list[Client] = []
         self.client_memory = ClientMemory()
+        self.own_clients: set[Client] = set()
         self.by_partition: dict[TopicPartition, Any] = {}
 
     def refresh_readiness(self, shared_tail: SharedTail) -> None: ...
