@@ -22,7 +22,7 @@ from gateway.errors import FormatError
 
 from .budget import COMPILED_FACTOR
 from .exact_values import ExactJson
-from .json_schema_work import SchemaWork
+from .json_schema_work import BACKTRACK_LIMIT, SchemaWork
 from .serialization import build_pointer
 
 _BASE_URI = "json-schema:///"
@@ -59,6 +59,7 @@ class JsonSchemaCodec:
             pattern_count = max(1, _count_patterns(schemas))
             while True:
                 options = jsonschema_rs.FancyRegexOptions(
+                    BACKTRACK_LIMIT,
                     size_limit=self.pattern_bytes // pattern_count,
                     dfa_size_limit=min(MAX_PATTERN_BYTES // pattern_count, MAX_DFA_BYTES),
                 )

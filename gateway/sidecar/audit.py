@@ -158,9 +158,13 @@ class AuditComponent(Component):
             entry_size = _measure_bytes(entry)
             self._queued_bytes -= entry_size
             size += entry_size
-            if isinstance(entry, AuditEvent):
-                entry = EncodedRecord.encode(_format_event(entry, self._service))
-            records.append(entry)
+            try:
+                if isinstance(entry, AuditEvent):
+                    entry = EncodedRecord.encode(_format_event(entry, self._service))
+                records.append(entry)
+            except TypeError as error:  # raised from here, it would take the others along
+                self.outcomes["failed"] += 1
+                self._note_failure(f"one cannot be written: {error}")
         return records
 
     async def _drain(self) -> None:

@@ -116,6 +116,18 @@ async def test_nobody_waits_for_an_audit_and_what_is_too_much_is_counted(caplog)
     }
 
 
+async def test_an_event_that_is_no_json_takes_no_other_along(caplog):
+    """The component ended with it, and all that were in its batch were in no count."""
+    caplog.set_level("INFO")
+    audits = AuditComponent(FakeContext())  # type: ignore[arg-type]
+    for offset in (1, 1 << 64, 2):
+        audits.record(AuditEvent("PRODUCER", TopicPartition("orders", 0), offset))
+    async with running_task(audits.run()):
+        await asyncio.sleep(0)  # what is left is written at the end
+    assert audits.outcomes == {"failed": 1, "written": 2}
+    assert "one cannot be written" in caplog.text
+
+
 async def test_what_waits_at_the_end_is_still_handed_on(tmp_path):
     class LoggingContext(FakeContext):
         class section:

@@ -416,13 +416,38 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
         assert answer.status_code == 400, answer.text
 
 
+def create_queue(kafka: SimulatedKafka, reads: asyncio.Semaphore) -> DeadLetterQueue:
+    cluster = cast(Cluster, SimulatedCluster(kafka))
+    return DeadLetterQueue(cluster, "orders.dlq", "g", ".dlq", reads)
+
+
+def test_portions_of_dead_letters_are_read_by_few_requests_at_a_time():
+    """200 requests for one dead letter each held 17 MiB at the same time, before any counted."""
+
+    async def play() -> None:
+        kafka = SimulatedKafka(random.Random(1))
+        kafka.create_topic("orders.dlq", 1)
+        reads = asyncio.Semaphore(1)
+        queue = create_queue(kafka, reads)
+        waiting = asyncio.create_task(queue.fetch_dead_letters(1, 1, 1000.0))
+        await asyncio.sleep(10.0)  # of virtual time
+        async with reads:  # who waits for a dead letter does not read
+            kafka.append_records(TopicPartition("orders.dlq", 0), [b"it"])
+            await asyncio.sleep(10.0)
+            assert not waiting.done()
+        (found,), _ = await waiting
+        assert found.record.value == b"it"
+
+    run_in_virtual_time(play())
+
+
 def test_a_wait_for_dead_letters_asks_kafka_twice_a_minute():
     """Each asked it 60 times a second: a thousand of them stalled everybody's requests."""
 
     async def play() -> None:
         kafka = SimulatedKafka(random.Random(1))
         kafka.create_topic("orders.dlq", 2)
-        queue = DeadLetterQueue(cast(Cluster, SimulatedCluster(kafka)), "orders.dlq", "g", ".dlq")
+        queue = create_queue(kafka, asyncio.Semaphore())
         waiting = asyncio.create_task(queue.fetch_dead_letters(10, 1 << 20, 300.0))
         await asyncio.sleep(200.0)  # of virtual time
         assert kafka.request_count < 20

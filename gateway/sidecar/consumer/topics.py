@@ -8,7 +8,9 @@ records.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -41,6 +43,8 @@ from gateway.sidecar.http.requests import run_for_client
 from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
 from gateway.sidecar.lookups import describe_topic
 
+MAX_PARALLEL_READS = 16  # by offset, of up to 4 MiB each that count only when they are rendered
+
 
 class OffsetOutOfRange(StatusError):
     """The log does not have an offset. `log_end_offset` is after the last readable one."""
@@ -59,6 +63,7 @@ class Stateless(Component):
         assert settings is not None
         self._context = context
         self._settings = settings
+        self._reads = asyncio.Semaphore(MAX_PARALLEL_READS)
         path = "/topics/{topic}/partitions/{partition}/records"
         self.routes = [TrailingSlashRoute(path, create_endpoint(self._get_records), "GET")]
 
@@ -133,8 +138,14 @@ class Stateless(Component):
     ) -> Sequence[Record]:
         max_bytes = min(max_bytes, self._settings.request_max_bytes)
         max_records = self._settings.max_poll_records
-        polling = consumer.poll(timeout_s, max_bytes=max_bytes, max_records=max_records)
-        return await run_for_client(request, self._context.draining, polling) or ()
+        poll = partial(consumer.poll, max_bytes=max_bytes, max_records=max_records)
+
+        async def read() -> Sequence[Record]:
+            async with self._reads:  # not while the brokers wait for records
+                records = await poll(0.0)
+            return records or await poll(timeout_s)
+
+        return await run_for_client(request, self._context.draining, read()) or ()
 
 
 def _negotiate_format(request: Request) -> SerializationFormat:

@@ -68,6 +68,7 @@ from .queue import (
 
 MAX_BODY_BYTES = 4 << 20
 MAX_LISTED_BYTES = 4 << 20  # of dead letters in one response, unless `requestMaxBytes` is more
+MAX_PARALLEL_READS = 4  # of portions, for all requests: what they take is in no account
 MAX_ACCEPTED_BYTES = 32 << 20  # of the records of one request, as Kafka has them
 RETRY_DELAY_S = 2.0  # before dead letters are retried that another sidecar retries; it grows
 MAX_RETRY_DELAY_S = 60.0
@@ -88,6 +89,7 @@ class DeadLetterComponent(Component):
         self._lost_retries: ContentionBackoff[tuple[str, str]] = ContentionBackoff(
             BackoffPolicy(RETRY_DELAY_S, MAX_RETRY_DELAY_S), random.random
         )
+        self._reads = asyncio.Semaphore(MAX_PARALLEL_READS)
         self._client = create_http_client()
         self.routes = [
             # Without HEAD, which is to change nothing.
@@ -380,7 +382,7 @@ class DeadLetterComponent(Component):
                 problem = f"{origin} has no dead letters; {name} is created with the first of them"
                 raise UnknownTopic(problem, topic=name) from None
             raise
-        return DeadLetterQueue(self._context.cluster, name, group, ext)
+        return DeadLetterQueue(self._context.cluster, name, group, ext, self._reads)
 
 
 def _format_result(queue: DeadLetterQueue, result: RetryResult, remaining: int) -> dict[str, Any]:

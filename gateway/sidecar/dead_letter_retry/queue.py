@@ -28,7 +28,7 @@ from gateway.core.delivery.verdict import (
 from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.fetch.bounded_read import MAX_FETCH_BYTES, fetch_log_bounds, read_committed
+from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.produce.pending_records import ProducerRecord
@@ -53,6 +53,7 @@ from gateway.sidecar.turns import take_turns
 
 NextOffsets = Mapping[TopicPartition, int]
 
+MIN_FETCH_BYTES = 1024  # brokers send at least one batch
 FOREIGN_DELAY_S = 1.0  # after dead letters of other groups, until others are waited for
 
 
@@ -78,15 +79,19 @@ class DeadLetterQueue:
     skipped.
 
     The topic of the dead letters must be watched. Its name ends in `ext`.
-    Offsets are committed under the name `offsets_group`.
+    Offsets are committed under the name `offsets_group`. Portions are read while holding one of
+    `reads`, which requests share: a portion may take 16 MiB, of which one letter is wanted.
     """
 
-    def __init__(self, cluster: Cluster, topic: str, group: str, ext: str) -> None:
+    def __init__(
+        self, cluster: Cluster, topic: str, group: str, ext: str, reads: asyncio.Semaphore
+    ) -> None:
         self.topic = topic
         self.origin_topic = topic.removesuffix(ext)
         self.group = group
         self.offsets_group = f"{group}{ext}"
         self._cluster = cluster
+        self._reads = reads
         self._commits = GroupOffsets(cluster.coordinators, self.offsets_group)
 
     async def fetch_ranges(self) -> dict[TopicPartition, range]:
@@ -145,7 +150,8 @@ class DeadLetterQueue:
                 # It is behind the end if the topic was created again.
                 start = max(offsets.start, start if start <= offsets.stop else 0)
                 ranges[tp] = range(start, offsets.stop)
-            taken, next_offsets = await self._take(ranges, max_records, max_bytes)
+            async with self._reads:
+                taken, next_offsets = await self._take(ranges, max_records, max_bytes)
             if taken or now() >= deadline:
                 return taken, next_offsets
             skipped |= next_offsets
@@ -178,7 +184,8 @@ class DeadLetterQueue:
 
         The brokers wait. To look again and again stalled them, and the event loop, if many waited.
         """
-        options = ConsumerOptions(auto_offset_reset="earliest", max_fetch_bytes=MAX_FETCH_BYTES)
+        # One batch is enough, however many wait.
+        options = ConsumerOptions(auto_offset_reset="earliest", max_partition_bytes=MIN_FETCH_BYTES)
         consumer = GroupConsumer(self._cluster, "", options)
         try:
             consumer.assign(starts.keys())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -176,6 +177,10 @@ LEFT_OUT_STACKTRACE = b"(too long for the topic)"
 
 MAX_STACKTRACE_CHARS = 8192  # it must not make the record too large for Kafka
 
+# Partition, offset, timestamp and retries. Anybody may write the topic, and larger numbers cannot
+# be written as JSON.
+_NUMBERS = struct.Struct(">iqqi")
+
 Headers = Sequence[tuple[str, bytes | None]]
 
 
@@ -218,6 +223,7 @@ class DeadLetterMessage:
 
 
 def parse_message(record: Record) -> DeadLetterMessage | None:
+    """Return the dead letter in a record; None for a record of another program."""
     start = _find_own_headers(record.headers)
     if start is None:
         return None
@@ -226,7 +232,8 @@ def parse_message(record: Record) -> DeadLetterMessage | None:
         origin = TopicPartition(fields[ORIGIN_TOPIC_HEADER], int(fields[ORIGIN_PARTITION_HEADER]))
         offset, timestamp = int(fields[ORIGIN_OFFSET_HEADER]), int(fields[ORIGIN_TIMESTAMP_HEADER])
         retries = int(fields.get(RETRIES_HEADER, "0"))
-    except (KeyError, ValueError):
+        _NUMBERS.pack(origin.partition, offset, timestamp, retries)
+    except (KeyError, ValueError, struct.error):
         return None
     return DeadLetterMessage(
         origin,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,6 +189,25 @@ def test_a_record_of_somebody_else_is_no_letter():
     tp = TopicPartition("orders.dlq", 0)
     assert parse_message(Record(tp, 0, 0, 0, b"k", b"v", [("StackTrace", b"x")])) is None
     assert parse_message(Record(tp, 0, 0, 0, b"k", b"v", [("X-Origin-Topic", b"orders")])) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "bits"),
+    [
+        (letters.ORIGIN_PARTITION_HEADER, 32),
+        (letters.ORIGIN_OFFSET_HEADER, 64),
+        (letters.ORIGIN_TIMESTAMP_HEADER, 64),
+        (letters.RETRIES_HEADER, 32),
+    ],
+)
+def test_a_number_that_kafka_cannot_have_written_is_no_letter(header, bits):
+    """Each listing of the topic was a 500: JSON has no integers of more than 64 bits."""
+    tp = TopicPartition("orders.dlq", 0)
+    sent = DeadLetterMessage(tp, 7, 5, b"k", b"v", (), "g", "")
+    for number, is_letter in ((2 ** (bits - 1) - 1, True), (2 ** (bits - 1), False)):
+        headers = [*{**dict(sent.to_headers()), header: str(number).encode()}.items()]
+        parsed = parse_message(Record(tp, 0, 0, 0, b"k", b"v", headers))
+        assert (parsed is not None) == is_letter
 
 
 def test_a_long_stack_trace_keeps_its_head_and_its_end():
