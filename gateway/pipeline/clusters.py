@@ -288,6 +288,18 @@ def list_topics(kafka: Kafka, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str,
     }
 
 
+def fetch_cluster_id(options: Mapping[str, Any]) -> str:
+    """Return what names a cluster however its servers are written, and on whatever machine."""
+    from confluent_kafka import KafkaException
+
+    admin = create_admin_client(options)  # a variable, as in `create_topic`
+    try:
+        answer = admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
+        return str(answer.result(REQUEST_TIMEOUT_S).cluster_id)
+    except KafkaException as error:
+        raise build_kafka_error("the cluster cannot be described", error) from error
+
+
 def ensure_topic(kafka: Kafka, name: str, partitions: int | None, known: Collection[str]) -> None:
     """Create a topic, unless `known`, the names of existing topics, has it."""
     if name not in known:

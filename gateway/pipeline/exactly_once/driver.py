@@ -61,9 +61,9 @@ RETRY_DELAY_S = 0.5
 
 MAX_DRIVER_ROWS = 1000
 """The most rows of a batch that the driver writes itself: as many as come in a second or so."""
-MAX_DRIVER_ROW_BYTES = 16 * 1024
-"""The most bytes of such a row's value. The JVM holds what it collects several times, and Spark
-compares it with `spark.driver.maxResultSize` only afterwards."""
+MAX_DRIVER_COLUMN_BYTES = 16 * 1024
+"""The most bytes of such a row's value, key, and headers each. The JVM holds what it collects
+several times, and Spark compares it with `spark.driver.maxResultSize` only afterwards."""
 _TOO_LARGE = "spark.driver.maxResultSize"  # in Spark's error: the rows have too many bytes
 # After a large batch, so many small ones are written by the workers: a batch that turns out to be
 # too large for the driver is computed twice.
@@ -135,6 +135,7 @@ class ExactlyOnceOutput:
         # Of the last batches, whether the driver could have written them. Empty before the first
         # batch, which may be a backlog and which the workers therefore write.
         self._were_small: deque[bool] = deque(maxlen=_RECENT_BATCHES)
+        self._bounded_columns: dict[str, Column] = {}  # by name; all batches have the same
         self._writer_columns: dict[int, Column] = {}  # by the number of writers
 
     def prepare(self, epoch: int) -> None:
@@ -253,7 +254,7 @@ class ExactlyOnceOutput:
         import pyarrow.compute as pc
 
         writers = task.plan.writers
-        columns = self._bounded_columns
+        columns = self._bound_columns(rows)
         if writers > 1:
             columns = columns | {_WRITER_COLUMN: self._get_writer_column(writers)}
         few = rows.where(self._is_within_limit).withColumns(columns)
@@ -291,14 +292,17 @@ class ExactlyOnceOutput:
         index = F.monotonically_increasing_id().bitwiseAND(F.lit(_INDEX_MASK))
         return index <= self.max_driver_rows
 
-    @cached_property
-    def _bounded_columns(self) -> dict[str, Column]:
-        """Values without those that are large, and whether a row had one."""
-        from pyspark.sql import functions as F
+    def _bound_columns(self, rows: DataFrame) -> dict[str, Column]:
+        """Return the columns without large rows, and whether a row is one."""
+        if not self._bounded_columns:
+            from pyspark.sql import functions as F
 
-        is_large = F.octet_length("value") > MAX_DRIVER_ROW_BYTES
-        value = F.when(is_large, None).otherwise(F.col("value"))
-        return {"value": value, _LARGE_COLUMN: is_large}
+            # Headers are an array, whose text has about as many bytes.
+            sizes = (F.octet_length(F.col(name).cast("string")) for name in rows.columns)
+            is_large = F.greatest(*sizes, F.lit(0)) > MAX_DRIVER_COLUMN_BYTES
+            self._bounded_columns = {name: F.when(~is_large, F.col(name)) for name in rows.columns}
+            self._bounded_columns[_LARGE_COLUMN] = is_large
+        return self._bounded_columns
 
     def _get_writer_column(self, writers: int) -> Column:
         if writers not in self._writer_columns:

@@ -42,7 +42,7 @@ from gateway.pipeline.failures import build_kafka_error
 from .writer_plan import LedgerEntry, WriterPlan
 
 LEDGER_FILE = "ledger.json"
-"""A file of the checkpoint with the cluster, the name and the id of the ledger's topic."""
+"""A file of the checkpoint with the name and the id of the ledger's topic."""
 # Kafka never compacts the segment that is being written. So the size of a segment limits how much
 # a reader has to read.
 TOPIC_CONFIGS = {
@@ -275,13 +275,18 @@ def fetch_log_range(consumer: Any, partition: TopicPartition) -> tuple[int, int]
     return int(start), int(end)
 
 
-def fetch_log_starts(
-    consumer: Any, partitions: Iterable[tuple[str, int]]
+def fetch_offsets(
+    consumer: Any, partitions: Iterable[tuple[str, int]], time_ms: int = OFFSET_BEGINNING
 ) -> dict[tuple[str, int], int]:
-    """Return where logs begin. One request for fifty partitions takes 2 ms, fifty take 200 ms."""
-    # The special offset goes where the API expects a time: ListOffsets has the same number, -2, for
-    # the earliest offset.
-    queries = [TopicPartition(*partition, OFFSET_BEGINNING) for partition in partitions]
+    """Return where logs begin, or another offset of each by its time.
+
+    One request for fifty partitions takes 2 ms, fifty take 200 ms.
+
+    Args:
+        time_ms: The time to find the first record from, whose offset is -1 if there is none. Or
+            OFFSET_BEGINNING or OFFSET_END: ListOffsets has the same numbers for both ends.
+    """
+    queries = [TopicPartition(*partition, time_ms) for partition in partitions]
 
     def request_offsets() -> Sequence[Any]:
         answers = consumer.offsets_for_times(queries, timeout=10) if queries else []
@@ -312,23 +317,22 @@ def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]
 
     A ledger that does not exist is created for a checkpoint that has used no other one.
     """
-    place: dict[str, Any] = {"kafka": output.kafka, "topic": ledger_topic(output.topic)}
-    known_id = None
+    topic, known_id = ledger_topic(output.topic), None
     with suppress(FileNotFoundError), refuse_damaged(files.location, LEDGER_FILE):
         stored = json.loads(files.read(LEDGER_FILE))
-        known_id = stored["id"] if place.items() <= stored.items() else None
-    current_id = _find_topic_id(client_config, place["topic"])
+        known_id = stored["id"] if stored["topic"] == topic else None
+    current_id = _find_topic_id(client_config, topic)
     if (
         known_id is not None
         and (current_id is None or clusters.is_other_topic(known_id, current_id))
         and any(name.startswith("offsets/") for name in files.list_sizes())
     ):
-        raise build_deleted_error(place["topic"])
+        raise build_deleted_error(topic)
     if current_id is None:
         open_ledger(output.topic, output.writers, output.transaction_timeout, client_config)
-        current_id = clusters.describe_topic(client_config, place["topic"]).id
+        current_id = clusters.describe_topic(client_config, topic).id
     if current_id != known_id:
-        files.write(LEDGER_FILE, json.dumps(place | {"id": current_id}).encode())
+        files.write(LEDGER_FILE, json.dumps({"topic": topic, "id": current_id}).encode())
 
 
 def _find_topic_id(client_config: Mapping[str, Any], topic: str) -> str | None:

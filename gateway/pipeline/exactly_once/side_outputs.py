@@ -207,9 +207,9 @@ class SideOutputs:
         side_outputs: Mapping[str, SideOutput] = self._side_outputs
         # Without a file, an older version of the gateway wrote the checkpoint: the last batch.
         scanned = max(-1, epoch - 2) if stored is None else stored.batch
-        self._pending_batches = self._find_unscanned(epoch, scanned)
-        if self._pending_batches and stored is not None:
+        if stored is not None and scanned < epoch - 1:
             side_outputs = self._create_earlier_outputs(stored)
+        self._pending_batches = self._find_unscanned(epoch, scanned) if side_outputs else []
         self._scan_pending(epoch - 1, side_outputs, is_repeated=True)
 
     def _find_unscanned(self, epoch: int, scanned: int) -> list[WrittenBatch]:

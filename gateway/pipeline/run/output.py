@@ -247,6 +247,7 @@ def _is_stable_aggregate(function: Any) -> bool:
     kind = function.getClass().getSimpleName()
     if kind in ("Sum", "Average"):  # a sum of floats depends on the order by its rounding
         return function.dataType().typeName() not in _FLOAT_TYPES
-    if kind in _ORDERED_AGGREGATES:  # rows of the same rank have no order, except by their offset
-        return "_offset" in function.toString()
+    if kind in _ORDERED_AGGREGATES:  # rows of the same rank have no order, except by their place
+        order = function.orderingExpr().toString()
+        return "_offset" in order and "_partition" in order
     return kind in _STABLE_AGGREGATES

@@ -26,9 +26,9 @@ from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint, update_def
 from gateway.pipeline.clusters import (
     build_client_config,
     build_spark_options,
+    fetch_cluster_id,
     fetch_max_message_bytes,
     find_cluster,
-    format_bootstrap_servers,
 )
 from gateway.pipeline.failures import clear_frames
 from gateway.pipeline.inputs import schemas
@@ -341,10 +341,13 @@ def build_owner_name(job: Job, settings: Settings) -> str:
     """Return a name that distinguishes the jobs of an output: the job's, with a digest of inputs.
 
     Several gateways, each with its own cluster, may have jobs of the same name that write to the
-    same topic.
+    same topic. A job that moves may reach its clusters by other servers, and is the same job.
     """
     sources = sorted(
-        [format_bootstrap_servers(find_cluster(settings.clusters, each.kafka)), each.topic]
+        [
+            fetch_cluster_id(build_client_config(find_cluster(settings.clusters, each.kafka))),
+            each.topic,
+        ]
         for each in resolve_inputs(job).values()
     )
     digest = hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]

@@ -37,7 +37,7 @@ _SQL = "org.apache.spark.sql"
 JAVA_METHODS: Mapping[str, str] = {
     f"{_SQL}.classic.Dataset": "queryExecution",
     f"{_SQL}.execution.QueryExecution": "analyzed executedPlan",
-    f"{_SQL}.execution.SparkPlan": "resetMetrics",
+    f"{_SQL}.execution.SparkPlan": "resetMetrics metrics children",
     f"{_SQL}.catalyst.optimizer.InlineCTE": "apply",
     f"{_SQL}.execution.streaming.runtime.StreamingQueryWrapper": "streamingQuery exception",
     f"{_SQL}.execution.streaming.runtime.StreamExecution": (
@@ -171,12 +171,27 @@ def retire_query(query: Any) -> None:
 
 
 def reset_metrics(query: Any) -> None:
-    """Let the progress of the current batch count only rows that are computed from now on.
+    """Let the progress of the current batch count each of its rows once if it is computed again.
 
     Spark adds up the rows of all computations of a batch: those that are read, that are late, and
-    that `observe` counts.
+    that `observe` counts. It does not compute again what is before a shuffle, because it keeps the
+    shuffle's files, so the counts of the first computation stay there.
     """
-    query._jsq.streamingQuery().lastExecution().executedPlan().resetMetrics()
+    _reset_recomputed(query._jsq.streamingQuery().lastExecution().executedPlan())
+
+
+def _reset_recomputed(plan: Any) -> bool:
+    """Reset what comes after the last shuffles; return whether there is one."""
+    if plan.getClass().getSimpleName().endswith("ExchangeExec"):
+        return True
+    has_shuffle = any([_reset_recomputed(child) for child in iterate(plan.children())])
+    if has_shuffle:
+        metrics = plan.metrics().valuesIterator()
+        while metrics.hasNext():
+            metrics.next().reset()
+    else:
+        plan.resetMetrics()  # also those of `observe`, which are in no map
+    return has_shuffle
 
 
 def is_waiting(query: Any) -> bool:

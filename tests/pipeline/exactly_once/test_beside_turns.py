@@ -211,6 +211,14 @@ def test_what_was_left_out_on_purpose_is_not_looked_at_when_that_changes(told):
     assert told.looked == [[3]]
 
 
+def test_a_job_without_side_outputs_does_not_look_for_what_an_earlier_process_left(told, caplog):
+    """After a crash, a warning said that records are left out which such a job writes nowhere."""
+    Process(told, late="skip").batches(range(3))
+    Process(told, first=7, late="skip").batches([9])
+    assert not caplog.messages
+    assert told.scanned == 8
+
+
 @pytest.mark.parametrize("kind", ["cluster", "catalog"])
 def test_settings_whose_cluster_or_catalog_is_gone_are_named(told, kind):
     """A catalog that was renamed ended the job with a KeyError."""

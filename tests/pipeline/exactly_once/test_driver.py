@@ -14,8 +14,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed
-from support.jobs import JOB_TIMEOUT_S
-from support.pipeline_process import produce_values
 
 from gateway.config.sections.job import Output
 from gateway.config.sections.pipelines import Query
@@ -23,10 +21,9 @@ from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
 from gateway.pipeline.exactly_once import ExactlyOnceOutput
-from gateway.pipeline.exactly_once.driver import MAX_DRIVER_ROW_BYTES, choose_writer
+from gateway.pipeline.exactly_once.driver import MAX_DRIVER_COLUMN_BYTES, choose_writer
 from gateway.pipeline.exactly_once.ledger import Ledger, ledger_topic, open_ledger, writer_key
 from gateway.pipeline.exactly_once.producers import LedgerProducer, drop_query_producers
-from gateway.pipeline.spark.internals import reset_metrics
 
 WRITERS = 2
 
@@ -347,8 +344,12 @@ def test_small_and_large_batches_are_written_once_by_the_driver_and_by_the_worke
 
 
 @pytest.mark.needs("java17")
-def test_a_batch_with_a_large_row_is_not_collected(kafka, spark, output, query, ledger, tmp_path):
-    """Only rows were counted: 360 of 0.9 MB ended Spark's JVM, and all jobs with it."""
+@pytest.mark.parametrize("large", ["key", "value", "headers"])
+def test_a_batch_with_a_large_row_is_not_collected(
+    kafka, spark, output, query, ledger, tmp_path, large
+):
+    """Only rows were counted: 360 of 0.9 MB ended Spark's JVM, and all jobs with it. Then only
+    values were: 1,500 rows with keys of 300 KB did, or as many dead letters with such headers."""
     held, repeated = checkpoint(tmp_path / "held", *range(3)), []
     write = ExactlyOnceOutput(
         query,
@@ -357,44 +358,17 @@ def test_a_batch_with_a_large_row_is_not_collected(kafka, spark, output, query, 
         checkpoint=held,
         on_repeat=lambda: repeated.append(True),
     )
-    values = ["small", "x" * MAX_DRIVER_ROW_BYTES, "x" * (MAX_DRIVER_ROW_BYTES + 1)]
-    for epoch, value in enumerate(values):
+    for epoch, size in enumerate([1, MAX_DRIVER_COLUMN_BYTES // 2, MAX_DRIVER_COLUMN_BYTES + 1]):
         assert not repeated
-        assert write(spark.createDataFrame([("k", value)], "key string, value string"), epoch) == 1
+        text = "x" * size
+        row = {"key": "k", "value": "v", "headers": [("h", b"1")]}
+        row[large] = [("h", text.encode())] if large == "headers" else text
+        types = "key string, value string, headers array<struct<key:string,value:binary>>"
+        assert write(spark.createDataFrame([tuple(row.values())], types), epoch) == 1
     assert repeated
-    written = [each.value().decode() for each in read_committed(kafka, output.topic)]
-    assert sorted(written) == sorted(values)
-
-
-@pytest.mark.needs("java17")
-def test_a_batch_that_is_computed_twice_is_counted_once(
-    kafka, spark, output, query, ledger, tmp_path
-):
-    """The driver computes a batch to see that it is too large for it, and then the workers do."""
-    from pyspark.sql import functions as F
-
-    topic, held = kafka.create_unique_topic(), checkpoint(tmp_path / "held", *range(2))
-    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic}
-    source = spark.readStream.format("kafka").options(**options, startingOffsets="earliest").load()
-    rows = source.observe("read", F.count(F.lit(1)).alias("rows")).select("key", "value")
-    write = ExactlyOnceOutput(
-        query,
-        output,
-        ledger.client_config,
-        checkpoint=held,
-        max_driver_rows=5,
-        on_repeat=lambda: reset_metrics(spark.streams.active[0]),
-    )
-    writer = rows.writeStream.trigger(availableNow=True).foreachBatch(write)
-    counts = []
-    for count in (3, 40):
-        produce_values(kafka.bootstrap_servers, topic, [{"n": n} for n in range(count)], "n")
-        stream = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-        assert stream.awaitTermination(JOB_TIMEOUT_S)
-        progress = stream.lastProgress
-        counts.append((progress["numInputRows"], progress["observedMetrics"]["read"]["rows"]))
-    assert counts == [(3, 3), (40, 40)]
-    assert len(read_committed(kafka, output.topic)) == 43
+    written = read_committed(kafka, output.topic)
+    parts = [{"key": r.key(), "value": r.value(), "headers": r.headers()[0][1]} for r in written]
+    assert sorted(len(each[large]) for each in parts)[-1] == MAX_DRIVER_COLUMN_BYTES + 1
 
 
 @pytest.mark.needs("java17")

@@ -96,8 +96,10 @@ def test_a_ledger_that_was_deleted_is_refused_to_a_checkpoint_with_batches(kafka
             verify_ledger(files, output, options)
         assert not kafka.admin.topic_exists(topic)
         open_ledger(output.topic, 2, 10.0, options)
-        with refused:
-            verify_ledger(files, output, options)
+        renamed = output.model_copy(update={"kafka": "another name of the cluster"})
+        for each in (output, renamed):
+            with refused:
+                verify_ledger(files, each, options)
         verify_ledger(files, other, options)  # the output may always change
     finally:
         for each in (output, other):

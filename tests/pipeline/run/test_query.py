@@ -10,7 +10,7 @@ import pytest
 from support.dead_letters import read_committed
 from support.waiting import block_until
 
-from gateway.config import Kafka, loads
+from gateway.config import Kafka, Settings, loads
 from gateway.config.sections.job import Output
 from gateway.pipeline.run import query
 from gateway.pipeline.spark.internals import is_idle, retire_query
@@ -38,6 +38,18 @@ def test_else_it_does_not_nor_in_real_time_mode():
     assert not query.has_side_outputs(job("1s"))
     assert not query.has_side_outputs(job("1s", onInvalid="fail", late="skip"))
     assert not query.has_side_outputs(job("realtime", late="topic"))
+
+
+def test_the_owner_of_rows_is_the_same_job_with_its_servers_written_in_another_way(kafka):
+    """A job that had moved to another host, without its checkpoint, wrote all its rows again."""
+
+    def build_name(servers: list[str], topic: str = "clicks") -> str:
+        settings = Settings(kafka=Kafka(servers=servers))
+        return query.build_owner_name(job("1s", topic=topic), settings)
+
+    name = build_name(kafka.bootstrap)
+    assert build_name(kafka.bootstrap * 2) == name
+    assert build_name(kafka.bootstrap, "visits") != name
 
 
 @pytest.mark.needs("java17")

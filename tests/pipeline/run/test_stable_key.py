@@ -96,6 +96,8 @@ SQL = [
     ("collect_set()", "SELECT x AS id FROM (SELECT explode(collect_set(n)) x FROM clicks)"),
     ("sum()", "SELECT sum(d) AS id FROM clicks GROUP BY user"),
     ("max_by()", "SELECT max_by(n, d) AS id FROM clicks GROUP BY user"),
+    ("max_by()", "SELECT max_by(n, _offset) AS id FROM clicks GROUP BY user"),
+    ("min_by()", "SELECT min_by(struct(_partition, _offset), n) AS id FROM clicks GROUP BY user"),
     ("shuffle()", "SELECT e AS id FROM clicks LATERAL VIEW explode(shuffle(array(n))) AS e"),
     ("a table of files", "SELECT f.id FROM clicks JOIN parquet.`%s` f USING (n)"),
     ("current_time()", "SELECT l.u AS id FROM clicks, LATERAL (SELECT current_time() AS u) l"),
@@ -149,6 +151,11 @@ def test_sparks_plan_shows_what_the_text_does_not(
         ),
         ("query", "id", {"sql": "SELECT a.n AS id FROM clicks a JOIN clicks b ON a.n = b.n"}),
         ("query", "id", {"sql": "SELECT current_timestamp() AS id FROM clicks"}),
+        (
+            "query",
+            "id",
+            {"sql": "SELECT max_by(n, (d, _partition, _offset)) id FROM clicks GROUP BY user"},
+        ),
         ("query", "id", {"sql": "SELECT u AS id FROM clicks c, LATERAL (SELECT c.n + 1 AS u)"}),
         (
             "query",
