@@ -20,8 +20,8 @@ def build_cli_page() -> str:
     """Return the page."""
     parts = [
         "# Command line\n\n"
-        "Every command takes `--help`. `gateway --install-completion` sets up completion of your "
-        "shell.\n"
+        "What the commands do, and how they are called. `--help` lists the options of each. "
+        "`gateway --install-completion` sets up completion of your shell.\n"
     ]
     for words, command in iter_commands():
         parts.append(_build_command(words, command))
@@ -48,12 +48,9 @@ def _build_command(words: tuple[str, ...], command: Command) -> str:
     usage = " ".join([name, *command.collect_usage_pieces(context)])
     anchor = "-".join(words)
     parts = [f"## `{name}` {{ #{anchor} }}\n", f"`{usage}`\n"]
-    parts += [_format_help(inspect.cleandoc(command.help or ""))]
-    for kind in ("argument", "option"):
-        params = [p for p in command.params if p.param_type_name == kind]
-        rows = [_build_row(p, context) for p in params if not getattr(p, "hidden", False)]
-        if rows:
-            parts.append("\n".join([f"| {kind.capitalize()} | |", "|---|---|", *rows]) + "\n")
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    # What it does, and how it is called; `--help` says the rest, where it is used.
+    parts += [_format_help(text) for text in paragraphs if text is paragraphs[0] or text[0] == "\b"]
     if hasattr(command, "commands"):
         links = [
             f"[`{name} {each}`](#{anchor}-{each})"
@@ -66,24 +63,11 @@ def _build_command(words: tuple[str, ...], command: Command) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _build_row(param: Any, context: Any) -> str:
-    names, text = param.get_help_record(context) or (
-        param.make_metavar(context),
-        getattr(param, "help", None) or "",
-    )
-    return f"| `{names}` | {escape_markdown(' '.join(text.split()))} |"
-
-
-def _format_help(text: str) -> str:
-    r"""Return a help text as Markdown; what follows `\b` keeps its lines, as a block."""
-    parts = []
-    for paragraph in text.split("\n\n"):
-        if paragraph.startswith("\b\n"):
-            block = paragraph.removeprefix("\b\n").rstrip()
-            parts.append(_format_block(block))
-        else:
-            parts.append(escape_markdown(paragraph) + "\n")
-    return "\n".join(parts)
+def _format_help(paragraph: str) -> str:
+    r"""Return a paragraph of a help text as Markdown; behind `\b` lines are kept, as a block."""
+    if paragraph.startswith("\b\n"):
+        return _format_block(paragraph.removeprefix("\b\n").rstrip())
+    return escape_markdown(paragraph) + "\n"
 
 
 def _format_block(block: str) -> str:

@@ -69,15 +69,10 @@ def test_every_metric_is_in_the_reference():
         assert f"### `{metric.exposed_name}`" in text
 
 
-def test_every_command_and_option_is_in_the_reference():
+def test_every_command_is_in_the_reference():
     text = (REFERENCE / "cli.md").read_text()
-    for words, command in iter_commands():
-        _, _, below = text.partition(f"## `{' '.join(words)}` ")
-        assert below, words
-        section = below.partition("\n## ")[0]
-        for param in command.params:
-            if param.param_type_name == "option" and not param.hidden:
-                assert all(name in section for name in param.opts), (words, param.opts)
+    for words, _ in iter_commands():
+        assert f"## `{' '.join(words)}` " in text
 
 
 def test_every_problem_is_explained():
