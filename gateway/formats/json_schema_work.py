@@ -55,7 +55,7 @@ _PATTERN_TOKEN = re.compile(
 )
 # Without a choice before its end, as `^[A-Z]{2}[0-9]{1,9}$`: it has a state for each position.
 _SEQUENCE = re.compile(
-    rf"\^(?:(?:{_ATOM}|[^\\()\[\]{{}}|*+?^$])(?:\{{[0-9]+\}})?)*"
+    rf"\^(?:(?>{_ATOM}|[^\\()\[\]{{}}|*+?^$])(?:\{{[0-9]+\}})?)*+"
     r"(?:[*+?]|\{[0-9]+,[0-9]*\})?\$?",
     re.DOTALL,
 )

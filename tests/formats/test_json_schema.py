@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import FormatError
+from gateway.formats import json_schema_work
 from gateway.formats.json_schema import JsonSchemaCodec
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -344,6 +345,14 @@ def test_what_is_compared_or_matched_with_all_of_a_value_is_bounded(schema: Any,
 def test_a_long_enum_of_codes_bounds_no_value():
     codec = JsonSchemaCodec(json.dumps({"items": {"enum": [*range(500), "x", None]}}), {})
     assert codec.encode([499, "x", None] * 30_000)
+
+
+@pytest.mark.parametrize(
+    "token", [r"\u{1}", r"\p{1}", "[a]{1}", "a{1}", "(a)", "(?=a)", "[", "{1,2}"]
+)
+def test_a_pattern_is_measured_in_linear_time(token: str):
+    """40 repetitions of `\\u{1}` in 300 bytes took weeks, in which the process stood."""
+    assert json_schema_work._measure_pattern("^" + token * 5000 + "(a)").patterns > 0
 
 
 def test_patterns_take_work_only_where_they_look():

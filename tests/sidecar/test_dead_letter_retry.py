@@ -33,7 +33,9 @@ from gateway.core.delivery.verdict import (
 )
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.fetch.bounded_read import PartitionRead
 from gateway.kafka.produce.transactional_producer import WrittenOffsets
+from gateway.sidecar.dead_letter_retry import queue as queue_module
 from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue, DeadLetterRetry
 
 REACTIVE_PATH = "/consumers/deadLetter/reactive"
@@ -439,6 +441,32 @@ def test_portions_of_dead_letters_are_read_by_few_requests_at_a_time():
         assert found.record.value == b"it"
 
     run_in_virtual_time(play())
+
+
+def test_who_looks_through_a_long_queue_lets_others_read_in_between(monkeypatch):
+    """Requests of a group without dead letters read those of all others, and everybody waited."""
+    order: list[str] = []
+
+    async def read_one(cluster: object, tp: TopicPartition, offset: int) -> PartitionRead:
+        order.append(tp.topic)
+        await asyncio.sleep(1.0)  # of virtual time
+        return PartitionRead([], offset + 1)
+
+    monkeypatch.setattr(queue_module, "read_committed", read_one)
+
+    async def play() -> None:
+        kafka, reads = SimulatedKafka(random.Random(1)), asyncio.Semaphore(1)
+        scans = []
+        for topic in ("a.dlq", "b.dlq"):
+            kafka.create_topic(topic, 1)
+            kafka.append_records(TopicPartition(topic, 0), [b""] * 3)
+            cluster = cast(Cluster, SimulatedCluster(kafka))
+            queue = DeadLetterQueue(cluster, topic, "g", ".dlq", reads)
+            scans.append(queue.fetch_dead_letters(1, 1))
+        await asyncio.gather(*scans)
+
+    run_in_virtual_time(play())
+    assert order == ["a.dlq", "b.dlq"] * 3
 
 
 def test_a_wait_for_dead_letters_asks_kafka_twice_a_minute():

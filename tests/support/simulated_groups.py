@@ -101,12 +101,12 @@ class GroupSimulation:
             for p in range(PARTITION_COUNT):
                 self._append(TopicPartition(TOPIC, p), OLD_RECORDS)
                 self._old_ends[self.kafka.topics[TOPIC].id, p] = OLD_RECORDS
-        parallelism = self.rng.choice((1, 1, 2, 3))
+        self.parallelism = self.rng.choice((1, 1, 2, 3))
         self._settings = Group.model_validate(
             {
                 "group": "g", "topics": [TOPIC], "valueFormat": "json",
                 "groupProtocol": "classic" if is_classic else "consumer",
-                "autoOffsetReset": reset, "parallelism": parallelism,
+                "autoOffsetReset": reset, "parallelism": self.parallelism,
                 "sessionTimeout": "6s", "heartbeatInterval": "1s", "revokeTimeout": "5s",
                 "maxPollInterval": f"{MAX_POLL_INTERVAL_S:g}s", "maxPollRecords": BATCH_RECORDS,
                 "retryDelay": "500ms", "retryDelayMax": "5s",

@@ -124,12 +124,15 @@ class DeadLetterQueue:
         for tp, offsets in ranges.items():
             position = offsets.start
             while position < offsets.stop:
-                batch = await read_committed(self._cluster, tp, position)
-                if batch.next_offset == position:  # an open transaction
-                    break
-                position = batch.next_offset
-                records = [record for record in batch.records if record.offset < offsets.stop]
-                yield await self._parse_records(records), {tp: position}
+                # Others have their turns between the portions of one that finds nothing.
+                async with self._reads:
+                    batch = await read_committed(self._cluster, tp, position)
+                    if batch.next_offset == position:  # an open transaction
+                        break
+                    position = batch.next_offset
+                    records = [record for record in batch.records if record.offset < offsets.stop]
+                    portion = await self._parse_records(records)
+                yield portion, {tp: position}
 
     async def fetch_dead_letters(
         self, max_records: int, max_bytes: int, timeout_s: float = 0.0
@@ -150,8 +153,7 @@ class DeadLetterQueue:
                 # It is behind the end if the topic was created again.
                 start = max(offsets.start, start if start <= offsets.stop else 0)
                 ranges[tp] = range(start, offsets.stop)
-            async with self._reads:
-                taken, next_offsets = await self._take(ranges, max_records, max_bytes)
+            taken, next_offsets = await self._take(ranges, max_records, max_bytes)
             if taken or now() >= deadline:
                 return taken, next_offsets
             skipped |= next_offsets

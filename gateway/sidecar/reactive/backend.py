@@ -252,7 +252,7 @@ class EncodedBatch(NamedTuple):
 
 @dataclass(slots=True)
 class BatchEncoder:
-    """Encode batches of one group, in the formats of its topics.
+    """Encode batches of one lane of a group, in the formats of its topics.
 
     A batch that cannot be encoded yet is passed again, before any other.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import httpx
 
@@ -26,6 +27,7 @@ from gateway.kafka.group.consumer import GroupConsumer
 from gateway.sidecar.context import Context, audit_gap, build_consumer_options
 from gateway.telemetry.counts import Histogram
 
+from .backend import BatchEncoder
 from .lanes import LaneContext, LaneRunner, OffsetCommitter, ReactiveCounts, build_rules
 
 log = logging.getLogger(__name__)
@@ -80,7 +82,16 @@ class ReactiveGroup:
             counts=self.counts, outages=self._context.cluster.outages,
         )  # fmt: skip
         self.runners = [
-            LaneRunner(build_rules(settings), lane_context, self._update_pauses, number)
+            LaneRunner(
+                build_rules(settings),
+                # It knows since when the batch of this lane waits for a schema.
+                replace(
+                    lane_context,
+                    encoder=BatchEncoder(self._context.codecs, self._context.section, settings),
+                ),
+                self._update_pauses,
+                number,
+            )
             for number in range(settings.parallelism)
         ]
         for runner in self.runners:

@@ -161,3 +161,23 @@ def test_a_group_that_is_refused_says_why_as_soon_as_it_is_failed(protocol: str)
         log.setLevel(level)
         log.removeHandler(noter)
     assert failures and all(failures), failures
+
+
+def test_each_lane_waits_for_its_own_schemas():
+    """A lane that worked began the 15 seconds of another one again, which held it up for ever."""
+    world = next(
+        each
+        for each in (GroupSimulation(seed, is_classic=False) for seed in range(20))
+        if each.parallelism > 1
+    )
+
+    async def play() -> None:
+        world.start()
+        group = world.members[0].group
+        await asyncio.sleep(1.0)
+        encoders = {id(runner._context.encoder) for runner in group.runners}
+        assert len(encoders) == world.parallelism
+        world.members[0].task.cancel()
+        await asyncio.wait([world.members[0].task])
+
+    run_in_virtual_time(play())
