@@ -14,6 +14,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Set
 from functools import partial
+from itertools import chain
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -242,6 +244,7 @@ class OpenStream:
             client.end(EndReason.CHANGED)
             return
         self.match, self.query, self._pending_change = match, query, None
+        self.routes.stream_registry.count_memory(self)
         self._end_if_blocked()
         client.apply_route_settings(
             match.route.stream.heartbeat, SlowClientPolicy(match.route.stream.slow_client)
@@ -261,6 +264,7 @@ class OpenStream:
         assert client is not None and self._pending_change is not None
         self.match, self.query, _, _ = self._pending_change
         self._pending_change = None
+        self.routes.stream_registry.count_memory(self)
         return taken or client.take_handover()
 
     def mark_closed(self) -> None:
@@ -349,12 +353,17 @@ class StreamRegistry:
     def add(self, stream: OpenStream) -> int:
         self._last_number += 1
         self._by_number[self._last_number] = stream
-        # A stream keeps its request, by which a reload finds its route again.
-        texts = (stream.match.path, *stream.match.values, *(value for _, value in stream.query))
-        size = sum(map(len, texts))
+        self.count_memory(stream)
+        return self._last_number
+
+    def count_memory(self, stream: OpenStream) -> None:
+        """Count what a stream keeps of its request, by which a reload finds its route again."""
+        match = stream.match
+        size = sum(map(getsizeof, (match.path, *match.values, *chain(*stream.query))))
         if size > MAX_UNCOUNTED_BYTES:
             self._client_memory.hold(HeldPart.RECEIVED, stream, size)
-        return self._last_number
+        else:
+            self._client_memory.release(HeldPart.RECEIVED, stream)
 
     def iter_after(self, number: int) -> Iterator[OpenStream]:
         """Yield the streams behind a number, in order. None may close during the iteration.

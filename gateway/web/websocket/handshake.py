@@ -205,6 +205,11 @@ class HandshakeScope:
         )
 
     @property
+    def size(self) -> int:
+        texts = (value for value in self._values if isinstance(value, (str, bytes)))
+        return len(self._header_lines) + sum(map(len, texts))
+
+    @property
     def address(self) -> str:
         """The IP address of the client; empty if it is not known."""
         client = self._values[self._keys.index("client")] if "client" in self._keys else None

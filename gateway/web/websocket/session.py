@@ -14,6 +14,7 @@ from typing import assert_never
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
+from gateway.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
 from gateway.errors import Busy, GatewayError, RequestError
 from gateway.hub.fanout.client import Handover
 from gateway.web.http import problems
@@ -110,6 +111,7 @@ class Session(MessageProcessor):
     def start(self, socket: Socket, match: Match | None, query: QueryPairs) -> None:
         """Begin on an accepted socket; `match` is the route of its path, None on `/ws`."""
         self.socket = socket
+        self._count_kept()
         hubs = self.routes.hubs
         hubs.drain_callbacks.add(self._on_drain)
         hubs.websocket_count += 1
@@ -117,6 +119,12 @@ class Session(MessageProcessor):
             self._path_stream = self._streams[None] = WebSocketStream(self, None, match, query)
         if hubs.draining:  # it began during the handshake, before the callback was added
             self._on_drain()
+
+    def _count_kept(self) -> None:
+        """Count what guards may have to look at again."""
+        size = self.handshake_scope.size + len(self._token or "")
+        if size > MAX_UNCOUNTED_BYTES:
+            self._client_memory.hold(HeldPart.PARSED, self, size)
 
     async def open_path_stream(self, handshake: HTTPConnection) -> None:
         """Open the stream that the handshake of a route's path asks for, if this is one."""
@@ -146,6 +154,7 @@ class Session(MessageProcessor):
 
     def on_closed(self, code: int, reason: str) -> None:
         super().on_closed(code, reason)
+        self._client_memory.release(HeldPart.PARSED, self)
         hubs = self.routes.hubs
         hubs.drain_callbacks.discard(self._on_drain)
         hubs.websocket_count -= 1
@@ -258,25 +267,30 @@ class Session(MessageProcessor):
         while True:
             settings = self.routes.settings
             renewed = await self._admit_streams(jwt)
-            # If the configuration was reloaded meanwhile, other guards may have to be asked.
-            if self.routes.settings is settings:
+            # If the configuration was reloaded meanwhile, other guards may have to be asked; and
+            # if a reload has just come to a stream, its change is the later one.
+            if self.routes.settings is settings and all(
+                stream.matches[-1] is before for stream, before, _ in renewed
+            ):
                 break
         self._token = jwt
-        for stream, change in renewed:
+        self._count_kept()
+        for stream, _, change in renewed:
             stream.apply_change(change)
         self.send_message("renewed")
 
-    async def _admit_streams(self, jwt: str) -> list[tuple[WebSocketStream, StreamChange]]:
-        """Return the change of each stream to a new token, without changing any."""
-        renewed: list[tuple[WebSocketStream, StreamChange]] = []
+    async def _admit_streams(self, jwt: str) -> list[tuple[WebSocketStream, Match, StreamChange]]:
+        """Return what each stream is, and its change to a new token, without changing any."""
+        renewed: list[tuple[WebSocketStream, Match, StreamChange]] = []
         for stream in list(self._streams.values()):
+            before = stream.matches[-1]
             # A stream with a pending change is asked for on both routes.
             for match in stream.matches:
                 granted = (await self._admit(match, jwt)).granted
                 if granted.subject != match.granted.subject:
                     raise RequestError(403, "Forbidden", OTHER_CLIENT_MESSAGE)
             # `granted` is of the last route, which is the one that the stream will show.
-            renewed.append((stream, await stream.build_renewal(granted)))
+            renewed.append((stream, before, await stream.build_renewal(granted)))
         return renewed
 
     async def _admit(self, match: Match, token: str | None) -> Match:

@@ -101,6 +101,11 @@ async def test_streams_of_long_paths_count_as_memory_and_end_above_its_limit():
         for size in (9, 60_000, 59_000)
     ]
     assert memory.total > 119_000
+    short, *_ = streams
+    short._pending_change = StreamChange(build_match("/"), [("_" + "x" * 9000, "")], None)  # type: ignore[arg-type]
+    short._client = create_client()
+    short._take_handover()
+    assert memory.total > 128_000, "names that nobody reads are kept, too"
     await asyncio.sleep(0)
     assert [stream._end_reason for stream in streams] == [None, EndReason.SLOW, None]
     for stream in streams:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.view import View
 from gateway.web.access import NO_GRANTS, Granted
 from gateway.web.routing.limits import Limits
-from gateway.web.routing.open_streams import StreamRegistry
+from gateway.web.routing.open_streams import StreamChange, StreamRegistry
 from gateway.web.routing.views import parse_selection
 from gateway.web.websocket.handshake import HandshakeScope
 from gateway.web.websocket.session import MAX_STREAMS, Session
@@ -31,6 +32,7 @@ class FakeMatch(str):
     """A path, as what it leads to."""
 
     granted = NO_GRANTS
+    route = SimpleNamespace(guarded={})
     values = ()
 
     @property
@@ -59,7 +61,8 @@ class SessionSurroundings:
 
     deflate = full = closed = draining = False
 
-    def __init__(self) -> None:
+    def __init__(self, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        self.headers = headers
         self.hubs: Any = self
         self.limits = Limits(Settings(), Bus())
         self.client_memory = ClientMemory()
@@ -76,7 +79,7 @@ class SessionSurroundings:
 
     def _build_handshake_scope(self) -> HandshakeScope:
         return HandshakeScope(
-            {"type": "websocket", "headers": [], "path": "/ws", "query_string": b""}
+            {"type": "websocket", "headers": self.headers, "path": "/ws", "query_string": b""}
         )
 
     # routes
@@ -281,6 +284,29 @@ async def test_a_reload_while_the_conditions_of_a_filter_are_counted_counts():
     reloaded.receive_message("subscribe", id="a", path="/open", filter={"key": "ada"})
     await wait_until(lambda: reloaded.sent)
     assert [message["type"] for message in reloaded.sent] == ["error"]
+
+
+async def test_a_token_that_is_checked_during_a_reload_does_not_undo_it(house):
+    """The streams showed what they had shown before, by a route that no configuration had."""
+    house.receive_message("subscribe", id="a", path="/old")
+    await wait_until(lambda: house.clients)
+    (stream,) = house.session._streams.values()
+    house.receive_message("token", jwt="late")
+    await asyncio.sleep(0)
+    view: Any = SimpleNamespace(condition_count=0)
+    stream._has_begun = False  # so that what it is to show stays to be seen
+    stream.apply_change(StreamChange(FakeMatch("/new"), [], view))  # type: ignore[arg-type]
+    house.may_admit.set()
+    await wait_until(lambda: house.list_sent("renewed"))
+    assert stream.matches[-1] == "/new"
+
+
+async def test_what_a_socket_keeps_of_its_handshake_counts_as_memory():
+    made = SessionSurroundings([(b"cookie", b"x" * 60_000)])
+    made.session.start(made, None, [])  # type: ignore[arg-type]
+    assert made.client_memory.total > 60_000
+    made.close(1000)
+    assert made.client_memory.total == 0
 
 
 def test_an_idle_session_has_no_dictionary():
