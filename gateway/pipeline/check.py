@@ -141,27 +141,45 @@ def _check_job(job: Job, resolved: Mapping[str, Input]) -> Iterator[JobProblem]:
     columns: dict[str, dict[str, str]] = {}
     for name, input in get_inputs(job).items():
         loc = _input_loc(job, name)
-        yield from (each._replace(loc=(*loc, *each.loc)) for each in _check_input(job, input))
+        is_parsed = not isinstance(job, config.Load)
+        problems = [
+            *_check_fields(input, is_parsed=is_parsed),
+            *_check_columns(resolved.get(name, input)),
+        ]
+        yield from (each._replace(loc=(*loc, *each.loc)) for each in problems)
         # If the columns are unknown, `columns` lacks the input, and they are not checked.
-        input = resolved.get(name, input)
-        if input.value.fields or input.value.model == "string":
-            columns[name] = source.get_columns(input)
-            yield from (
-                each._replace(loc=(*loc, *each.loc)) for each in _check_time(input, columns[name])
-            )
-            json_names = (input.value.json_names.get(each, each) for each in columns[name])
-            if message := types.check_case(columns[name]) or types.check_case(json_names):
-                yield JobProblem((*loc, "value"), message)
+        if _has_known_columns(resolved.get(name, input)):
+            columns[name] = source.get_columns(resolved.get(name, input))
     module = import_job_module(job)
-    problems = [*module.check_job(job, columns), *check_key(job)]
-    yield from (_parse_problem(text) for text in problems)
+    texts = [*module.check_job(job, columns), *check_key(job)]
+    yield from (_parse_problem(text) for text in texts)
     if job.trigger == "realtime":
         if reason := module.check_realtime(job):
             yield JobProblem(("trigger",), f"this job cannot run in real time: {reason}")
         yield from _check_realtime_options(job)
 
 
-def _check_input(job: Job, input: Input) -> Iterator[JobProblem]:
+def check_input(input: Input) -> Iterator[JobProblem]:
+    """Yield the problems of an input's columns; those of a schema are only known once resolved."""
+    yield from _check_fields(input)
+    yield from _check_columns(input)
+
+
+def _has_known_columns(input: Input) -> bool:
+    return bool(input.value.fields) or input.value.model == "string"
+
+
+def _check_columns(input: Input) -> Iterator[JobProblem]:
+    if not _has_known_columns(input):
+        return
+    columns = source.get_columns(input)
+    yield from _check_time(input, columns)
+    json_names = (input.value.json_names.get(each, each) for each in columns)
+    if message := types.check_case(columns) or types.check_case(json_names):
+        yield JobProblem(("value",), message)
+
+
+def _check_fields(input: Input, *, is_parsed: bool = True) -> Iterator[JobProblem]:
     value = input.value
     for name, kind in value.fields.items():
         if message := types.check_type(kind):
@@ -170,7 +188,7 @@ def _check_input(job: Job, input: Input) -> Iterator[JobProblem]:
             yield JobProblem(
                 ("value", "fields", name), f"'{name}' is a column of every record; use another name"
             )
-    if value.model == "json" and not value.fields and not isinstance(job, config.Load):
+    if value.model == "json" and not value.fields and is_parsed:
         message = "JSON has no schema; name its columns, such as fields: {user: string}"
         yield JobProblem(("value",), message)
     if value.model == "string" and value.fields:

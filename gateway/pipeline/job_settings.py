@@ -5,12 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.job import Fields, Input, Job, Output
 
 ORIGIN_HEADER, REASON_HEADER = "X-Origin-Topic", "X-Reason"
 """The headers of a dead letter with the topic that refused a row, and with the reason."""
+
+
+class Program(Job):
+    """A query whose rows a program computes, by `gateway.pipeline.write_exactly_once`."""
+
+    tables: dict[str, Input] = Field(description="The topics that the rows are made of, by name.")
+    to: Output = Field(description="The topic of the rows.")
+    emit: Literal["final", "updates"] = Field(description="As of jobs of type query.")
 
 
 def get_job_type(job: Job) -> str:
@@ -23,7 +34,7 @@ def get_inputs(job: Job) -> Mapping[str, Input]:
     match job:
         case config.Join():
             return {"left": job.left, "right": job.right}
-        case config.Query():
+        case config.Query() | Program():
             return job.tables
         case config.Sessions() | config.Aggregate() | config.Enrich() | config.Load():
             return {"from": job.from_}

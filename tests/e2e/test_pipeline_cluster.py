@@ -5,11 +5,17 @@ The nodes' Python has no gateway: what runs there is what the job brought.
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.dead_letters import read_committed
 from support.pipeline_process import (
     is_alive,
     open_row_reader,
@@ -19,6 +25,9 @@ from support.pipeline_process import (
 )
 from support.spark_cluster import SparkCluster, running_spark_cluster
 
+from gateway.pipeline import jars
+
+ROOT = Path(__file__).parents[2]
 EVENTS = 400
 GAP = 10  # s
 LAST = 1_000_000  # s of event time, later than all: sessions end
@@ -127,6 +136,37 @@ def test_a_job_that_is_submitted_brings_its_code_to_a_cluster_and_its_rows_are_r
         assert_both_workers_were_sent_the_package(cluster)
     begun, done = batches(tmp_path / "checkpoints")
     assert begun == done
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.night  # the library writes as jobs do
+def test_a_program_that_is_submitted_brings_the_package_to_a_cluster(kafka, tmp_path):
+    clicks, visits = (kafka.create_unique_topic(2) for _ in range(2))
+    produce_values(kafka.bootstrap_servers, clicks, events(), "user")
+    example = ROOT / "examples" / "pipeline" / "visits.py"
+    submit = Path(str(find_spec("pyspark").origin)).parent / "bin" / "spark-submit"
+    with running_spark_cluster(tmp_path) as cluster:
+        python = {"PYSPARK_PYTHON": str(cluster.python_path), "SPARK_LOCAL_IP": "127.0.0.1"}
+        # For the driver only: the nodes' Python must not find the package.
+        python |= {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(
+            [
+                *(submit, "--master", cluster.url, "--jars", jars()),
+                *(example, kafka.bootstrap_servers, clicks, visits, tmp_path / "checkpoints"),
+            ],
+            env=os.environ | python,
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 0, ended.stderr[-4000:]
+        assert_both_workers_were_sent_the_package(cluster)
+    rows = [json.loads(each.value()) for each in read_committed(kafka, visits, 2)]
+    numbers = {user: sorted(r["visit"] for r in rows if r["user"] == user) for user in users()}
+    assert numbers == {user: list(range(1, count + 1)) for user, count in users().items()}
+
+
+def users() -> Counter[str]:
+    return Counter(str(event["user"]) for event in events())
 
 
 def assert_both_workers_were_sent_the_package(cluster: SparkCluster) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.job import Input, Job
 from gateway.errors import CheckpointRefused
-from gateway.pipeline.job_settings import get_inputs, local_path
+from gateway.pipeline.job_settings import Program, get_inputs, local_path
 
 from .files import open_files, refuse_damaged
 
@@ -185,15 +185,15 @@ def build_definition(
     """Return the settings of a job that must not change, by dotted names, as JSON values.
 
     Args:
-        is_stateful: Whether a job of the type `query` keeps state besides offsets, which only
-            Spark's plan says. Other types of jobs ignore it.
+        is_stateful: Whether a query, of SQL or of a program, keeps state besides offsets, which
+            only Spark's plan says. Other types of jobs ignore it.
         table_order: The tables of a query in the order of `Sources.lines`, since Spark stores
             offsets without the name of their source.
     """
     settings: dict[str, Any] = {"type": type(job).__name__.lower()}
     if table_order:
         settings[_ORDER_KEY] = list(table_order)
-    if not isinstance(job, config.Query):
+    if not isinstance(job, (config.Query, Program)):
         is_stateful = not isinstance(job, (config.Enrich, config.Load))
     if not is_stateful:
         for name, input in get_inputs(job).items():

@@ -13,6 +13,7 @@ value is out of the range of its type, or if its event time is missing or outsid
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from gateway.pipeline.clusters import build_spark_options
 from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
 from . import parsing, schemas
-from .types import RECORD_COLUMN_TYPES, get_column_type
+from .types import HEADERS_COLUMN, RECORD_COLUMN_TYPES, get_column_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -35,12 +36,14 @@ Catalogs = Mapping[str, SchemaRegistry]
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns of Spark's Kafka source that are read."""
 
-# Spark has `headers` only with `includeHeaders`. No job uses them: the records of dead letters,
-# which keep them, are read again by `read_raw_range`.
+# Spark has `headers` only with `includeHeaders`, and jobs do not use them: the records of dead
+# letters, which keep them, are read again by `read_raw_range`.
 _STREAM_COLUMNS = tuple(name for name in KAFKA_COLUMNS if name != "headers")
 
-# Spark keeps this option in its plan, and its Kafka source ignores it. `find_sources` reads it.
-_INPUT_NAME_OPTION = "gatewayInput"
+# Spark keeps this option in its plan, and its Kafka source ignores it. `list_source_labels` reads
+# it.
+_LABEL_OPTION = "gatewayInput"
+_LABEL_SEPARATOR = "|"  # between the name of the input and the label's own part
 
 
 def read_stream(
@@ -49,33 +52,79 @@ def read_stream(
     kafka: Kafka,
     catalogs: Catalogs,
     *,
-    input_name: str = "",
+    label: str = "",
     metrics_name: str = "",
     has_event_time: bool = True,
+    has_headers: bool = False,
 ) -> DataFrame:
     """Return an input, as of `resolve_fields`, as a stream of its columns, with its watermark.
 
     Args:
-        input_name: The name of the input, which `find_sources` finds in the plan.
+        label: As of `load_stream`.
         metrics_name: The name under which the query's progress counts the `rows` that were read,
             and the `invalid` ones among them. "" counts nothing.
         has_event_time: False if the job does not use event time, so that records may have any
             timestamp.
+        has_headers: Whether there is a column `_headers`.
     """
-    options = (
-        build_spark_options(kafka)
-        | _build_source_options(input)
-        | {"subscribe": input.topic, _INPUT_NAME_OPTION: input_name}
-    )
-    loaded = spark.readStream.format("kafka").options(**options).load()
+    records = load_stream(spark, input, kafka, label, has_headers=has_headers)
     table = parse_records(
-        loaded.select(*_STREAM_COLUMNS),
+        records.withColumnRenamed("headers", HEADERS_COLUMN),
         input,
         catalogs,
         metrics_name=metrics_name,
         has_event_time=has_event_time,
     )
     return table.withWatermark(input.time, f"{input.watermark * 1000:.0f} milliseconds")
+
+
+def load_stream(
+    spark: SparkSession, input: Input, kafka: Kafka, label: str, *, has_headers: bool
+) -> DataFrame:
+    """Return the records of an input as Spark reads them.
+
+    Args:
+        label: A text that `list_source_labels` finds in the plan: the name of the input, to which
+            `create_label` may have added an id.
+    """
+    options = (
+        build_spark_options(kafka)
+        | _build_source_options(input)
+        | {"subscribe": input.topic, _LABEL_OPTION: label}
+        | ({"includeHeaders": "true"} if has_headers else {})
+    )
+    loaded = spark.readStream.format("kafka").options(**options).load()
+    return loaded.select(*(KAFKA_COLUMNS if has_headers else _STREAM_COLUMNS))
+
+
+def observe_rows(name: str, table: DataFrame) -> DataFrame:
+    """Return a table whose filters stay above its watermark, and whose rows are counted.
+
+    Only rows that pass a filter below the watermark would end windows, and the last windows would
+    never end. Spark pushes no filter through `observe`. (It does push one through another filter,
+    even one with `rand()`.) Progress has the number of rows as `read_<name>`.
+    """
+    from pyspark.sql import functions as F
+
+    return table.observe(f"read_{name}", F.count(F.lit(1)).alias("rows"))
+
+
+def create_label(name: str) -> str:
+    """Return a label that no other stream has, whatever their names are."""
+    return f"{name}{_LABEL_SEPARATOR}{uuid.uuid4().hex}"
+
+
+def list_source_labels(rows: DataFrame) -> list[str | None]:
+    """Return the label of each stream that a query reads; None for one without a label."""
+    leaves = iterate(get_analyzed_plan(rows).collectLeaves())
+    return [_get_label(leaf) for leaf in leaves if leaf.isStreaming()]
+
+
+def _get_label(leaf: Any) -> str | None:
+    if leaf.getClass().getSimpleName() != "StreamingRelationV2":
+        return None
+    label: str | None = leaf.extraOptions().get(_LABEL_OPTION)
+    return label
 
 
 def find_sources(rows: DataFrame) -> Sources:
@@ -86,8 +135,8 @@ def find_sources(rows: DataFrame) -> Sources:
     """
     relations: list[tuple[Any, str]] = []
     for leaf in iterate(get_analyzed_plan(rows).collectLeaves()):
-        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
-            relations.append((leaf, str(leaf.extraOptions().get(_INPUT_NAME_OPTION))))
+        if (label := _get_label(leaf)) is not None:
+            relations.append((leaf, label.partition(_LABEL_SEPARATOR)[0]))
     distinct = [
         name
         for i, (relation, name) in enumerate(relations)
@@ -304,5 +353,5 @@ def _iter_faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Ite
 def _select_record_columns(raw: DataFrame) -> list[Column]:
     from pyspark.sql import functions as F
 
-    kept = [F.col(name) for name in raw.columns if name == RAW_COLUMN]
+    kept = [F.col(name) for name in raw.columns if name in (RAW_COLUMN, HEADERS_COLUMN)]
     return [*(F.col(name[1:]).alias(name) for name in RECORD_COLUMN_TYPES), *kept]

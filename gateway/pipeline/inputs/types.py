@@ -29,6 +29,13 @@ RECORD_COLUMN_TYPES: Mapping[str, str] = {
     "_timestamp": "timestamp",
 }
 """The columns of every input besides those of its values."""
+HEADERS_COLUMN, HEADERS_TYPE = "_headers", "array<struct<key:string,value:binary>>"
+"""The column of the headers, which a stream of a program has if it is asked for."""
+
+
+def is_record_column(name: str, type_text: str) -> bool:
+    """Return whether a column describes the record, and is no part of the value of a row."""
+    return name in RECORD_COLUMN_TYPES or (name, type_text) == (HEADERS_COLUMN, HEADERS_TYPE)
 
 
 def check_type(text: str) -> str | None:

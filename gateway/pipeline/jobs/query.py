@@ -5,9 +5,7 @@ Spark's guide lists what it does not support for streams ("Unsupported Operation
 equal columns and a bound on their times.
 
 A WHERE must not be pushed below the watermark, because only rows that pass it would then end
-windows, and the last windows would never end. Spark pushes no filter through `observe`, so each
-table is wrapped in one. (It does push one through another filter, even one with `rand()`.) Thereby
-the progress also has the number of rows that each table has read, as `read_<table>`.
+windows, and the last windows would never end. So each table is wrapped by `observe_rows`.
 
 Spark counts the rows that are too late for a window or a join in the SQL. They are not written to a
 topic, because the plan decides which rows they are; so `late: topic` is refused.
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config.sections.pipelines import Query
 from gateway.config.source.substitution import suggest
+from gateway.pipeline.inputs.source import observe_rows
 from gateway.pipeline.inputs.types import check_case
 from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
@@ -45,7 +44,7 @@ def build(settings: Query, tables: Mapping[str, DataFrame]) -> DataFrame:
     with _views_lock:
         for name, table in tables.items():
             is_observed = table.isStreaming and settings.trigger != "realtime"
-            view = _observe_rows(name, table) if is_observed else table
+            view = observe_rows(name, table) if is_observed else table
             view.createOrReplaceTempView(f"`{name}`")
         try:
             return spark.sql(settings.sql)
@@ -145,13 +144,6 @@ _AGGREGATE_FUNCTIONS = frozenset(
     var_pop var_samp variance window""",
     )
 )
-
-
-def _observe_rows(name: str, table: DataFrame) -> DataFrame:
-    """Return a table whose filters stay above its watermark, and whose rows are counted."""
-    from pyspark.sql import functions as F
-
-    return table.observe(f"read_{name}", F.count(F.lit(1)).alias("rows"))
 
 
 def _check_tables(settings: Query, table_names: Sequence[str]) -> Iterator[str]:

@@ -28,7 +28,7 @@ from gateway.config.sections.security import SchemaRegistry
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint.job_checkpoint import describe_rows
 from gateway.pipeline.inputs import schemas
-from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES, check_case
+from gateway.pipeline.inputs.types import check_case, is_record_column
 from gateway.pipeline.job_settings import get_key_columns, get_output
 from gateway.pipeline.jobs import sql
 from gateway.pipeline.jobs.sql import parse_measures
@@ -55,7 +55,7 @@ def encode_rows(
 
     if message := check_case(rows.columns):
         raise PipelineError(f"columns {message}")
-    names = [name for name in rows.columns if name not in RECORD_COLUMN_TYPES]
+    names = [name for name, type_text in rows.dtypes if not is_record_column(name, type_text)]
     value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), _JSON_OPTIONS)
     records = rows.select(build_key(rows, key_columns).alias("key"), value.alias("value"))
     return schemas.encode_values(records, output, catalogs or {})

@@ -34,6 +34,7 @@ from gateway.pipeline.failures import clear_frames
 from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.source import find_sources, read_stream
 from gateway.pipeline.job_settings import (
+    Program,
     get_key_columns,
     get_output,
     has_side_outputs,
@@ -150,14 +151,43 @@ def start_query(context: QueryContext) -> Any:
             each.model_copy(update=restoring),
             find_cluster(settings.clusters, each.kafka),
             settings.catalogs,
-            input_name=name,
+            label=name,
             metrics_name="" if job.trigger == "realtime" else name,
             has_event_time=not isinstance(job, config.Load),
         )
         for name, each in inputs.items()
     }
     verify_topics(context.files, context.topics.topics)
-    writer = _create_writer(context, inputs, tables).queryName(job.name)
+    return _start_writer(context, _create_writer(context, inputs, tables))
+
+
+def start_rows(
+    context: QueryContext,
+    rows: DataFrame,
+    inputs: Mapping[str, Input],
+    tables: Mapping[str, DataFrame],
+) -> Any:
+    """Start to write the rows of a `Program` and return the StreamingQuery.
+
+    Args:
+        inputs: Those that the rows are made of, as of `resolve_fields`.
+        tables: The inputs as `read_stream` has returned them.
+
+    Raises:
+        PipelineError: As of `start_query`.
+    """
+    from gateway.pipeline.exactly_once.input_topics import verify_topics
+
+    assert isinstance(context.job, Program)
+    close_idle_connections(context.spark)
+    verify_topics(context.files, context.topics.topics)
+    mode = "update" if context.job.emit == "updates" else "append"
+    return _start_writer(context, _create_row_writer(context, inputs, tables, rows, mode))
+
+
+def _start_writer(context: QueryContext, writer: Any) -> Any:
+    job = context.job
+    writer = writer.queryName(job.name)
     writer = writer.option("checkpointLocation", context.job_checkpoint.location)
     query = writer.trigger(
         **({"once": True} if context.replay_state else _build_trigger(job))
@@ -179,7 +209,7 @@ def _create_writer(
     context: QueryContext, inputs: Mapping[str, Input], tables: Mapping[str, DataFrame]
 ) -> Any:
     """Return the DataStreamWriter of a job. The module's docstring lists its kinds."""
-    job, settings = context.job, context.settings
+    job = context.job
     module = import_job_module(job)
     mode = module.get_output_mode(job)
     if isinstance(job, config.Load):
@@ -189,23 +219,28 @@ def _create_writer(
         query_id, is_first = context.job_checkpoint.query_id, context.checkpoint.is_first()
         loader = BatchLoader(job, query_id, is_first=is_first)
         return _write_each_batch(context, tables["from"], mode, loader)
-    to = get_output(job)
-    assert to is not None
-
-    def create_batch_function(rows: DataFrame) -> BatchFunction:
-        if context.replay_state:
-            return _discard_rows
-        digests = compute_key_digests(job, tables)
-        return _create_batch_function(context, to, inputs, find_sources(rows), digests)
-
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
         verify_key(job, tables["from"])
-        batch = _create_join_function(context, job, create_batch_function(tables["from"]))
+        write_batch = _create_batch_function(context, inputs, tables, tables["from"])
+        batch = _create_join_function(context, job, write_batch)
         return _write_each_batch(context, tables["from"], mode, batch)
     hot_keys = (context.job_checkpoint.hot_keys,) if isinstance(job, config.Join) else ()
     rows = module.build(job, tables, *hot_keys)
+    return _create_row_writer(context, inputs, tables, rows, mode)
+
+
+def _create_row_writer(
+    context: QueryContext,
+    inputs: Mapping[str, Input],
+    tables: Mapping[str, DataFrame],
+    rows: DataFrame,
+    mode: str,
+) -> Any:
+    """Return the DataStreamWriter of the rows that a job has computed of its tables."""
+    job, settings, to = context.job, context.settings, get_output(context.job)
+    assert to is not None
     verify_key(job, rows)
-    if isinstance(job, config.Query):
+    if isinstance(job, (config.Query, Program)):
         _update_query_definition(context, job, rows)
     encoded = encode_rows(rows, to, get_key_columns(job), settings.catalogs)
     if not (context.replay_state or retires_itself(job)):
@@ -213,7 +248,8 @@ def _create_writer(
         options = build_sink_options(to, find_cluster(settings.clusters, to.kafka))
         sink = encoded.writeStream.format("kafka").options(**options)
         return sink.outputMode("update" if job.trigger == "realtime" else mode)
-    return _write_each_batch(context, encoded, mode, create_batch_function(encoded))
+    batch = _create_batch_function(context, inputs, tables, encoded)
+    return _write_each_batch(context, encoded, mode, batch)
 
 
 def _write_each_batch(
@@ -241,7 +277,9 @@ def _write_each_batch(
     return rows.writeStream.outputMode(mode).foreachBatch(run_batch)
 
 
-def _update_query_definition(context: QueryContext, job: config.Query, rows: DataFrame) -> None:
+def _update_query_definition(
+    context: QueryContext, job: config.Query | Program, rows: DataFrame
+) -> None:
     """Store what only Spark's plan of a query says; `check` runs without Spark."""
     from gateway.pipeline.jobs.query import keeps_state
 
@@ -279,12 +317,16 @@ def _discard_rows(rows: DataFrame, _: int) -> None:
 
 def _create_batch_function(
     context: QueryContext,
-    output: Output,
     inputs: Mapping[str, Input],
-    sources: Sources,
-    key_digests: Mapping[str, str],
+    tables: Mapping[str, DataFrame],
+    stream: DataFrame,
 ) -> BatchFunction:
-    job, settings = context.job, context.settings
+    """Return the function that writes each batch of encoded rows; `stream` gives the batches."""
+    if context.replay_state:
+        return _discard_rows
+    job, settings, output = context.job, context.settings, get_output(context.job)
+    assert output is not None
+    sources, key_digests = find_sources(stream), compute_key_digests(job, tables)
     kafka = find_cluster(settings.clusters, output.kafka)
 
     def create_append_function() -> BatchFunction:
@@ -360,7 +402,9 @@ def _create_side_outputs(
     from gateway.pipeline.exactly_once.side_output import create_late_filter
     from gateway.pipeline.exactly_once.side_outputs import SideOutputs, create_batch_counter
 
-    job, module = context.job, import_job_module(context.job)
+    job = context.job
+    # Which rows of a program are late is only known to Spark, which counts them.
+    module = None if isinstance(job, Program) else import_job_module(job)
     return SideOutputs(
         context.spark,
         job.name,

@@ -107,7 +107,7 @@ def _create_runs(
     # If Kafka does not answer, each job logs that and waits when it starts.
     with suppress(PipelineError):
         for job in jobs:  # all outputs before a job starts, because it may read another's output
-            _ensure_output_topics(settings, job)
+            ensure_output_topics(settings, job)
         _warn_of_few_cores(spark, settings, jobs)
     runs = []
     for job in jobs:
@@ -151,8 +151,8 @@ class _JobQueries:
 
     def start_query(self, run: JobRun) -> Any:
         process, job, spark = self._process, self._job, self._spark
-        _ensure_output_topics(process.settings, job)
-        _check_input_topics(process.settings, job, has_run=self._context is not None)
+        ensure_output_topics(process.settings, job)
+        check_input_topics(process.settings, job, has_run=self._context is not None)
         if not self._has_lease:
             directory = f"{process.pipelines.checkpoints.rstrip('/')}/{job.name}"
             run.resources.enter_context(hold_lease(directory, job.name))
@@ -229,7 +229,7 @@ class _JobQueries:
         return find_join_hot_keys(self._spark, self._job, settings.clusters, settings.catalogs)
 
 
-def _ensure_output_topics(settings: Settings, job: Job) -> None:
+def ensure_output_topics(settings: Settings, job: Job) -> None:
     to = get_output(job)
     if to is None:
         return
@@ -241,7 +241,7 @@ def _ensure_output_topics(settings: Settings, job: Job) -> None:
         clusters.ensure_topic(kafka, get_dead_letter_topic(to.topic), None, known)
 
 
-def _check_input_topics(settings: Settings, job: Job, *, has_run: bool) -> None:
+def check_input_topics(settings: Settings, job: Job, *, has_run: bool = False) -> None:
     """Check that the topics exist. Spark would report that only after a minute.
 
     Raises:

@@ -90,6 +90,25 @@ def _refuse(missing: Sequence[str]) -> None:
         )
 
 
+def has_jvm(spark: SparkSession) -> bool:
+    """Return whether a session has a JVM that this process can call, unlike one of Connect."""
+    return hasattr(spark, "_jsparkSession")
+
+
+def has_java_class(spark: SparkSession, name: str) -> bool:
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        get_jvm(spark).java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
+    except Py4JJavaError:
+        return False
+    return True
+
+
+def get_java_query(query: Any) -> Any:
+    return query._jsq
+
+
 def get_jvm(spark: SparkSession) -> Any:
     return spark._jvm
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,6 +184,88 @@ def create_job_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSes
         if key.startswith("spark.sql."):
             session.conf.set(key, value)
     return session
+
+
+_PROGRAM_CONF = {
+    name: BASE_CONF[name]
+    for name in (
+        "spark.sql.session.timeZone",
+        "spark.sql.streaming.stateStore.providerClass",
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled",
+    )
+}
+_CONNECTOR_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+
+
+def jars() -> str:
+    """Return the jars of Spark's Kafka connector, as `spark-submit --jars` and `spark.jars` do.
+
+    They are downloaded to the user's cache once, and verified by their checksums. `--packages`
+    cannot resolve all of them.
+
+    Raises:
+        PipelineError: A jar cannot be downloaded, or is another one.
+    """
+    return ",".join(map(str, fetch_connector_jars()))
+
+
+def session_conf() -> dict[str, Any]:
+    """Return the settings that a session of a program needs.
+
+        spark = SparkSession.builder.config(map=session_conf()).getOrCreate()
+
+    Under spark-submit, the JVM already runs: there `--jars` must name the `jars`.
+
+    Raises:
+        PipelineError: As of `jars`.
+    """
+    return _PROGRAM_CONF | ({} if is_submitted() else {"spark.jars": jars()})
+
+
+def prepare_program_session(spark: SparkSession) -> None:
+    """Check that a session that a program made can be used, and give its executors this package.
+
+    Raises:
+        PipelineError: A setting, a jar or a library is missing; the message has the line to add.
+    """
+    remedy = "SparkSession.builder.config(map=gateway.pipeline.session_conf())"
+    if not internals.has_jvm(spark):
+        raise PipelineError(f"Spark Connect has no JVM here; make a classic session by {remedy}")
+    internals.verify_python()
+    if not internals.has_java_class(spark, _CONNECTOR_CLASS):
+        problem = "the session has no jars of Spark's Kafka connector"
+        if is_submitted():
+            command = "python -c 'import gateway.pipeline as p; print(p.jars())'"
+            raise PipelineError(f'{problem}; write spark-submit --jars "$({command})"')
+        # A JVM outlasts spark.stop(), and gets jars only as it starts.
+        raise PipelineError(f"{problem}; restart this process (or kernel), and make it by {remedy}")
+    unset = {name: v for name, v in _PROGRAM_CONF.items() if spark.conf.get(name, None) != v}
+    if unset:
+        lines = "".join(f'\n    spark.conf.set("{name}", "{v}")' for name, v in unset.items())
+        problem = f"the session has other settings than state and times need; make it by {remedy}"
+        raise PipelineError(f"{problem}, or add before the first read_topic:{lines}")
+    internals.verify_java(spark)
+    context = spark.sparkContext
+    if (context.master or "").startswith("local"):
+        _verify_worker_python(str(context.pythonExec))
+    else:
+        context.addPyFile(str(build_archive()))  # like spark-submit's --py-files
+
+
+def _verify_worker_python(command: str) -> None:
+    """Raise PipelineError if local workers run Python outside of this process's environment.
+
+    Spark runs `python3` unless PYSPARK_PYTHON is set, which may lack this package. Spark itself
+    would only say that a worker failed to connect back. A Python that is named is not checked.
+    """
+    path = shutil.which(command)
+    is_same = path is not None and Path(path).parent == Path(sys.executable).parent
+    if command == "python3" and not is_same:
+        raise PipelineError(
+            f"Spark's workers would run {path or command}, which is not this Python; activate its "
+            'environment, or add os.environ["PYSPARK_PYTHON"] = sys.executable before the session '
+            "is made"
+        )
 
 
 class _Children(threading.local):

@@ -28,12 +28,12 @@ def test_sources_of_a_query_are_known_by_the_inputs_that_they_read(spark, sql, l
     value = {"fields": {"n": "bigint"}}
     for name in "ab":
         input = Input.model_validate({"topic": "t", "value": value})
-        read_stream(session, input, KAFKA, {}, input_name=name).createOrReplaceTempView(name)
+        read_stream(session, input, KAFKA, {}, label=name).createOrReplaceTempView(name)
     assert find_sources(session.sql(sql)) == Sources(tuple(lines), tuple(numbers))
 
 
 @pytest.mark.needs("java17")
 def test_the_watermark_is_as_far_behind_as_configured(spark, capsys):
     input = Input.model_validate({"topic": "t", "watermark": "10m", "value": {"model": "string"}})
-    read_stream(spark, input, KAFKA, {}, input_name="a").explain()
+    read_stream(spark, input, KAFKA, {}, label="a").explain()
     assert re.search(r"EventTimeWatermark .*, 10 minutes", capsys.readouterr().out)
