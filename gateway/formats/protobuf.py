@@ -60,7 +60,6 @@ _FILES_WITH_OWN_JSON = frozenset(
     for name in ("any", "duration", "field_mask", "struct", "timestamp", "wrappers")
 )
 _MEMBER_COST = 32  # of a member in the budget of JSON: it takes time and memory besides its name
-MAX_PARTS = 200_000  # of a value that is written, where an object counts as two: 0.4 s
 _FLOAT = Struct("<f")
 _BUNDLED_DIRECTORY = Path(__file__).with_name("proto")
 
@@ -107,7 +106,6 @@ class ProtobufCodec:
             raise FormatError(
                 f"a message is an object, not {describe_json_type(value)}; correct it"
             )
-        _check_parts(value)
         try:
             json_format.ParseDict(value, message, descriptor_pool=self._pool)
             return _FIRST_MESSAGE_INDEX + message.SerializeToString(deterministic=True)
@@ -253,21 +251,6 @@ class ProtobufCodec:
         except IndexError:
             raise ValueError(f"it has no message at {list(path)}") from None
         return descriptor
-
-
-def _check_parts(value: Any) -> None:
-    """Raise FormatError for a value with so many parts that it takes long to be written."""
-    parts, pending = 0, [value]
-    while pending:
-        content = pending.pop()
-        parts += 1
-        if isinstance(content, dict):
-            parts += 1
-            pending += content.values()
-        elif isinstance(content, list):
-            pending += content
-    if parts > MAX_PARTS:
-        raise FormatError(f"the value has more than {MAX_PARTS} parts; divide it")
 
 
 def _is_map(field: Any) -> bool:

@@ -33,7 +33,6 @@ MAX_SHALLOW_BYTES = 1000
 MAX_BOUNDED_BYTES = (LARGE_JSON_BYTES - FREE_JSON_BYTES) // JSON_BYTES_PER_BYTE
 
 _PUNCTUATION_BYTES = 4  # quotes, colon and comma of a member
-_CONTAINER_BYTES = 32  # of a record, array or map in a value that is walked: it takes 2 us to read
 _MAX_JSON_BYTES = {"null": 5, "boolean": 6, "int": 12, "long": 21, "float": 26, "double": 26}
 _MIN_AVRO_BYTES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8}
 _ESCAPED_CHAR_BYTES = 6  # bytes of JSON for a byte of text, at most: \u0000
@@ -183,7 +182,7 @@ class _SizeWalker:
         if kind in ("array", "map"):
             return self._walk_blocks(plain, pos)
         if kind == "record":
-            self._budget.spend(_CONTAINER_BYTES)
+            self._budget.spend(_PUNCTUATION_BYTES)
             for field in plain["fields"]:
                 self._budget.spend(len(field["name"]) + _PUNCTUATION_BYTES)
                 pos = self.walk_value(field["type"], pos)
@@ -209,7 +208,7 @@ class _SizeWalker:
     def _walk_blocks(self, plain: Mapping[str, Any], pos: int) -> int:
         """Walk through an array or map: blocks, each with a count, until a count of 0."""
         (inner,) = _list_inner_types(plain)
-        self._budget.spend(_CONTAINER_BYTES)
+        self._budget.spend(_PUNCTUATION_BYTES)
         while True:
             count, pos = self._read_long(pos)
             if count == 0:

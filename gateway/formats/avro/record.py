@@ -18,8 +18,6 @@ from gateway.formats.serialization import SchemaMismatch
 
 from .types import AvroType, ConvertToJson, suggest_name
 
-MISSING_FIELD_BYTES = 64  # in the budget, besides its default: it takes 1 us to write
-
 
 class RecordFields:
     """The fields of one record type.
@@ -35,7 +33,7 @@ class RecordFields:
         self._types: dict[str, AvroType] = {}
         self._schema_defaults: dict[str, Any] = {}  # also those that do not fit
         self._defaults: dict[str, Any] = {}  # those that fit, as fastavro writes them
-        self._default_sizes: dict[str, int] = {}  # of those, as `budget` counts them
+        self._default_sizes: dict[str, int] = {}  # of those, in bytes of Avro
         self._required: list[str] = []  # the fields without those
         self._resolving: set[str] = set()  # the fields whose defaults are being computed
         self._resolved: set[str] = set()  # those whose defaults are computed, whether they fit
@@ -65,9 +63,7 @@ class RecordFields:
         """
         for name in self._schema_defaults:
             self._resolve_default(name)
-        self._default_sizes = {
-            name: MISSING_FIELD_BYTES + measure(value) for name, value in self._defaults.items()
-        }
+        self._default_sizes = {name: measure(value) for name, value in self._defaults.items()}
         self._required = [name for name in self._types if name not in self._defaults]
 
     def from_json(self, value: Any) -> dict[str, Any]:
