@@ -6,19 +6,12 @@ error of an `anyOf` it makes those of all its branches, in 20 us each, also wher
 itself. It holds the GIL all the time. So schemas are refused that have too many branches, and the
 error of a value is only made where that is cheap. Numbers of an `enum` are in a hash table, floats
 and objects are compared one by one, in about 1 us each.
-
-A pattern is an automaton, which takes 2 ns for a character while its states are cached. With n
-positions, repetitions written out, it has up to 2**n states: `[ab]*a[ab]{200}c` takes 1 us, and
-ten times as much with `{2000}`. A pattern with lookaround or a reference to a group is tried again
-from each place where it may go on in two ways, in 20 ns and what its parts take. That happens up to
-BACKTRACK_LIMIT times; a string that needs more does not fit.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin
 
@@ -28,7 +21,6 @@ from gateway.errors import FormatError
 
 MAX_BRANCHES = 10_000  # subschemas that may look at the same part of a value
 MAX_DEPTH = 5_000  # of subschemas in each other; compiling takes the square of it
-BACKTRACK_LIMIT = 10_000  # for one string
 MAX_STEPS = 5_000_000  # branches and compared values, times parts of a value: 0.5 s
 MAX_ERROR_STEPS = 100_000
 MAX_ERROR_ALTERNATIVES = 2_000  # steps in branches of `anyOf` and `oneOf`: 40 ms
@@ -38,27 +30,7 @@ _MAX_MEASURED = 20_000  # subschemas and parts of a value that are measured toge
 _HASHED_STEPS = 0.1
 _FLOAT_STEPS = 10.0  # to compare a float with a number
 _COMPARED_STEPS = 2.0  # of other parts of objects and arrays
-_MULTIPLE_STEPS = 20.0  # to divide a number, exactly
-_EXTREME_STEPS = 300.0  # if it or the divisor is as large or small as 1e300
-_EXTREMES = 1e-20, 1e20
-_PATTERN_STEPS = 1 / 64  # to match a byte, with all states cached
-_MAX_CACHED_POSITIONS = 14
-_POSITION_STEPS = 0.1  # to match a byte, for each position beyond
-_BACKTRACK_STEPS = 0.2
-_BACKTRACK_POSITION_STEPS = 0.01  # most states are those of the time before
-
-_ATOM = r"\\[pPu]\{[^}]*\}?|\\.|\[(?:\\.|[^\]\\])*\]?"
-_PATTERN_TOKEN = re.compile(
-    rf"(?P<lookaround>\(\?<?[=!])|\((?:\?:|\?<\w+>)?|(?P<reference>\\[1-9k])|{_ATOM}"
-    r"|\{(?P<least>[0-9]+)(?:,(?P<most>[0-9]*))?\}|.",
-    re.DOTALL,
-)
-# Without a choice before its end, as `^[A-Z]{2}[0-9]{1,9}$`: it has a state for each position.
-_SEQUENCE = re.compile(
-    rf"\^(?:(?>{_ATOM}|[^\\()\[\]{{}}|*+?^$])(?:\{{[0-9]+\}})?)*+"
-    r"(?:[*+?]|\{[0-9]+,[0-9]*\})?\$?",
-    re.DOTALL,
-)
+_PATTERN_STEPS = 1 / 64  # to match a character
 
 _REFERENCES = frozenset(("$ref", "$dynamicRef", "$recursiveRef"))
 _KINDS = {  # of the parts of a node, by their keywords
@@ -69,11 +41,10 @@ _KINDS = {  # of the parts of a node, by their keywords
     **dict.fromkeys(
         (
             "items", "prefixItems", "additionalItems", "unevaluatedItems", "contains",
-            "patternProperties", "additionalProperties", "unevaluatedProperties",
+            "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames",
         ),
         "members",
     ),
-    "propertyNames": "names",
 }  # fmt: skip
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAPS = frozenset(("dependentSchemas", "dependencies", "patternProperties"))
@@ -84,30 +55,23 @@ class Work(NamedTuple):
 
     Attributes:
         branches: Subschemas that look at it.
-        compared: Steps to compare it with the values of `enum` and `const`, to divide it, to look
-            up names, and to backtrack in patterns.
+        compared: Steps to compare it with the values of `enum` and `const`, and to look up names.
         numbers: Integers of an `enum`, each of which is compared with it if it is a float.
-        divisors: Numbers of `multipleOf`.
-        patterns: Steps to match a byte of it with patterns.
+        patterns: Regular expressions that are matched with it.
     """
 
     branches: int = 0
     compared: float = 0.0
     numbers: int = 0
-    divisors: int = 0
-    patterns: float = 0.0
+    patterns: int = 0
 
     def join(self, others: Iterable[Work]) -> Work:
         return Work(*map(sum, zip(self, *others, strict=True)))
 
-    def count_steps(self, parts: int, floats: int, extremes: int, size: int) -> float:
-        """Return the steps of checking a value with so many parts and bytes of text.
-
-        Some of the parts are floats, and some of those are extreme.
-        """
-        steps = parts * (self.branches + self.compared) + size * self.patterns
-        steps += _FLOAT_STEPS * floats * self.numbers
-        return steps + _EXTREME_STEPS * extremes * self.divisors
+    def count_steps(self, parts: int, floats: int, chars: int) -> float:
+        """Return the steps of checking a value with so many parts, of which some are floats."""
+        steps = parts * (self.branches + self.compared)
+        return steps + _FLOAT_STEPS * floats * self.numbers + _PATTERN_STEPS * chars * self.patterns
 
 
 class SchemaWork:
@@ -132,19 +96,15 @@ class SchemaWork:
     def check_size(self, value: Any, text: bytes) -> None:
         """Raise FormatError for a value, with its text, that takes too long to be checked."""
         parts = text.count(b",") + text.count(b":") + 1
-        if self._work.count_steps(parts, parts, parts, len(text)) <= MAX_STEPS:
+        if self._work.count_steps(parts, parts, len(text)) <= MAX_STEPS:
             return
-        parts, floats, extremes = _count_parts(value)  # strings may have such characters, too
-        if self._work.count_steps(parts, floats, extremes, len(text)) <= MAX_STEPS:
-            return
-        problem = f"the value has {parts} parts, and its JSON Schema "
-        problem += f"{self._work.branches + round(self._work.compared)} branches"
-        if self._work.patterns:  # most strings meet none of them
-            with suppress(RecursionError):
-                if _measure(self._root, value, {})[0] <= MAX_STEPS:
-                    return
-            problem += " and patterns"
-        raise FormatError(f"{problem}: too much to be checked; divide the value")
+        parts, floats = _count_parts(value)  # strings may have such characters, too
+        if self._work.count_steps(parts, floats, len(text)) > MAX_STEPS:
+            branches = self._work.branches + round(self._work.compared)
+            problem = f"the value has {parts} parts, and its JSON Schema {branches} branches"
+            if self._work.patterns:
+                problem += f" and {self._work.patterns} patterns"
+            raise FormatError(f"{problem}: too much to be checked; divide the value")
 
     def has_cheap_error(self, value: Any, size: int) -> bool:
         """Return whether the error of an invalid value of so many bytes may be made."""
@@ -180,7 +140,7 @@ class SchemaWork:
                 self._is_simple = False
             properties = [part.count_as_part() for part in node.properties.values()]
             largest = Work(*map(max, zip(*properties, strict=True))) if properties else Work()
-            others = [*node.alternatives, *node.same_place, *node.members, *node.names]
+            others = [*node.alternatives, *node.same_place, *node.members]
             node.work = node.own_work.join([largest, *(part.count_as_part() for part in others)])
             node.depth = 1 + max((part.depth for part in parts), default=0)
             if node.work.branches > MAX_BRANCHES:
@@ -190,7 +150,7 @@ class SchemaWork:
                 problem = f"its parts are nested more than {MAX_DEPTH} deep"
                 raise FormatError(f"the JSON Schema cannot be used: {problem}; flatten it")
         self._work = self._root.count_as_part()
-        if self._is_simple and not self._work.patterns:
+        if self._is_simple:
             self._root = _Node()  # the others are not needed
 
 
@@ -201,14 +161,13 @@ class _Node:
     """
 
     __slots__ = (
-        "alternatives", "depth", "members", "names", "own_work", "properties", "same_place", "work",
+        "alternatives", "depth", "members", "own_work", "properties", "same_place", "work",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.alternatives: list[_Node] = []
         self.same_place: list[_Node] = []
         self.members: list[_Node] = []
-        self.names: list[_Node] = []
         self.properties: dict[str, _Node] = {}
         self.own_work = Work(1)
         self.work: Work | None = None
@@ -221,7 +180,6 @@ class _Node:
         yield from self.alternatives
         yield from self.same_place
         yield from self.members
-        yield from self.names
         yield from self.properties.values()
 
 
@@ -295,13 +253,10 @@ def _expand(
 
 
 def _measure_own_work(keyword: str, content: Any) -> Work:
-    if keyword == "pattern" and isinstance(content, str):
-        return _measure_pattern(content)
+    if keyword == "pattern":
+        return Work(patterns=1)
     if keyword == "patternProperties" and isinstance(content, dict):
-        return Work().join(map(_measure_pattern, content))
-    if keyword == "multipleOf" and isinstance(content, (int, float)):
-        steps = _EXTREME_STEPS if _is_extreme(content) else _MULTIPLE_STEPS
-        return Work(compared=steps, divisors=1)
+        return Work(patterns=len(content))
     if keyword == "dependentRequired" and isinstance(content, dict):
         return Work(compared=_HASHED_STEPS * len(content))  # each name is looked up in an object
     values = content if keyword == "enum" and isinstance(content, list) else []
@@ -311,42 +266,10 @@ def _measure_own_work(keyword: str, content: Any) -> Work:
     return Work(compared=compared, numbers=sum(type(value) is int for value in values))
 
 
-def _measure_pattern(pattern: str) -> Work:
-    """Return the work of a pattern, from its positions with all repetitions written out."""
-    positions, size, backtracks = 0, 0, False  # size: the positions of the last part
-    enclosing: list[int] = []
-    for match in _PATTERN_TOKEN.finditer(pattern):
-        token = match[0]
-        backtracks = backtracks or bool(match["lookaround"] or match["reference"])
-        if token[0] == "(":
-            enclosing.append(positions)
-            positions = size = 0
-        elif token == ")":
-            size = positions
-            positions += enclosing.pop() if enclosing else 0
-        elif match["least"]:
-            repetitions = max(1, int(match["most"] or match["least"]))
-            positions += size * (repetitions - 1)
-            size *= repetitions
-        elif token not in "*+?^$|":
-            positions, size = positions + 1, 1
-    if positions <= _MAX_CACHED_POSITIONS or _SEQUENCE.fullmatch(pattern):
-        steps = _PATTERN_STEPS
-    else:
-        steps = positions * (_BACKTRACK_POSITION_STEPS if backtracks else _POSITION_STEPS)
-    if not backtracks:
-        return Work(patterns=steps)
-    return Work(compared=BACKTRACK_LIMIT * _BACKTRACK_STEPS, patterns=BACKTRACK_LIMIT * steps)
-
-
-def _is_extreme(number: float) -> bool:
-    return number != 0 and not _EXTREMES[0] < abs(number) < _EXTREMES[1]
-
-
 def _count_comparison_steps(value: Any) -> float:
     if not isinstance(value, (float, dict, list)):
         return _HASHED_STEPS
-    parts, floats, _ = _count_parts(value)
+    parts, floats = _count_parts(value)
     return parts * _COMPARED_STEPS + floats * _FLOAT_STEPS
 
 
@@ -375,9 +298,9 @@ def _list_subschemas(keyword: str, content: Any) -> list[Any]:
     return [] if content is None else [content]
 
 
-def _count_parts(value: Any) -> tuple[int, int, int]:
-    """Return the number of parts of a value, how many are floats, and how many of those extreme."""
-    count, floats, extremes, pending = 0, 0, 0, [value]
+def _count_parts(value: Any) -> tuple[int, int]:
+    """Return the number of parts of a value, and how many of them are floats."""
+    count, floats, pending = 0, 0, [value]
     while pending:
         content = pending.pop()
         count += 1
@@ -387,13 +310,12 @@ def _count_parts(value: Any) -> tuple[int, int, int]:
             pending += content
         elif isinstance(content, float):
             floats += 1
-            extremes += _is_extreme(content)
-    return count, floats, extremes
+    return count, floats
 
 
 def _measure(
-    node: _Node, value: Any, measured: dict[tuple[int, int], tuple[float, float]]
-) -> tuple[float, float]:
+    node: _Node, value: Any, measured: dict[tuple[int, int], tuple[int, int]]
+) -> tuple[int, int]:
     """Return the steps of checking a value, and how many of them are in alternatives.
 
     Raises RecursionError for too many of them.
@@ -401,20 +323,11 @@ def _measure(
     key = id(node), id(value)
     if (known := measured.get(key)) is not None:
         return known
-    parts = len(node.members) + len(node.names)
-    size = len(value) * parts if isinstance(value, (dict, list)) else 0
+    size = len(value) * len(node.members) if isinstance(value, (dict, list)) else 0
     if len(measured) + size > _MAX_MEASURED:
         raise RecursionError
     measured[key] = 1, 0
-    texts = [value] if isinstance(value, str) else value if isinstance(value, dict) else ()
-    is_float = isinstance(value, float)
-    steps = node.own_work.count_steps(
-        max(1, len(texts)),
-        is_float,
-        is_float and _is_extreme(value),
-        sum(len(text.encode()) for text in texts),
-    )
-    alternatives = 0.0
+    steps, alternatives = node.own_work.branches + int(node.own_work.compared), 0
     for part in node.alternatives:
         more, _ = _measure(part, value, measured)
         steps, alternatives = steps + more, alternatives + more
@@ -422,7 +335,6 @@ def _measure(
     if isinstance(value, dict):
         for name, member in value.items():
             looks += [(part, member) for part in node.members]
-            looks += [(part, name) for part in node.names]
             if name in node.properties:
                 looks.append((node.properties[name], member))
     elif isinstance(value, list):

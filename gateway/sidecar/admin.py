@@ -299,8 +299,7 @@ class ChaosMiddleware:
         self._monkey = monkey
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_exempt = f"{scope['path']}/".startswith(EXEMPT_PATHS)
-        if scope["type"] != "http" or is_exempt:
+        if scope["type"] != "http" or f"{scope['path']}/".startswith(EXEMPT_PATHS):
             await self._app(scope, receive, send)
             return
         await self._monkey.delay()

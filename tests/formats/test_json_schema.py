@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import FormatError
-from gateway.formats import json_schema_work
 from gateway.formats.json_schema import JsonSchemaCodec
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -304,10 +303,6 @@ def test_a_value_with_too_many_parts_for_its_branches_is_refused():
         ({"items": {"oneOf": [{"const": {"a": [n] * 10}} for n in range(500)]}}, {"a": [1] * 10}),
         ({"items": {"patternProperties": {f"a{n}": {} for n in range(2000)}}}, {"b" * 99: 1}),
         ({"items": {"allOf": [{"pattern": f"[ab]*c|{n}"} for n in range(2000)]}}, "a" * 300),
-        ({"items": {"pattern": "a[ab]{2000}c|^[ab]*$"}}, "abb" * 200),
-        ({"items": {"not": {"pattern": r"^(?!b)(a|a)*c\1?$"}}}, "aaaaaa!" + " " * 30),
-        ({"items": {"propertyNames": {"not": {"pattern": r"(a|a)*c\1"}}}}, {"a" * 6 + " " * 30: 1}),
-        ({"items": {"allOf": [{"multipleOf": 1e-300}] * 10}}, 1e300),
         (
             {
                 "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -316,25 +311,10 @@ def test_a_value_with_too_many_parts_for_its_branches_is_refused():
             {},
         ),
     ],
-    ids=[
-        "objects",
-        "floats",
-        "integers",
-        "const",
-        "names",
-        "patterns",
-        "states",
-        "lookaround",
-        "references",
-        "multiples",
-        "dependentRequired",
-    ],
+    ids=["objects", "floats", "integers", "const", "names", "patterns", "dependentRequired"],
 )
 def test_what_is_compared_or_matched_with_all_of_a_value_is_bounded(schema: Any, value: Any):
-    """A schema and a value of 1 MB in all took minutes: an `enum` counted as a tenth of itself.
-
-    So did patterns that backtrack, or have many states, and multiples of small numbers.
-    """
+    """A schema and a value of 1 MB in all took minutes: an `enum` counted as a tenth of itself."""
     codec = JsonSchemaCodec(json.dumps(schema), {})
     start = time.process_time()
     with pytest.raises(FormatError, match="too much to be checked; divide the value"):
@@ -347,18 +327,9 @@ def test_a_long_enum_of_codes_bounds_no_value():
     assert codec.encode([499, "x", None] * 30_000)
 
 
-@pytest.mark.parametrize(
-    "token", [r"\u{1}", r"\p{1}", "[a]{1}", "a{1}", "(a)", "(?=a)", "[", "{1,2}"]
-)
-def test_a_pattern_is_measured_in_linear_time(token: str):
-    """40 repetitions of `\\u{1}` in 300 bytes took weeks, in which the process stood."""
-    assert json_schema_work._measure_pattern("^" + token * 5000 + "(a)").patterns > 0
-
-
-def test_patterns_take_work_only_where_they_look():
-    """A pattern of a name is not matched with the megabyte beside it."""
-    host = {"pattern": r"^(?!0)([a-z0-9]{1,63}\.)+[a-z]{2,63}$"}
-    codec = JsonSchemaCodec(json.dumps({"properties": {"host": host}}), {})
-    assert codec.encode({"host": "a.example", "photo": "x" * 1_000_000})
-    codec = JsonSchemaCodec(json.dumps({"items": {"pattern": "^[^<>]{0,4000}$"}}), {})
-    assert codec.encode(["x" * 4000] * 250)
+def test_a_string_is_tried_in_a_bounded_number_of_ways():
+    """Each of 5,000 strings took 13 ms, in which the process stood."""
+    codec = JsonSchemaCodec(json.dumps({"pattern": r"^(?!b)(?:(a|a)*c\1|a+$)"}), {})
+    codec.encode("aaaaa")
+    with pytest.raises(FormatError):
+        codec.encode("a" * 20)

@@ -25,6 +25,7 @@ def write(rows: Any, **options: Any) -> Any:
     return write_exactly_once(rows, "visits", **{**needed, **options})
 
 
+@pytest.mark.needs("process")
 def test_the_package_is_imported_without_pyspark_and_the_settings():
     code = "import sys, gateway.pipeline; print({'pyspark', 'pydantic'} & {*sys.modules})"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

@@ -28,7 +28,8 @@ from .filters import Filters
 MAX_UPDATES = 4096  # updates whose chunks and positions are kept at most
 MAX_MOVES = 16 * MAX_UPDATES  # positions that these updates moved: 10 MiB
 MIN_HOLDERS = 4096  # chunk holders that are noted at most before those without a chunk are dropped
-MIN_REMOVED = 64  # channels that are removed before the holders are looked through for them
+# Channels that are removed, and bytes of their filters, before the holders are looked through.
+MIN_REMOVED, MAX_REMOVED_BYTES = 64, 1 << 20
 MAX_NOTIFIED_AT_ONCE = 50  # filtered channels that are told at once of a partition's state
 
 
@@ -53,7 +54,7 @@ class ChannelDispatcher:
         self._chunk_holders: deque[list[Channel]] = deque([] for _ in seqs)
         self._holder_count = 0  # in all of these lists
         self._max_holder_count = MIN_HOLDERS  # before those without a chunk are forgotten
-        self._removed_count = 0  # since they were: some may still be named
+        self._removed_count = self._removed_bytes = 0  # since they were: some may still be named
         # What is still to be told, the oldest first, and the channels that do not have it yet. Of
         # each partition there is only what the latest update said.
         self._notices: deque[tuple[list[Entry], list[Channel]]] = deque()
@@ -68,19 +69,23 @@ class ChannelDispatcher:
         else:
             self._unfiltered.add(channel)
 
-    def remove(self, channel: Channel, filters: Filters) -> None:
-        """Remove a channel that has no followers any more, and drop its chunks."""
+    def remove(self, channel: Channel, filters: Filters, size: int = 0) -> None:
+        """Remove a channel that has no followers any more, and drop its chunks.
+
+        `size` are the bytes of its view, which are as many as its clients choose.
+        """
         if channel in self._unfiltered:
             self._unfiltered.remove(channel)
         else:
             self._filter_index.remove(channel, filters)
         channel.evict_before(self.tail.seq + 1)
         self._removed_count += 1
+        self._removed_bytes += size
         is_last = not self._unfiltered and not self._filter_index
         if is_last:
             self._notices.clear()
-        # Their filters are as long as their clients choose.
-        if is_last or self._removed_count > MIN_REMOVED + self._holder_count // 4:
+        has_many = self._removed_count > MIN_REMOVED + self._holder_count // 4
+        if is_last or has_many or self._removed_bytes > MAX_REMOVED_BYTES:
             self._forget_dropped_chunks()
 
     def publish(self, update: TailUpdate) -> list[Channel]:
@@ -229,7 +234,7 @@ class ChannelDispatcher:
 
     def _forget_dropped_chunks(self) -> None:
         """Forget the channels that hold no chunk of an update any more, in O(1) per note."""
-        count = self._removed_count = 0
+        count = self._removed_count = self._removed_bytes = 0
         for seq, holders in enumerate(self._chunk_holders, self.tail.oldest_seq):
             if holders:
                 holders[:] = [channel for channel in holders if channel.holds_update(seq)]

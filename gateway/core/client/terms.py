@@ -32,6 +32,7 @@ class SlowClientPolicy(StrEnum):
 
 
 PartitionPredicate: TypeAlias = Callable[[TopicPartition], bool]
+ClientKey: TypeAlias = str | frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class SubscriptionTerms:
         reads_partition: Whether a partition may hold records of the view. The others' positions of
             a token are neither verified nor read.
         delivered_sum: The sum over the earlier bytes; None on wires without sums.
-        client_key: The client's identity or address, by which clients take turns in being read for.
+        client_key: The client's identity or address, by which clients take turns in being read for;
+            a set of them for what is read for several.
     """
 
     slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP
@@ -60,7 +62,7 @@ class SubscriptionTerms:
     snapshot: Snapshot | None = None
     reads_partition: PartitionPredicate | None = None
     delivered_sum: ByteSum | None = None
-    client_key: str = ""
+    client_key: ClientKey = ""
 
 
 DEFAULT_TERMS = SubscriptionTerms()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from gateway.config import Rate
 from gateway.core.channel.chunk_ring import ByteSum
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.terms import EndReason, SlowClientPolicy, Throttle
+from gateway.core.client.terms import ClientKey, EndReason, SlowClientPolicy, Throttle
 from gateway.core.log.record import TopicPartition
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.wire import Wire
@@ -63,7 +63,7 @@ class Handover(NamedTuple):
     ends_at: float
     throttle: Throttle | None
     route: str
-    client_key: str
+    client_key: ClientKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ClientOptions:
     handover: Handover | None = None
     route: str = ""
     rate: Rate | None = None
-    client_key: str = ""
+    client_key: ClientKey = ""
 
 
 class CloseListener(Protocol):

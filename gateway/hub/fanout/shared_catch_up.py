@@ -13,7 +13,6 @@ reader of its own: after each piece the whole position is known.
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -74,6 +73,7 @@ class SharedCatchUp:
         self._member_indexes: dict[ClientSource, int] = {}
         self._counts_by_index: Counter[int] = Counter()  # how many get which piece next
         self._member_counts: Counter[str] = Counter()  # by `client_key`
+        self._has_other_members = False  # since the leader last read
         self._first_index = 0  # the number of the first piece that is kept
         self._pieces: deque[CatchUpPiece] = deque()
         self._bytes = 0
@@ -95,7 +95,7 @@ class SharedCatchUp:
         """Add a client, which begins with the first piece; its own subscription is detached."""
         self._member_indexes[source] = 0
         self._counts_by_index[0] += 1
-        self._member_counts[source.subscription.client_key] += 1
+        self._count_member(source, 1)
         self.last_joined_at = now
         source.subscription.detach()
 
@@ -107,11 +107,16 @@ class SharedCatchUp:
     def _pop_index(self, source: ClientSource) -> int:
         index = self._member_indexes.pop(source)
         self._counts_by_index[index] -= 1
+        self._count_member(source, -1)
+        return index
+
+    def _count_member(self, source: ClientSource, change: int) -> None:
         client_key = source.subscription.client_key
-        self._member_counts[client_key] -= 1
+        assert isinstance(client_key, str)
+        self._member_counts[client_key] += change
         if not self._member_counts[client_key]:
             del self._member_counts[client_key]
-        return index
+        self._has_other_members = True
 
     def take_piece(self, source: ClientSource) -> bytes | None:
         """Return the next piece for a member; empty if there is none yet.
@@ -175,10 +180,10 @@ class SharedCatchUp:
         subscription = self.subscription
         if not self._is_reading or (self.is_full and not subscription.end_reason):
             return
-        # It is read for in the turn of one of its members: not always of the same, who may make
-        # others wait by all else that he asks for.
-        if self._member_counts:
-            subscription.client_key = random.choice(list(self._member_counts))
+        # It is read for in the turns of all of its members: none makes the others wait.
+        if self._has_other_members:
+            subscription.client_key = frozenset(self._member_counts)
+            self._has_other_members = False
         data = self._leader.take()
         if data:
             self._add_piece(data)

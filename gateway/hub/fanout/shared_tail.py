@@ -121,7 +121,7 @@ class SharedTail:
                 continue
             del self.channels[key]
             self.view_bytes -= key[0].size
-            self._dispatcher.remove(channel, key[0].filters)
+            self._dispatcher.remove(channel, key[0].filters, key[0].size)
             self._unannounced.pop(channel, None)
             removed.append(channel)
         return removed

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from gateway.background_tasks import BackgroundTasks
 from gateway.config import Topic
 from gateway.core.client.read_buffer import EntryRun, ReadAnswer
+from gateway.core.client.terms import ClientKey
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.partition_reader import (
     EpochEndCommand,
@@ -89,7 +90,7 @@ class _ReadRequest(NamedTuple):
 
     start: OffsetStart
     version: _Version
-    client_key: str
+    client_keys: frozenset[str]
     result: asyncio.Future[EntryRun]
 
 
@@ -191,7 +192,7 @@ class BackfillReader:
             self._may_read.set()
 
     async def read(
-        self, tp: TopicPartition, position: PartitionPosition, client_key: str = ""
+        self, tp: TopicPartition, position: PartitionPosition, client_key: ClientKey = ""
     ) -> EntryRun:
         """Return some entries from a position on. It waits as long as Kafka takes.
 
@@ -210,7 +211,8 @@ class BackfillReader:
         run = self._find_cached(tp, position.offset, version)
         if run is None:
             start = OffsetStart(position.offset, position.epoch)
-            return await self._request_read(tp, start, version, client_key)
+            client_keys = frozenset((client_key,)) if isinstance(client_key, str) else client_key
+            return await self._request_read(tp, start, version, client_keys)
         self.read_counts[tp.topic, "held"] += 1
         return run
 
@@ -259,10 +261,10 @@ class BackfillReader:
         return await self._cluster.list_offsets(specs, isolation)
 
     async def _request_read(
-        self, tp: TopicPartition, start: OffsetStart, version: _Version, client_key: str
+        self, tp: TopicPartition, start: OffsetStart, version: _Version, client_keys: frozenset[str]
     ) -> EntryRun:
         future: asyncio.Future[EntryRun] = asyncio.get_running_loop().create_future()
-        request = _ReadRequest(start, version, client_key, future)
+        request = _ReadRequest(start, version, client_keys, future)
         self._queues.setdefault(tp, {})[future] = request
         if tp not in self._readers:  # else it is this one's turn later
             self._start_next(tp)
@@ -280,9 +282,9 @@ class BackfillReader:
             self._readers.pop(tp, None)
             return
         topic, first = self._get_topic_settings(tp.topic), next(iter(queue.values()))
-        # The next turn of its client is after those of all others that wait.
+        # The next turn of its clients is after those of all others that wait.
         for request in list(queue.values()):
-            if request.client_key == first.client_key and request is not first:
+            if request.client_keys <= first.client_keys and request is not first:
                 queue[request.result] = queue.pop(request.result)
         reader = self._readers[tp] = create_reader(tp, first.start, topic)
         # If the topic was created again since, the client gets the gap of that.

@@ -108,11 +108,11 @@ async def read_page(
     """
     now = asyncio.get_running_loop().time
     deadline = now() + wait
+    client.hub.own_clients.add(client)  # no stream sees to it when its topics are read anew
     await client.wait_until_ready()
     is_unreadable = _is_unreadable(client.subscription)
     page.add(client.begin())
     start = client.build_handover()
-    client.hub.own_clients.add(client)  # no stream sees to it when its topics are read anew
     pulled = client.pull()
     if is_unreadable:
         deadline = 0.0

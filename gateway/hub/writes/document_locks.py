@@ -97,7 +97,8 @@ class DocumentKeyLocks:
         releases.append(lock.release)
         key_locks = self._publisher.key_locks
         if key_locks is not None:
-            name = IdempotencyKey(topic, CONDITION_SCOPE, key.decode("latin-1"))
+            scope = f"{CONDITION_SCOPE}:{self._cluster_name}"
+            name = IdempotencyKey(topic, scope, key.decode("latin-1"))
             # Registered first, so that it is also released if the acquisition is cancelled.
             releases.append(lambda: key_locks.release(name))
             await key_locks.acquire(name)

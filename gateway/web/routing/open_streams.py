@@ -161,9 +161,12 @@ class OpenStream:
         self, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
     ) -> str:
         """Adapt to a configuration; return `untouched`, `moved`, or `ended (REASON)`."""
-        change = await self._plan(
-            partial(self._plan_reload, self.routes, changed_guards, changed_topics)
-        )
+        plan = partial(self._plan_reload, self.routes, changed_guards, changed_topics)
+        try:
+            change = await self._plan(plan)
+        except Exception:  # a fault of the gateway: the others have to be looked at
+            log.exception("a stream of %s cannot be reviewed, and ends", self.match.path)
+            change = EndReason.ERROR
         if isinstance(change, EndReason):
             self.end(change)
             return f"ended ({change})"

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from gateway.config import AccessControl, GuardSection, Route, Settings
-from gateway.core.client.terms import SlowClientPolicy
+from gateway.core.client.terms import ClientKey, SlowClientPolicy
 from gateway.errors import RequestError, TokenError, TokenTooOld
 from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
@@ -385,7 +385,7 @@ class Routes:
         view: View,
         start: StreamStart,
         wire: Wire,
-        client_key: str,
+        client_key: ClientKey,
         *,
         position_refused: bool,
         handover: Handover | None = None,

@@ -210,6 +210,21 @@ async def test_clients_take_turns_however_many_streams_they_have(held):
     assert order == [50, 40, 7, 3, 30, 6, 20]
 
 
+async def test_who_reads_for_several_waits_for_the_others_of_none(held):
+    """A crowd that one client with many streams had joined waited in that client's turn."""
+    made, _ = held
+    fetcher, order = made.fetcher, list[int]()
+    asked = [(50, "dan"), (40, "ada"), (30, "ada"), (7, frozenset({"ada", "bob"}))]
+    reads = [asyncio.create_task(made.read(TP, PartitionPosition(at, 0), key)) for at, key in asked]
+    await asyncio.sleep(0)
+    for _ in reads:
+        await wait_until(lambda: fetcher.readers)
+        order.append(fetcher.readers[TP].position.offset)
+        fetcher.answer_fetch(build_records(order[-1] + 1))  # of use to this one only
+    await asyncio.wait(reads)
+    assert order == [50, 40, 7, 30]
+
+
 async def test_a_partition_that_is_slow_holds_up_no_other(orders: EmbeddedKafka):
     other = TopicPartition("orders", 1)
     orders_ends = PartitionPosition(10, 0)  # nothing there yet: that read waits

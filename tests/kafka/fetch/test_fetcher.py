@@ -400,7 +400,8 @@ async def test_after_a_refused_login_no_partition_waits_longer_than_its_broker()
         refused = AuthenticationFailed("wrong password", retry_after=40.0)
         asked.answer_future.set_exception(refused)
         await wait_until(lambda: len(list_delayed(scene)) == 12, "all have heard of it")
-        assert len({round(each.retry_at, 1) for each in scene.readers}) == 1
+        retries = [each.retry_at for each in scene.readers]
+        assert max(retries) - min(retries) < 1.0
         scene.kafka.report_recovery(OTHER)
         assert len(list_delayed(scene)) == 12
         scene.kafka.report_recovery(NODE)
