@@ -23,14 +23,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from gateway.pipeline.clusters import fetch_config
 from gateway.pipeline.failures import build_kafka_error
 from gateway.pipeline.reports import Reports
 from gateway.telemetry import catalog
 
-from .ledger import REQUEST_TIMEOUT_S, Ledger, fetch_offsets
+from .ledger import REQUEST_TIMEOUT_S, Ledger, fetch_log_starts
 from .producers import LedgerProducer
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def log_gaps(
             metadata = consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
             places = ((topic, partition) for partition in metadata.partitions)
             positions = add_partitions(positions, places)
-        gaps = find_gaps(positions, fetch_offsets(consumer, positions), {})
+        gaps = find_gaps(positions, fetch_log_starts(consumer, positions), {})
     except KafkaException as error:
         raise build_kafka_error(f"gaps of {job} cannot be found", error) from error
     finally:
@@ -107,29 +107,26 @@ def log_removed_tombstones(
 ) -> None:
     """Log that compaction may have removed tombstones that a job has not read.
 
-    Kafka keeps a tombstone for `delete.retention.ms`. Log starts do not show that it is gone. All
-    that was written since the job has read is younger if the first record after that is.
+    Kafka keeps a tombstone for `delete.retention.ms`. Log starts do not show that it is gone.
     """
-    now_ms = int(time.time() * 1000)
     for topic in {topic for topic, _ in positions}:
         if "compact" not in (fetch_config(input_config, topic, "cleanup.policy") or ""):
             continue
         retention_ms = int(fetch_config(input_config, topic, "delete.retention.ms") or 0)
-        if now_ms - read_at_ms < retention_ms:
+        if time.time() * 1000 - read_at_ms < retention_ms:
             continue
         consumer = _create_consumer(input_config)
         try:
-            young = fetch_offsets(consumer, positions, now_ms - retention_ms)
-            ends = fetch_offsets(consumer, positions, OFFSET_END)
+            has_unread = any(
+                consumer.get_watermark_offsets(TopicPartition(*place), REQUEST_TIMEOUT_S)[1]
+                > offset
+                for place, offset in positions.items()
+            )
         except KafkaException as error:
             raise build_kafka_error(f"gaps of {job} cannot be found", error) from error
         finally:
             consumer.close()
-        # No record is young where the offset is -1.
-        if any(
-            offset < (ends[place] if young[place] < 0 else young[place])
-            for place, offset in positions.items()
-        ):
+        if has_unread:
             reports.increment_counter(catalog.PIPELINE_GAPS, 1, job, topic)
             log.warning(
                 "job %s has not read topic %s for longer than its delete.retention.ms (%d): rows "
@@ -165,7 +162,7 @@ class GapReporter:
 
     def report_gaps(self, positions: PartitionOffsets) -> list[InputGap]:
         try:
-            starts = fetch_offsets(self._consumer, positions)
+            starts = fetch_log_starts(self._consumer, positions)
             # Usually there are none. Then no producer is created, and the ledger is not read.
             if not find_gaps(positions, starts, {}):
                 return []

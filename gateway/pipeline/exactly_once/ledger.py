@@ -275,18 +275,13 @@ def fetch_log_range(consumer: Any, partition: TopicPartition) -> tuple[int, int]
     return int(start), int(end)
 
 
-def fetch_offsets(
-    consumer: Any, partitions: Iterable[tuple[str, int]], time_ms: int = OFFSET_BEGINNING
+def fetch_log_starts(
+    consumer: Any, partitions: Iterable[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    """Return where logs begin, or another offset of each by its time.
-
-    One request for fifty partitions takes 2 ms, fifty take 200 ms.
-
-    Args:
-        time_ms: The time to find the first record from, whose offset is -1 if there is none. Or
-            OFFSET_BEGINNING or OFFSET_END: ListOffsets has the same numbers for both ends.
-    """
-    queries = [TopicPartition(*partition, time_ms) for partition in partitions]
+    """Return where logs begin. One request for fifty partitions takes 2 ms, fifty take 200 ms."""
+    # The special offset goes where the API expects a time: ListOffsets has the same number, -2, for
+    # the earliest offset.
+    queries = [TopicPartition(*partition, OFFSET_BEGINNING) for partition in partitions]
 
     def request_offsets() -> Sequence[Any]:
         answers = consumer.offsets_for_times(queries, timeout=10) if queries else []
