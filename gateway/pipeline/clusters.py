@@ -247,6 +247,7 @@ def find_cluster(clusters: Mapping[str, Kafka], name: str | None) -> Kafka:
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = REQUEST_TIMEOUT_S + 5.0  # librdkafka says first that there is none
 
 
 class TopicDescription(NamedTuple):
@@ -295,7 +296,7 @@ def fetch_cluster_id(options: Mapping[str, Any]) -> str:
     admin = create_admin_client(options)  # a variable, as in `create_topic`
     try:
         answer = admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
-        return str(answer.result(REQUEST_TIMEOUT_S).cluster_id)
+        return str(answer.result(ANSWER_TIMEOUT_S).cluster_id)
     except KafkaException as error:
         raise build_kafka_error("the cluster cannot be described", error) from error
 
@@ -319,7 +320,9 @@ def create_topic(options: Mapping[str, Any], name: str, partitions: int | None =
         await_topic(request_topic(admin, name), name)
         return
     try:
-        admin.create_topics([new_topic])[name].result(REQUEST_TIMEOUT_S)
+        admin.create_topics([new_topic], request_timeout=REQUEST_TIMEOUT_S)[name].result(
+            ANSWER_TIMEOUT_S
+        )
         log.info("topic %s created", name)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -349,7 +352,7 @@ def await_topic(answer: Future[Any], name: str) -> TopicDescription:
     from confluent_kafka import KafkaError, KafkaException
 
     try:
-        description = answer.result(REQUEST_TIMEOUT_S)
+        description = answer.result(ANSWER_TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise TopicMissing(f"topic {name} does not exist") from error
@@ -371,7 +374,7 @@ def fetch_config(options: Mapping[str, Any], name: str, key: str) -> str | None:
     resource = ConfigResource(ResourceType.TOPIC, name)
     try:
         futures = admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
-        return str(futures[resource].result(REQUEST_TIMEOUT_S)[key].value)
+        return str(futures[resource].result(ANSWER_TIMEOUT_S)[key].value)
     except KafkaException as error:
         problem = build_kafka_error(f"the settings of topic {name} cannot be read", error)
         if isinstance(problem, PipelineUnavailable):

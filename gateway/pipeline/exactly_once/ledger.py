@@ -42,7 +42,7 @@ from gateway.pipeline.failures import build_kafka_error
 from .writer_plan import LedgerEntry, WriterPlan
 
 LEDGER_FILE = "ledger.json"
-"""A file of the checkpoint with the name and the id of the ledger's topic."""
+"""A file of the checkpoint with the ids of the cluster and of the ledger's topic, and its name."""
 # Kafka never compacts the segment that is being written. So the size of a segment limits how much
 # a reader has to read.
 TOPIC_CONFIGS = {
@@ -313,9 +313,10 @@ def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]
     A ledger that does not exist is created for a checkpoint that has used no other one.
     """
     topic, known_id = ledger_topic(output.topic), None
+    place = {"cluster": clusters.fetch_cluster_id(client_config), "topic": topic}
     with suppress(FileNotFoundError), refuse_damaged(files.location, LEDGER_FILE):
         stored = json.loads(files.read(LEDGER_FILE))
-        known_id = stored["id"] if stored["topic"] == topic else None
+        known_id = stored["id"] if place.items() <= stored.items() else None
     current_id = _find_topic_id(client_config, topic)
     if (
         known_id is not None
@@ -327,7 +328,7 @@ def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]
         open_ledger(output.topic, output.writers, output.transaction_timeout, client_config)
         current_id = clusters.describe_topic(client_config, topic).id
     if current_id != known_id:
-        files.write(LEDGER_FILE, json.dumps({"topic": topic, "id": current_id}).encode())
+        files.write(LEDGER_FILE, json.dumps(place | {"id": current_id}).encode())
 
 
 def _find_topic_id(client_config: Mapping[str, Any], topic: str) -> str | None:
