@@ -123,6 +123,15 @@ class ClientMemory:
         if self.total > self.limit:
             self._schedule_limiting()
 
+    def hold_if_large(
+        self, part: HeldPart, holder: Holder, size: int, shared: bytes | None = None
+    ) -> None:
+        """Set the bytes that a holder has of a part, as `hold`; a few count as none."""
+        if size + len(shared or b"") > MAX_UNCOUNTED_BYTES:
+            self.hold(part, holder, size, shared)
+        else:
+            self.release(part, holder)
+
     @contextmanager
     def reserve(self, part: HeldPart, size: int) -> Iterator[None]:
         """Count bytes of a request that nobody can let go of, also if its client is disconnected.

@@ -89,6 +89,14 @@ class PartitionLag(NamedTuple):
             return None
         return max(0, self.end_offset - self.committed)
 
+    def to_json(self) -> dict[str, int | str | None]:
+        return {
+            "committed": self.committed,
+            "end": self.end_offset,
+            "lag": self.lag,
+            "owner": self.owner,
+        }
+
 
 async def list_groups(cluster: Cluster) -> list[GroupListing]:
     """List all groups, in the order of their names.

@@ -42,17 +42,7 @@ class GroupEndpoints:
         group = request.path_params["group"]
         async with _translate_errors(group):
             lags = await group_admin.fetch_lag(self._context.cluster, group)
-        partitions = [
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "committed": lag.committed,
-                "end": lag.end_offset,
-                "lag": lag.lag,
-                "owner": lag.owner,
-            }
-            for tp, lag in sorted(lags.items())
-        ]
+        partitions = [{**tp._asdict(), **lag.to_json()} for tp, lag in sorted(lags.items())]
         total = sum(lag.lag or 0 for lag in lags.values())
         return build_json_response({"group": group, "lag": total, "partitions": partitions})
 

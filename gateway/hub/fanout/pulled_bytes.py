@@ -86,13 +86,10 @@ class PulledBytes:
     def _count(self) -> None:
         if self._abort is None:
             return
-        memory, size = self._client.hub.client_memory, self._size + len(self._pulled)
-        if size > MAX_UNCOUNTED_BYTES:
-            # Others may have the last bytes, too: they count once.
-            last = self._chunks[-1] if self._chunks else self._pulled
-            memory.hold(HeldPart.UNSENT, self, size - len(last), last)
-        else:
-            memory.release(HeldPart.UNSENT, self)
+        # Others may have the last bytes, too: they count once.
+        last = self._chunks[-1] if self._chunks else self._pulled
+        size = self._size + len(self._pulled) - len(last)
+        self._client.hub.client_memory.hold_if_large(HeldPart.UNSENT, self, size, last)
 
     def release_memory(self) -> None:
         """End the stream of a client that reads nothing. It resumes from its last id."""

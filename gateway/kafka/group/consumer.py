@@ -145,8 +145,8 @@ class GroupConsumer:
                 give_up_at = deadline + POLL_GRACE_S if self.prefetcher.is_busy else deadline
                 if self._has_enough(min_bytes, max_records) or (is_over and now() >= give_up_at):
                     records = self._take_records(max_records, max_bytes)
-                    for failure in self.failures.values():
-                        if not records and isinstance(failure, PartitionFailed):
+                    for failure in () if records else self.failures.values():
+                        if isinstance(failure, PartitionFailed):
                             raise failure
                     return records
                 next_due = give_up_at

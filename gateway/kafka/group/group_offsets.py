@@ -117,11 +117,8 @@ class GroupOffsets:
             The `partitions` of each error are those that are not committed.
         """
         now = asyncio.get_running_loop().time
-        pending, deadline, not_owned = (
-            dict(offsets),
-            now() + COMMIT_TIMEOUT_S,
-            set[TopicPartition](),
-        )
+        deadline = now() + COMMIT_TIMEOUT_S
+        pending, not_owned = dict(offsets), set[TopicPartition]()
         failures, failure = 0, BrokerUnavailable("no answer in time", timeout=True)
         # A topic that was just created is unknown to some brokers for a moment, a deleted one for
         # good.

@@ -89,7 +89,6 @@ class SideOutputs:
     that was begun last.
 
     Attributes:
-        files: The files of the checkpoint.
         retained_batches: The number of batches whose offsets Spark keeps. Pending batches are
             fewer, so that the next process can still read their offsets.
     """

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.group.member import MemberState
 from gateway.core.log.record import Record, TopicPartition
@@ -226,10 +226,7 @@ class ConsumerInstance:
         )
 
     def _count_buffered(self, size: int) -> None:
-        if size > MAX_UNCOUNTED_BYTES:
-            self._client_memory.hold(HeldPart.FETCHED, self, size)
-        else:
-            self._client_memory.release(HeldPart.FETCHED, self)
+        self._client_memory.hold_if_large(HeldPart.FETCHED, self, size)
 
     def release_memory(self) -> None:
         """Drop the records that were fetched ahead. See `Holder`."""

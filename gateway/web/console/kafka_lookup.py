@@ -168,15 +168,7 @@ def build_description(
             for member in members[:MAX_MEMBERS]
         ],
         "partitions": [
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "committed": lag.committed,
-                "end": lag.end_offset,
-                "lag": lag.lag,
-                "owner": lag.owner,
-            }
-            for tp, lag in behind[:MAX_DESCRIBED_PARTITIONS]
+            {**tp._asdict(), **lag.to_json()} for tp, lag in behind[:MAX_DESCRIBED_PARTITIONS]
         ],
     }
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from starlette.exceptions import HTTPException
 
 from gateway.background_tasks import BackgroundTasks
-from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config import Route
 from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.errors import GatewayError, KafkaError, RequestError, UnknownTopic
@@ -363,10 +363,7 @@ class StreamRegistry:
         """Count what a stream keeps of its request, by which a reload finds its route again."""
         match = stream.match
         size = sum(map(getsizeof, (match.path, *match.values, *chain(*stream.query))))
-        if size > MAX_UNCOUNTED_BYTES:
-            self._client_memory.hold(HeldPart.RECEIVED, stream, size)
-        else:
-            self._client_memory.release(HeldPart.RECEIVED, stream)
+        self._client_memory.hold_if_large(HeldPart.RECEIVED, stream, size)
 
     def iter_after(self, number: int) -> Iterator[OpenStream]:
         """Yield the streams behind a number, in order. None may close during the iteration.

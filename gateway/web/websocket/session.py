@@ -14,7 +14,7 @@ from typing import assert_never
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from gateway.client_memory import MAX_UNCOUNTED_BYTES, HeldPart
+from gateway.client_memory import HeldPart
 from gateway.errors import Busy, GatewayError, RequestError
 from gateway.hub.fanout.client import Handover
 from gateway.web.http import problems
@@ -123,8 +123,7 @@ class Session(MessageProcessor):
     def _count_kept(self) -> None:
         """Count what guards may have to look at again."""
         size = self.handshake_scope.size + len(self._token or "")
-        if size > MAX_UNCOUNTED_BYTES:
-            self._client_memory.hold(HeldPart.PARSED, self, size)
+        self._client_memory.hold_if_large(HeldPart.PARSED, self, size)
 
     async def open_path_stream(self, handshake: HTTPConnection) -> None:
         """Open the stream that the handshake of a route's path asks for, if this is one."""
