@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +18,8 @@ from support.gateways import build_config, create_http_client, running_gateway_p
 from .. import orders
 from ..http_client import build_get, build_post
 from ..machine import pin_command
-from .peer import running_process
+from .gateway_peer import build_environment
+from .peer import ROOT, running_process
 from .transfer import (
     ClientRequests,
     ReadingClients,
@@ -51,9 +53,10 @@ FORMATS: Mapping[str, Callable[[int], Any]] = {
 
 @dataclass(frozen=True)
 class TransferPeer:
-    """All of them, as what takes part in a bench."""
+    """All of them, as what takes part in a bench. checkout: the folder whose sidecar it is."""
 
     name: str = "sidecar"
+    checkout: Path = ROOT
     skipped_works: frozenset[str] = frozenset()
 
     def describe_missing(self) -> str:
@@ -107,14 +110,18 @@ async def running_bridge(task: TransferTask) -> AsyncIterator[TransferServer]:
 
 @asynccontextmanager
 async def running_sidecar(
-    task: TransferTask, formats: Sequence[str]
+    task: TransferTask, formats: Sequence[str], checkout: Path
 ) -> AsyncIterator[list[TransferServer]]:
     """One process, and a carrier for each format of values."""
     consumer = {"maxPollRecords": task.batch_records, **FETCH_LIMITS}
     section = {"producer": {}, "consumer": consumer}
     config = build_config(task.servers, [], [], sidecar=section)
     async with (
-        running_gateway_process(config, command=pin_command(*SIDECAR_COMMAND)) as gateway,
+        running_gateway_process(
+            config,
+            command=pin_command(*SIDECAR_COMMAND),
+            environment=build_environment(checkout),
+        ) as gateway,
         create_http_client(gateway) as http,
         open_clients(gateway.port, task.client_count) as clients,
     ):

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import confluent_kafka
 
@@ -42,8 +43,8 @@ class Size:
     formats: tuple[str, ...] = ("json", "string", "binary")
 
 
-async def run(kafka: Kafka, peer: object, size: Size) -> Cell:
-    """peer: has nothing to say; all take part in each round."""
+async def run(kafka: Kafka, peer: transfer_servers.TransferPeer, size: Size) -> Cell:
+    """peer: says whose sidecar it is; all take part in each round."""
     cell = Cell()
     topic = kafka.create_topic(size.partitions)
     if size.work == "consume":
@@ -52,7 +53,7 @@ async def run(kafka: Kafka, peer: object, size: Size) -> Cell:
         size.work, kafka.bootstrap_servers, topic, size.partitions, size.clients, size.batch_records
     )
     spent: dict[str, list[tuple[float, Cost]]] = {}
-    async with _running_servers(errand, size) as every:
+    async with _running_servers(errand, size, peer.checkout) as every:
         for round in range(1 + size.rounds):
             for each in every[round % len(every) :] + every[: round % len(every)]:
                 done = await _run_turn(each, size)
@@ -63,10 +64,12 @@ async def run(kafka: Kafka, peer: object, size: Size) -> Cell:
 
 
 @asynccontextmanager
-async def _running_servers(task: TransferTask, size: Size) -> AsyncIterator[list[TransferServer]]:
+async def _running_servers(
+    task: TransferTask, size: Size, checkout: Path
+) -> AsyncIterator[list[TransferServer]]:
     async with (
         transfer_servers.running_library(task) as library,
-        transfer_servers.running_sidecar(task, size.formats) as ours,
+        transfer_servers.running_sidecar(task, size.formats, checkout) as ours,
         transfer_servers.running_bridge(task) as bridge,
     ):
         yield [library, *ours, bridge]

@@ -18,6 +18,7 @@ from bench.peers.by_hand import HandWrittenPeer
 from bench.peers.gateway_peer import GatewayPeer
 from bench.peers.peer import Peer, ServerShape
 from bench.peers.raw import RawLoop
+from bench.peers.transfer_servers import TransferPeer
 from bench.works import (
     broadcast,
     catchup,
@@ -188,7 +189,7 @@ async def test_a_sidecar_a_library_and_a_bridge_by_hand_carry_all_records(real, 
         work, records=60, bridge_records=60, clients=2, batch_records=10, partitions=4, rounds=1,
         formats=("json",),
     )  # fmt: skip
-    check_cell(await transfer.run(real, None, size))
+    check_cell(await transfer.run(real, TransferPeer(), size))
 
 
 def test_a_case_that_fails_is_noted_and_the_others_are_kept():
