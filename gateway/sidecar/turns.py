@@ -10,7 +10,7 @@ waits longer for a client with many connections.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from time import perf_counter
@@ -59,8 +59,10 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictiona
 class Turns:
     """The turns of one request, which only exist within the context of `take_turns`."""
 
-    def __init__(self, shared: _Shared, client: _Client) -> None:
-        self._shared, self._client = shared, client
+    def __init__(
+        self, shared: _Shared, client: _Client, before_wait: Callable[[], None] | None
+    ) -> None:
+        self._shared, self._client, self._before_wait = shared, client, before_wait
         self._held: tuple[asyncio.Lock, ...] = ()
 
     def is_over(self) -> bool:
@@ -71,6 +73,9 @@ class Turns:
 
     async def wait_for(self, work: Awaitable[T]) -> T:
         """Return the result of work that takes a while; others have their turn meanwhile."""
+        if self._before_wait is not None:
+            self._before_wait()
+            self._before_wait = None
         self._end()
         try:
             return await work
@@ -94,14 +99,15 @@ class Turns:
 
 
 @asynccontextmanager
-async def take_turns() -> AsyncIterator[Turns]:
+async def take_turns(before_wait: Callable[[], None] | None = None) -> AsyncIterator[Turns]:
     """Let a request convert records within the context, without any await but those of `Turns`.
 
+    `before_wait` is called before the first of these, to count what is kept while others convert.
     The next request begins at once if it has time left of the 20 ms.
     """
     shared = _shared.setdefault(asyncio.get_running_loop(), _Shared())
     client = shared.clients.setdefault(current_client.get(), _Client())
-    turns = Turns(shared, client)
+    turns = Turns(shared, client, before_wait)
     try:
         await turns._begin(client.turn, shared.turn)
         yield turns

@@ -396,8 +396,11 @@ class ConsumerComponent(Component):
                 self._context.require_kafka()
             return records
 
+        payload_sizes: list[int] = []
+
         async def build_response(records: Sequence[Record]) -> tuple[Response, Sequence[Record]]:
-            with hold_records(self._context.client_memory, records):
+            payload_sizes.extend(record.payload_size for record in records)
+            with hold_records(self._context.client_memory, payload_sizes):
                 body, count = await render_records(
                     self._context.codecs, records, formats, headers,
                     omit_empty_headers=dialect.omits_empty_headers,
@@ -408,20 +411,22 @@ class ConsumerComponent(Component):
         try:
             await answer_poll(
                 instance, min(timeout_ms, MAX_POLL_TIMEOUT_MS) / 1000, poll, build_response,
-                self._record_poll, request.scope, request.receive, request._send,
+                partial(self._record_poll, payload_sizes), request.scope, request.receive,
+                request._send,
             )  # fmt: skip
         except Exception as exc:
             return self._build_error_response(request, dialect, exc)
         return AlreadySentResponse()
 
-    def _record_poll(self, records: Sequence[Record], is_sent: bool) -> None:
+    def _record_poll(
+        self, payload_sizes: Sequence[int], records: Sequence[Record], is_sent: bool
+    ) -> None:
         self._poll_counts["left" if not is_sent else "records" if records else "empty"] += 1
         if not is_sent:
             return
-        for topic in {record.tp.topic for record in records}:
-            topic_records = [record for record in records if record.tp.topic == topic]
-            self._record_counts[topic] += len(topic_records)
-            self._byte_counts[topic] += sum(record.payload_size for record in topic_records)
+        for record, size in zip(records, payload_sizes, strict=False):
+            self._record_counts[record.tp.topic] += 1
+            self._byte_counts[record.tp.topic] += size
         if self._context.auditor is None:
             return
         for record in records:

@@ -21,10 +21,10 @@ from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
 from gateway.formats.event import bytes_to_json, json_to_bytes
 from gateway.formats.plain import PLAIN_CODECS
+from gateway.sidecar.lookups import Formats
 from gateway.sidecar.turns import take_turns
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
-Formats: TypeAlias = Callable[[str], tuple[SerializationFormat, SerializationFormat]]
 Decoder: TypeAlias = Callable[[bytes], Any]
 
 RECORD_JSON_BYTES = 500  # of a record and its members, beside key, value and headers
@@ -90,20 +90,20 @@ def encode_base64(data: bytes) -> str:
 
 
 def hold_records(
-    client_memory: ClientMemory, records: Sequence[Record]
+    client_memory: ClientMemory, payload_sizes: Sequence[int]
 ) -> AbstractContextManager[None]:
     """Count records while a response is put together of them; raises MemoryFull.
 
     Their bytes are held as records, in their JSON, and in the response.
     """
-    size = sum(3 * record.payload_size + RECORD_JSON_BYTES for record in records)
+    size = 3 * sum(payload_sizes) + RECORD_JSON_BYTES * len(payload_sizes)
     return client_memory.reserve(HeldPart.RESPONSES, size)
 
 
 async def render_records(
     codecs: Codecs,
     records: Sequence[Record],
-    formats: Formats,
+    formats: Callable[[str], Formats],
     headers: Callable[[Headers], Any],
     *,
     omit_empty_headers: bool = False,
@@ -114,8 +114,11 @@ async def render_records(
     Missing schemas are loaded first, which may raise RegistryUnavailable. The result is also how
     many of the records are in the array: those behind MAX_RENDERED_BYTES are left out.
     """
-    framed = [frame_record(record, *formats(record.tp.topic)) for record in records]
-    decoders = await _prepare_decoders(codecs, framed, formats)
+    formats_by_topic = {topic: formats(topic) for topic in {record.tp.topic for record in records}}
+    framed = records
+    if any(format.has_schema for pair in formats_by_topic.values() for format in pair):
+        framed = [frame_record(each, *formats_by_topic[each.tp.topic]) for each in records]
+    decoders = await _prepare_decoders(codecs, framed, formats_by_topic)
     rendered: list[dict[str, Any]] = []
     size = 0
     # Decoders are synchronous: awaiting once per topic instead of per record keeps this loop fast.
@@ -132,7 +135,9 @@ async def render_records(
             except DECODE_ERRORS:
                 # Large schemas of other records may have taken the place of its own in the cache.
                 if any(data and codecs.find_missing_id(data) is not None for data in (key, value)):
-                    await turns.wait_for(_prepare_decoders(codecs, [framed_record], formats))
+                    await turns.wait_for(
+                        _prepare_decoders(codecs, [framed_record], formats_by_topic)
+                    )
                 (key_json, value_json), error = _decode_with_errors(
                     record, (read_key, key), (read_value, value)
                 )
@@ -160,11 +165,11 @@ async def render_records(
 
 
 async def _prepare_decoders(
-    codecs: Codecs, records: Sequence[Record], formats: Formats
+    codecs: Codecs, records: Sequence[Record], formats: Mapping[str, Formats]
 ) -> dict[str, tuple[Decoder, Decoder]]:
     decoders: dict[str, tuple[Decoder, Decoder]] = {}
     for topic in {record.tp.topic for record in records}:
-        key_format, value_format = formats(topic)
+        key_format, value_format = formats[topic]
         if key_format.has_schema or value_format.has_schema:
             topic_records = [record for record in records if record.tp.topic == topic]
             await codecs.load_schemas(

@@ -93,7 +93,8 @@ class Stateless(Component):
                 build_json_response(details, status, build_error_headers(exc, status)),
                 negotiate_content_type(request),
             )
-        with hold_records(self._context.client_memory, records):
+        sizes = [record.payload_size for record in records]
+        with hold_records(self._context.client_memory, sizes):
             rendered, _ = await render_records(
                 self._context.codecs,
                 records,

@@ -203,7 +203,8 @@ class DeadLetterComponent(Component):
         found = await run_for_client(request, self._context.draining, waiting)
         dead_letters = found[0] if found is not None else ()
         origins = [dead_letter.origin for dead_letter in dead_letters]
-        with hold_records(self._context.client_memory, origins):
+        sizes = [origin.payload_size for origin in origins]
+        with hold_records(self._context.client_memory, sizes):
             records, _ = await render_records(
                 self._context.codecs, origins, formats, text_headers,
                 more_members=map(_format_letter, dead_letters),

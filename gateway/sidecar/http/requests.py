@@ -173,7 +173,7 @@ class RequestIdMiddleware:
 
 
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
-HOLD_PARSED_KEY = "gateway.sidecar.hold_parsed"  # in the ASGI scope: counts a body that was read
+HOLD_BODY_KEY = "gateway.sidecar.hold_body"  # in the ASGI scope: counts the bytes of a body
 
 
 class ParsedBodyMiddleware:
@@ -190,18 +190,20 @@ class ParsedBodyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as held:
 
-            def hold_parsed(data: bytes) -> None:
+            def hold_body(size: int) -> None:
                 held.close()
-                if data:
-                    size = estimate_parsed_bytes(data)
+                if size:
                     held.enter_context(self._client_memory.reserve(HeldPart.PARSED, size))
 
-            scope[HOLD_PARSED_KEY] = hold_parsed
+            scope[HOLD_BODY_KEY] = hold_body
             await self._app(scope, receive, send)
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int, *, is_kept_parsed: bool = True) -> bytes:
     """Return the whole body, which was not read before.
+
+    It counts as `hold_parsed` does, or as its bytes alone for a caller that does so itself: the
+    estimate takes a tenth of the time of a request that writes 100 records.
 
     Raises:
         MemoryFull: Too many others are being handled.
@@ -220,13 +222,21 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise StatusError(408, "the body did not arrive in time; send it again") from None
     except ClientDisconnect:
         raise StatusError(400, "the body is not complete; send it again") from None
-    request.scope[HOLD_PARSED_KEY](data)
+    if is_kept_parsed:
+        hold_parsed(request, data)
+    else:
+        request.scope[HOLD_BODY_KEY](len(data))
     return data
+
+
+def hold_parsed(request: Request, data: bytes) -> None:
+    """Count a body as parsed until the request is answered; raises MemoryFull."""
+    request.scope[HOLD_BODY_KEY](estimate_parsed_bytes(data))
 
 
 def release_parsed(request: Request) -> None:
     """Count the parsed body no more: it is freed, though the request goes on."""
-    request.scope[HOLD_PARSED_KEY](b"")
+    request.scope[HOLD_BODY_KEY](0)
 
 
 def check_content_coding(request: Request) -> None:

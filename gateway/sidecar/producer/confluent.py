@@ -131,9 +131,10 @@ class Writing(Component):
                 problem = f"there are {name}s, and no {name}_schema"
                 word = f"{name.upper()}_SCHEMA_MISSING"
                 raise StatusError(422, f"{problem}; add that, or {name}_schema_id", code=word)
-        encoded = await self._producers.encoder.encode(
-            topic_metadata, records, encodings, get_current_ids()
-        )
+        async with take_turns() as turns:
+            encoded = await self._producers.encoder.encode(
+                turns, topic_metadata, records, encodings, get_current_ids()
+            )
         for failure in encoded.failures.values():  # the first one fails the request
             raise FormatError(failure.error)
         return encoded

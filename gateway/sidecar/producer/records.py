@@ -41,7 +41,7 @@ from gateway.sidecar.http.status import (
     build_json_response,
     build_status,
 )
-from gateway.sidecar.turns import Turns, take_turns
+from gateway.sidecar.turns import Turns
 
 # Error codes of single records: the HTTP status for what happened to it. DOUBTFUL is a record that
 # may have been written, as Kafka's answer is missing.
@@ -101,6 +101,7 @@ class RecordEncoder:
 
     async def encode(
         self,
+        turns: Turns,
         topic: TopicMetadata,
         records: Sequence[Mapping[str, Any]],
         encodings: Sequence[FieldEncoding],
@@ -120,57 +121,52 @@ class RecordEncoder:
             None if format.has_schema else PLAIN_CODECS[format].encode for format, _ in encodings
         )
         size = 0
-        async with take_turns() as turns:
-            encode_with_schema = partial(self._encode_with_schema, turns, topic, encodings, encoded)
-            for index, record in enumerate(records):
-                if size > self._max_bytes:
-                    problem = f"the records before it come to {size} bytes; send fewer at once"
-                    encoded.failures[index] = RecordFailure(
-                        TOO_LARGE, f"{describe_record(index)}: {problem}"
-                    )
-                    continue
-                if turns.is_over():
-                    await turns.pass_on()
-                key, value = record.get("key"), record.get("value")
-                try:
-                    if key is not None:
-                        key = encode_key(key) if encode_key else await encode_with_schema(0, key)
-                    if value is not None:
-                        value = (
-                            encode_value(value)
-                            if encode_value
-                            else await encode_with_schema(1, value)
-                        )
-                except FormatError as exc:
-                    # The key is still the JSON value only if encoding it failed.
-                    name = "key" if key is record.get("key") and key is not None else "value"
-                    location = f"{describe_record(index)}.{name}{exc.pointer.replace('/', '.')}"
-                    encoded.failures[index] = RecordFailure(INVALID, f"{location}: {exc}")
-                    continue
-                size += len(key or b"") + len(value or b"")
-                number = record.get("partition")
-                if number is None and key is not None:
-                    number = compute_partition(key, count)
-                elif number is None:  # chosen at the first such record, and kept for the request
-                    keyless_partition = number = (
-                        keyless_partition if keyless_partition >= 0 else _choose_partition(topic)
-                    )
-                elif number not in topic.partitions:
-                    problem = (
-                        f"topic {topic.name} has no partition {number}; it has 0 to {count - 1}"
-                    )
-                    encoded.failures[index] = RecordFailure(
-                        INVALID, f"{describe_record(index)}.partition: {problem}"
-                    )
-                    continue
-                if record.keys() <= _FIELDS_WITHOUT_HEADERS:
-                    headers: Headers = common_headers
-                else:
-                    headers = _build_headers(record, ids, common_headers)
-                encoded.items.append(
-                    ProducerRecord(partitions[number], key, value, headers, record.get("timestamp"))
+        encode_with_schema = partial(self._encode_with_schema, turns, topic, encodings, encoded)
+        for index, record in enumerate(records):
+            if size > self._max_bytes:
+                problem = f"the records before it come to {size} bytes; send fewer at once"
+                encoded.failures[index] = RecordFailure(
+                    TOO_LARGE, f"{describe_record(index)}: {problem}"
                 )
-                encoded.indexes.append(index)
+                continue
+            if turns.is_over():
+                await turns.pass_on()
+            key, value = record.get("key"), record.get("value")
+            try:
+                if key is not None:
+                    key = encode_key(key) if encode_key else await encode_with_schema(0, key)
+                if value is not None:
+                    value = (
+                        encode_value(value) if encode_value else await encode_with_schema(1, value)
+                    )
+            except FormatError as exc:
+                # The key is still the JSON value only if encoding it failed.
+                name = "key" if key is record.get("key") and key is not None else "value"
+                location = f"{describe_record(index)}.{name}{exc.pointer.replace('/', '.')}"
+                encoded.failures[index] = RecordFailure(INVALID, f"{location}: {exc}")
+                continue
+            size += len(key or b"") + len(value or b"")
+            number = record.get("partition")
+            if number is None and key is not None:
+                number = compute_partition(key, count)
+            elif number is None:  # chosen at the first such record, and kept for the request
+                keyless_partition = number = (
+                    keyless_partition if keyless_partition >= 0 else _choose_partition(topic)
+                )
+            elif number not in topic.partitions:
+                problem = f"topic {topic.name} has no partition {number}; it has 0 to {count - 1}"
+                encoded.failures[index] = RecordFailure(
+                    INVALID, f"{describe_record(index)}.partition: {problem}"
+                )
+                continue
+            if record.keys() <= _FIELDS_WITHOUT_HEADERS:
+                headers: Headers = common_headers
+            else:
+                headers = _build_headers(record, ids, common_headers)
+            encoded.items.append(
+                ProducerRecord(partitions[number], key, value, headers, record.get("timestamp"))
+            )
+            encoded.indexes.append(index)
         return encoded
 
     async def _encode_with_schema(
