@@ -42,3 +42,13 @@ async def test_a_request_that_is_cancelled_keeps_no_turn():
         await asyncio.wait([waiting])
     async with take_turns():
         pass
+
+
+async def test_what_is_kept_is_counted_before_others_have_their_turn():
+    """A body that is freed within its turn need not be counted, which took a tenth of a request."""
+    counted = []
+    async with take_turns(lambda: counted.append(1)) as turns:
+        assert not counted
+        await turns.pass_on()
+        await turns.wait_for(asyncio.sleep(0))
+    assert counted == [1]

@@ -134,9 +134,9 @@ async def test_other_tasks_run_while_many_records_are_rendered():
 
 def test_records_count_while_a_response_is_put_together_of_them():
     """They counted in no account: each poll, however many waited for a schema, had its bytes."""
-    memory, records = ClientMemory(limit=10_000), [record(None, b"x" * 1000)]
-    with hold_records(memory, records):
+    memory, sizes = ClientMemory(limit=10_000), [1000]
+    with hold_records(memory, sizes):
         assert memory.by_part[HeldPart.RESPONSES] > 3000
-        with pytest.raises(MemoryFull), hold_records(memory, records):
+        with pytest.raises(MemoryFull), hold_records(memory, sizes):
             pass
     assert memory.total == 0

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from gateway.sidecar.producer.records import (
     describe_results,
 )
 from gateway.sidecar.producer.transactions import build_failures
-from gateway.sidecar.turns import TURN_S
+from gateway.sidecar.turns import TURN_S, take_turns
 
 TOPIC = TopicMetadata("t", None, 0, {0: PartitionMetadata(0, 1, (), (), 0)})
 ENCODINGS = [FieldEncoding(SerializationFormat.STRING), FieldEncoding(SerializationFormat.AVRO)]
@@ -42,10 +41,11 @@ class SlowCodecs:
         return EncodedData(b"")
 
 
-def encode(codecs: Any, count: int) -> Coroutine[Any, Any, EncodedRecords]:
-    return RecordEncoder(codecs, 4500).encode(
-        TOPIC, [{"value": 1}] * count, ENCODINGS, RequestIds("a", "b", "c")
-    )
+async def encode(codecs: Any, count: int) -> EncodedRecords:
+    async with take_turns() as turns:
+        return await RecordEncoder(codecs, 4500).encode(
+            turns, TOPIC, [{"value": 1}] * count, ENCODINGS, RequestIds("a", "b", "c")
+        )
 
 
 async def test_other_tasks_run_while_many_records_are_encoded():
