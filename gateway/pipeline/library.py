@@ -18,6 +18,7 @@ A DataFrame only carries Spark's plan. So each stream has a label in its plan, b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -140,6 +141,8 @@ def read_topic(
     """
     require_extra("pipeline", "read_topic")
     name = name or topic
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        raise ConfigError([f"name: '{name}' has other characters than letters, digits, _, . and -"])
     catalogs = {} if registry is None else {name: _parse_registry(registry)}
     value = {"model": model, "fields": fields, "jsonNames": json_names}
     input = _parse(
@@ -228,6 +231,8 @@ def write_exactly_once(
     require_extra("pipeline", "write_exactly_once")
     spark = rows.sparkSession
     prepare_program_session(spark)
+    if output_mode not in ("append", "update"):
+        raise ConfigError([f"output_mode: it is '{output_mode}'; write append or update"])
     streams = _find_streams(rows)
     output = _parse(
         Output,

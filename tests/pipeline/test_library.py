@@ -41,6 +41,7 @@ def test_the_package_is_imported_without_pyspark_and_the_settings():
         ({"time": "user"}, "time: 'user' is of type string; make it timestamp"),
         ({"watermark": 5}, "watermark: 5 has no unit; write a number and a unit, such as 5s"),
         ({"model": "avro"}, "model: model avro needs a schema; add catalog"),
+        ({"name": "web|clicks"}, "name: 'web.clicks' has other characters than letters"),
         ({"start": "now"}, "start: Input should be 'earliest' or 'latest'"),
     ],
 )
@@ -64,6 +65,12 @@ def test_rows_that_cannot_be_written_exactly_once_are_refused(spark):
     rate = spark.readStream.format("rate").load().selectExpr("CAST(value AS string) AS user")
     with pytest.raises(PipelineError, match="a stream that is not of read_topic"):
         write(clicks.rows.select("user").union(rate))
+    clicks.rows.createOrReplaceTempView("clicks")
+    both = spark.sql("WITH c AS (SELECT user FROM clicks) SELECT * FROM c")
+    with pytest.raises(ConfigError, match="output_mode: it is 'complete'; write append or update"):
+        write(both, output_mode="complete")
+    with pytest.raises(ConfigError, match="no column 'usr'"):  # its streams are known
+        write(both, key=["usr"])
     with pytest.raises(PipelineError, match="the rows are no stream"):
         write(spark.sql("SELECT 'ada' AS user"))
     with pytest.raises(ConfigError, match="no column 'usr'; did you mean 'user'"):

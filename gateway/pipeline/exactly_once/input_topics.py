@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from confluent_kafka import IsolationLevel, KafkaException
 from confluent_kafka import TopicPartition as Partition
@@ -36,6 +36,9 @@ from gateway.telemetry import catalog
 
 TOPICS_FILE = "topics.json"
 CHECK_INTERVAL_S = 5.0  # between two checks outside of the query's batches
+
+# A partition: topics of two clusters may have one name, but never one id.
+_Place: TypeAlias = tuple[TopicDescription, int]
 
 
 class ReadTopic(NamedTuple):
@@ -82,7 +85,7 @@ class InputTopics:
         self._clock = clock
         self._futures: list[tuple[Future[Any], TopicDescription]] | None = None
         self._next_check_at = clock() + CHECK_INTERVAL_S
-        self._ends: list[tuple[tuple[str, int], Future[Any], Future[Any]]] | None = None
+        self._ends: list[tuple[_Place, Future[Any], Future[Any]]] | None = None
         self._next_ends_at = clock()
 
     def check(self) -> None:
@@ -106,7 +109,7 @@ class InputTopics:
         except PipelineError:
             return None  # the query itself fails if Kafka does not answer
 
-    def fetch_ends(self) -> dict[tuple[str, int], LogEnd] | None:
+    def fetch_ends(self) -> dict[_Place, LogEnd] | None:
         """Return the ends of all partitions if their answers have arrived since the last call.
 
         It does not wait for Kafka, as `find_recreated`. Partitions that are added are left out.
@@ -135,10 +138,11 @@ class InputTopics:
             for name, (admin, topic) in self._admin_clients.items()
         ]
 
-    def _request_ends(self) -> list[tuple[tuple[str, int], Future[Any], Future[Any]]]:
+    def _request_ends(self) -> list[tuple[_Place, Future[Any], Future[Any]]]:
         requests = []
         for name, (admin, topic) in self._admin_clients.items():
-            partitions = [Partition(topic, n) for n in range(self.topics[name].partitions)]
+            described = self.topics[name]
+            partitions = [Partition(topic, n) for n in range(described.partitions)]
             specs = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
             stable, ends = (
                 admin.list_offsets(
@@ -146,7 +150,9 @@ class InputTopics:
                 )
                 for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
             )
-            requests += [((topic, each.partition), stable[each], ends[each]) for each in partitions]
+            requests += [
+                ((described, each.partition), stable[each], ends[each]) for each in partitions
+            ]
         return requests
 
 
@@ -230,25 +236,26 @@ class OpenTransactions:
         self._job = job
         self._reports = reports
         self._clock = clock
-        self._first_seen: dict[tuple[str, int, int], float] = {}  # by topic, partition and offset
+        self._first_seen: dict[tuple[TopicDescription, int, int], float] = {}
 
-    def update(self, ends: Mapping[tuple[str, int], LogEnd]) -> None:
+    def update(self, ends: Mapping[_Place, LogEnd]) -> None:
         now = self._clock()
-        behind = Counter({topic: 0 for topic, _ in ends})
-        first_seen: dict[tuple[str, int, int], float] = {}
+        behind = Counter({topic.name: 0 for topic, _ in ends})
+        first_seen: dict[tuple[TopicDescription, int, int], float] = {}
         for (topic, partition), end in ends.items():
-            behind[topic] += max(0, end.high_watermark - end.last_stable_offset)
+            behind[topic.name] += max(0, end.high_watermark - end.last_stable_offset)
             if end.last_stable_offset < end.high_watermark:
                 transaction = topic, partition, end.last_stable_offset
                 first_seen[transaction] = self._first_seen.get(transaction, now)
         self._first_seen = first_seen
         # Beside those that the latest batch has left.
-        for topic, count in behind.items():
-            self._reports.set_gauge(catalog.PIPELINE_BEHIND_OFFSETS, count, self._job, topic)
+        for name, count in behind.items():
+            self._reports.set_gauge(catalog.PIPELINE_BEHIND_OFFSETS, count, self._job, name)
         lasting = [each for each, at in first_seen.items() if now - at >= ALERT_AFTER_S]
         if lasting:
             places = (
-                f"topic {t} partition {p} offset {offset}" for t, p, offset in sorted(lasting)
+                f"topic {topic.name} partition {partition} offset {offset}"
+                for topic, partition, offset in sorted(lasting)
             )
             self._reports.raise_alert(
                 self._job,

@@ -48,9 +48,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BatchCounter = Callable[[int], Mapping[str, int] | None]
-"""Returns the counts of a batch by its number: the late rows as `late`, and the invalid records by
-the name of their input; None if they are unknown."""
+
+class BatchCounts(NamedTuple):
+    """The late rows of a batch, and its invalid records by the name of their input."""
+
+    late: int
+    invalid: Mapping[str, int]
+
+
+BatchCounter = Callable[[int], BatchCounts | None]
+"""Returns the counts of a batch by its number; None if they are unknown."""
 
 
 SCAN_INTERVAL_S = 10.0
@@ -61,7 +68,7 @@ class WrittenBatch(NamedTuple):
     """A batch whose rows are written, and its counts as of `BatchCounter`."""
 
     batch: BatchOffsets
-    counts: Mapping[str, int] | None
+    counts: BatchCounts | None
 
 
 class ScanState(NamedTuple):
@@ -161,7 +168,7 @@ class SideOutputs:
         counted = [written.counts for written in self._pending_batches]
         if self._current_batch is not None:
             counted.append(self.get_counts(self._current_batch.number))
-        return any(counts is None or any(counts.values()) for counts in counted)
+        return any(each is None or each.late or any(each.invalid.values()) for each in counted)
 
     def finish(self) -> None:
         """Scan all batches that were not scanned, after a query has ended."""
@@ -237,11 +244,11 @@ class SideOutputs:
         """
         for name, side_output in side_outputs.items():
             if side_output.input.on_invalid == "dead-letter":
-                batches = self._select_batches(side_output, "dlq", name, is_repeated=is_repeated)
+                batches = self._select_batches(side_output, "dlq", is_repeated=is_repeated)
                 self._log_sent(side_output, "dlq", batches, side_output.write_invalid(batches))
             late_filter = self.late_filters.get(name)
             if late_filter and side_output.input.late == "topic":
-                batches = self._select_batches(side_output, "late", "late", is_repeated=is_repeated)
+                batches = self._select_batches(side_output, "late", is_repeated=is_repeated)
                 count = side_output.write_late(batches, late_filter)
                 self._log_sent(side_output, "late", batches, count)
         self._pending_batches.clear()
@@ -249,7 +256,7 @@ class SideOutputs:
         self._store_scan_state(epoch)
 
     def _select_batches(
-        self, side_output: SideOutput, kind: SideOutputKind, count_key: str, *, is_repeated: bool
+        self, side_output: SideOutput, kind: SideOutputKind, *, is_repeated: bool
     ) -> list[BatchOffsets]:
         """Return the pending batches to scan, from the first that has such records to the last."""
         pending = self._pending_batches
@@ -257,14 +264,15 @@ class SideOutputs:
             last = pending[-1].batch.number
             last_written = side_output.read_last_batch(kind, last)
             pending = [written for written in pending if written.batch.number > last_written]
+        name = side_output.input_name
         indexes = [
             i
-            for i, written in enumerate(pending)
-            if written.counts is None or written.counts.get(count_key)
+            for i, (_, counts) in enumerate(pending)
+            if counts is None or (counts.late if kind == "late" else counts.invalid.get(name))
         ]
         # The batches in between are read, too: one range of offsets is one read of Kafka.
         span = pending[indexes[0] : indexes[-1] + 1] if indexes else []
-        return [self.sources.select(written.batch, side_output.input_name) for written in span]
+        return [self.sources.select(written.batch, name) for written in span]
 
     def _create_side_outputs(
         self, inputs: Mapping[str, Input], output: Output
@@ -401,7 +409,7 @@ def create_batch_counter(get_query: Any) -> BatchCounter:
     """
     query = None
 
-    def get_counts(epoch: int) -> Mapping[str, int] | None:
+    def get_counts(epoch: int) -> BatchCounts | None:
         nonlocal query
         query = query or get_query()
         progress = None if query is None else query.lastProgress
@@ -410,9 +418,9 @@ def create_batch_counter(get_query: Any) -> BatchCounter:
     return get_counts
 
 
-def _parse_counts(progress: Any) -> Mapping[str, int]:
+def _parse_counts(progress: Any) -> BatchCounts:
     operators = progress["stateOperators"] or []
     late = sum(int(operator["numRowsDroppedByWatermark"]) for operator in operators)
     observed = progress["observedMetrics"] or {}
     invalid = {name: int(row["invalid"]) for name, row in observed.items() if "invalid" in row}
-    return {**invalid, "late": late}
+    return BatchCounts(late, invalid)

@@ -116,7 +116,7 @@ def create_label(name: str) -> str:
 
 def list_source_labels(rows: DataFrame) -> list[str | None]:
     """Return the label of each stream that a query reads; None for one without a label."""
-    leaves = iterate(get_analyzed_plan(rows).collectLeaves())
+    leaves = iterate(get_analyzed_plan(rows, inline_ctes=True).collectLeaves())
     return [_get_label(leaf) for leaf in leaves if leaf.isStreaming()]
 
 

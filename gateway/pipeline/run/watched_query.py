@@ -54,6 +54,7 @@ class WatchedQuery(StreamingQuery):
         return is_ended
 
     def stop(self) -> None:
+        self._context.stop_event.set()  # so that a batch that Kafka interrupts is not tried again
         super().stop()
         self._thread.join()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,12 @@ from gateway.config.sections.job import Input, Output
 from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline.checkpoint.checkpoint import SCANNED_FILE, BatchOffsets, Sources
 from gateway.pipeline.checkpoint.files import LocalFiles
-from gateway.pipeline.exactly_once.side_outputs import SCAN_INTERVAL_S, SideOutputs
+from gateway.pipeline.exactly_once.side_outputs import (
+    SCAN_INTERVAL_S,
+    BatchCounts,
+    SideOutputs,
+    create_batch_counter,
+)
 
 READ = {"topic": "clicks", "onInvalid": "skip", "onDataLoss": "fail"}
 
@@ -93,7 +99,7 @@ class Process:
             told.files,
             sources=Sources(("from",), ("from",)),
             late_filters={"from": lambda rows, held: rows},
-            get_counts=lambda epoch: {"late": (counts or {}).get(epoch, 0)},
+            get_counts=lambda epoch: BatchCounts((counts or {}).get(epoch, 0), {"from": 0}),
             clock=lambda: self.now,
             create_side_output=lambda _spark, _query, _name, job_input, _cluster, output, *_: Side(  # type: ignore[arg-type, return-value]
                 told, job_input, output
@@ -231,3 +237,15 @@ def test_settings_whose_cluster_or_catalog_is_gone_are_named(told, kind):
     told.files.write(SCANNED_FILE, json.dumps(state).encode())
     with pytest.raises(CheckpointRefused, match=rf"no {kind} 'gone'.* remove scanned\.json"):
         Process(told).batches([3])
+
+
+def test_invalid_records_of_an_input_named_late_are_counted():
+    """The count of late rows replaced theirs, so that no batch was scanned for them."""
+    query = SimpleNamespace(
+        lastProgress={
+            "batchId": 3,
+            "stateOperators": [{"numRowsDroppedByWatermark": 1}],
+            "observedMetrics": {"late": {"invalid": 4}, "read_late": {"rows": 9}},
+        }
+    )
+    assert create_batch_counter(lambda: query)(3) == BatchCounts(1, {"late": 4})

@@ -107,13 +107,16 @@ def test_topics_are_asked_for_with_the_credentials_of_their_own_input(kafka: Kaf
 
 
 def test_a_transaction_that_stays_open_is_an_alert_and_what_waits_behind_it_counts():
-    """A job that read nothing behind one had no backlog, and no other sign of it."""
+    """A job that read nothing behind one had no backlog, and no other sign of it. Then a topic of
+    the same name in another cluster hid it."""
+    topic, same_name = TopicDescription("orders", "id"), TopicDescription("orders", "other")
     now = [0.0]
     reports = Reports()
     transactions = OpenTransactions("paid", reports, lambda: now[0])
 
     def update(stable: int, end: int) -> tuple[float, list[str]]:
-        transactions.update({("orders", 0): LogEnd(7, 7), ("orders", 1): LogEnd(stable, end)})
+        ends = {(topic, 0): LogEnd(7, 7), (topic, 1): LogEnd(stable, end)}
+        transactions.update({**ends, (same_name, 1): LogEnd(3, 3)})
         samples = MetricSamples()
         reports.collect_metrics(samples)
         behind = samples[catalog.PIPELINE_BEHIND_OFFSETS]["paid", "orders"]
