@@ -90,6 +90,7 @@ class ScopeGuard:
         Raises:
             NotGranted: No guard admits the request or grants the scope, whatever the topics.
         """
+        from gateway.sidecar.http.requests import EXPIRY_KEY
         from gateway.web.access import get_bearer_token
 
         if not self._route.guarded:
@@ -97,7 +98,7 @@ class ScopeGuard:
         granted: Granted | None = request.scope.get(GRANTED_SCOPE_KEY)
         if granted is None:
             granted = await self._guards(self._route, {}, request, get_bearer_token(request))
-            request.scope[GRANTED_SCOPE_KEY] = granted
+            request.scope[GRANTED_SCOPE_KEY], request.scope[EXPIRY_KEY] = granted, granted.expires
         if scope and not any(scope in grant.roles for grant in granted.values()):
             what = f"no guard grants {scope}; ask for a token with that scope"
             raise NotGranted(403, what, roles=(scope,))

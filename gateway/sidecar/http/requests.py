@@ -9,8 +9,10 @@ own. Bodies are limited also under servers that set no limits.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
+import time
 import uuid
 from collections.abc import Coroutine, Iterable
 from contextlib import ExitStack
@@ -170,6 +172,15 @@ class RequestIdMiddleware:
                 await self._app(scope, receive, send_wrapper)
         finally:
             _current_ids.reset(token)
+
+
+EXPIRY_KEY = "gateway.sidecar.expiry"  # in the ASGI scope: as of `get_lifetime`, since 1970
+
+
+def get_lifetime(request: Request) -> float:
+    """Return the seconds for which the sender of a request has the right to it, at least 0."""
+    expiry: float | None = request.scope.get(EXPIRY_KEY)
+    return math.inf if expiry is None else max(0.0, expiry - time.time())
 
 
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive

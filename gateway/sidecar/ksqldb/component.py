@@ -9,6 +9,7 @@ error after the first line is a line of its own, a Status.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
@@ -25,7 +26,7 @@ from gateway.client_memory import ClientMemory, GrowingReservation, HeldPart
 from gateway.config.types.address import create_trusting_context
 from gateway.sidecar.context import Component, Context
 from gateway.sidecar.http.middleware import READ_SCOPE
-from gateway.sidecar.http.requests import wait_for_disconnect
+from gateway.sidecar.http.requests import get_lifetime, wait_for_disconnect
 from gateway.sidecar.http.status import (
     NO_STORE_HEADERS,
     NotReady,
@@ -107,14 +108,15 @@ class KsqldbComponent(Component):
             rows = await stack.enter_async_context(self._ksql.stream(query))
         except (KsqlError, KsqlUnavailable) as error:
             raise to_status_error(error) from error
-        drain = self._context.draining.wait
+        drain, lifetime = self._context.draining.wait, partial(get_lifetime, request)
         if NDJSON in request.headers.get("accept", ""):
             limit, timeout = parameters.get("limit"), _to_seconds(parameters.get("timeout"))
-            return NdjsonRowsResponse(_iter_rows(rows, limit, timeout, drain), stack)
+            limited_rows = _iter_rows(rows, limit, timeout, drain, get_lifetime=lifetime)
+            return NdjsonRowsResponse(limited_rows, stack)
         limit = parameters.get("limit", DEFAULT_PUSH_ROWS if is_push else None)
         timeout = _to_seconds(parameters.get("timeout", PUSH_TIMEOUT_MS if is_push else None))
         disconnect = partial(wait_for_disconnect, request.scope, request.receive)
-        limited_rows = _iter_rows(rows, limit, timeout, drain, disconnect)
+        limited_rows = _iter_rows(rows, limit, timeout, drain, disconnect, get_lifetime=lifetime)
         async with stack, aclosing(limited_rows):
             return await _build_array_response(limited_rows, self._context.client_memory)
 
@@ -154,8 +156,12 @@ async def _iter_rows(
     limit: int | None,
     timeout_s: float | None,
     *ends: Callable[[], Coroutine[Any, Any, object]],
+    get_lifetime: Callable[[], float],
 ) -> AsyncGenerator[bytes]:
-    """Yield rows as JSON until the limit or the time is over, or one of `ends` returns."""
+    """Yield rows as JSON until the limit or the time is over, or one of `ends` returns.
+
+    Raises StatusError 401 when `get_lifetime()` seconds are over.
+    """
     loop = asyncio.get_running_loop()
     deadline = None if timeout_s is None else loop.time() + timeout_s
     ending = [asyncio.create_task(end()) for end in ends]
@@ -166,10 +172,17 @@ async def _iter_rows(
             # A task for each row: a timeout around `anext` would cancel the generator, which could
             # not go on afterwards.
             next_row = asyncio.ensure_future(anext(source))
-            remaining_s = None if deadline is None else max(0.0, deadline - loop.time())
+            lifetime_s = get_lifetime()
+            remaining_s = lifetime_s
+            if deadline is not None:
+                remaining_s = min(remaining_s, max(0.0, deadline - loop.time()))
             await asyncio.wait(
-                [next_row, *ending], timeout=remaining_s, return_when="FIRST_COMPLETED"
+                [next_row, *ending],
+                timeout=None if remaining_s == math.inf else remaining_s,
+                return_when="FIRST_COMPLETED",
             )
+            if not get_lifetime():
+                raise StatusError(401, "the token has expired; ask again with a new one")
             if not next_row.done():
                 return
             try:
@@ -223,3 +236,5 @@ async def _iter_lines(rows: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             yield row + b"\n"
     except (KsqlError, KsqlUnavailable) as error:
         yield orjson.dumps(build_status(*describe_error(to_status_error(error)))) + b"\n"
+    except StatusError as error:
+        yield orjson.dumps(build_status(*describe_error(error))) + b"\n"

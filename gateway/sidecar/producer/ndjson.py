@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.config.sections.sidecar import Producer as Section
 from gateway.errors import BrokerUnavailable, GatewayError, KafkaError
 from gateway.formats.exact_values import keep_exact_numbers
+from gateway.sidecar.http.requests import get_lifetime
 from gateway.sidecar.http.spec import Validator
 from gateway.sidecar.http.status import NO_STORE_HEADERS, StatusError, describe_error
 from gateway.sidecar.turns import take_turns
@@ -159,13 +160,21 @@ class NdjsonProduceResponse(Response):
             yield [rest]
 
     async def _read_chunk(self, chunks: AsyncIterator[bytes]) -> bytes | None:
-        """Return the next bytes, None at the end; raises InputEnded when idle or draining."""
+        """Return the next bytes, None at the end.
+
+        Raises:
+            InputEnded: It is idle, its sender's token has expired, or the sidecar ends.
+        """
+        lifetime_s = get_lifetime(self._request)
         reading = asyncio.ensure_future(anext(chunks, None))
         draining = asyncio.ensure_future(self._draining.wait())
         try:
-            async with asyncio.timeout(IDLE_TIMEOUT_S):
+            async with asyncio.timeout(min(IDLE_TIMEOUT_S, lifetime_s)):
                 await asyncio.wait([reading, draining], return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
+            if lifetime_s < IDLE_TIMEOUT_S:
+                problem = f"the token has expired; go on after line {self._line_number} with a new"
+                raise InputEnded(401, f"{problem} one") from None
             raise InputEnded(
                 408, f"nothing came for {IDLE_TIMEOUT_S:g} s; go on in another request"
             ) from None

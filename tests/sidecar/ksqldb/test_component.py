@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from support.app_server import running_app
 from support.brokers import embedded_kafka
+from support.issuer import AUDIENCE, ISSUER_NAME, JwksApp, TokenIssuer
 from support.ksqldb import FakeKsqldb, get_names, running_ksqldb
 from support.sidecars import running_sidecar, wait_until_ready
 from support.tcp_proxy import TcpProxy
@@ -359,3 +362,45 @@ async def test_a_scrape_has_the_queries_and_what_became_of_their_rows(kafka):
     assert 'gateway_ksqldb_query_running{query="orders"} 1' in scrape
     assert 'gateway_ksqldb_query_begun_total{query="orders"} 1' in scrape
     assert 'gateway_ksqldb_rows_total{query="orders",outcome="delivered"} 1' in scrape
+
+
+async def test_a_long_answer_and_a_long_upload_end_with_the_token(kafka, monkeypatch):
+    """Rows were shown, and lines written, for as long as the client kept its connection."""
+    issuer = TokenIssuer()
+    kafka.create_topic("uploads")
+    allowed = {"guarded": {"jwt": []}, "producer": {"valueFormat": "json"}}
+    async with running_app(JwksApp(issuer)) as keys, running_ksqldb() as ksqldb:
+        guard = {"type": "jwt", "issuer": ISSUER_NAME, "audience": AUDIENCE, "keys": keys}
+        options: Any = {"guards": {"jwt": guard}, "ksqldb": {"url": ksqldb.url}, **allowed}
+        async with running_sidecar(kafka.bootstrap, **options) as http:
+            expiry = time.time() + 600
+            token = issuer.issue_token(scope="kafka:r kafka:w", sub="eve", exp=expiry)
+            http.headers["Authorization"] = f"Bearer {token}"
+            begun, expired = asyncio.Event(), asyncio.Event()
+
+            async def send_lines() -> AsyncIterator[bytes]:
+                yield b'{"value": 1}\n'
+                begun.set()
+                await expired.wait()
+                yield b'{"value": 2}\n'
+
+            asked = {"query": SELECT, "queryType": "push"}
+            rows = http.stream(
+                "POST", "/ksqldb/active", json=asked, headers={"accept": "application/x-ndjson"}
+            )
+            async with asyncio.TaskGroup() as tasks, rows as shown:
+                row = shown.aiter_lines()
+                ksqldb.send_row(1, "mine")
+                assert "mine" in await anext(row)
+                content_type = {"content-type": "application/x-ndjson"}
+                writing = tasks.create_task(
+                    http.post("/producers/uploads", content=send_lines(), headers=content_type)
+                )
+                await begun.wait()
+                clock = SimpleNamespace(time=lambda: expiry + 1)
+                monkeypatch.setattr("gateway.sidecar.http.requests.time", clock)
+                ksqldb.send_row(2, "secret")
+                assert json.loads(await anext(row))["statusCode"] == 401
+                expired.set()
+                *_, last = (await writing).text.splitlines()
+                assert json.loads(last)["errorCode"] == 401
