@@ -13,6 +13,7 @@ back end may get one twice.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -55,6 +56,8 @@ NextOffsets = Mapping[TopicPartition, int]
 
 MIN_FETCH_BYTES = 1024  # brokers send at least one batch
 FOREIGN_DELAY_S = 1.0  # after dead letters of other groups, until others are waited for
+
+log = logging.getLogger(__name__)
 
 
 class QueuedDeadLetter(NamedTuple):
@@ -127,7 +130,12 @@ class DeadLetterQueue:
                 # Others have their turns between the portions of one that finds nothing.
                 async with self._reads:
                     batch = await read_committed(self._cluster, tp, position)
-                    if batch.next_offset == position:  # an open transaction
+                    if batch.next_offset == position:
+                        log.warning(
+                            "dead letters wait at offset %d of %s, where a transaction is open",
+                            position,
+                            tp,
+                        )
                         break
                     position = batch.next_offset
                     records = [record for record in batch.records if record.offset < offsets.stop]

@@ -268,20 +268,25 @@ class ReactiveGroup:
         return {tp: consumer.position(tp) for tp in runner.tps & consumer.assignment}
 
     async def fetch_end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return where logs end; records that wait behind an open transaction count as lag, too."""
+        specs = dict.fromkeys(tps, LATEST)
         try:
-            return await self.list_offsets(dict.fromkeys(tps, LATEST), END_OFFSETS_TIMEOUT_S)
+            return await self.list_offsets(specs, END_OFFSETS_TIMEOUT_S, READ_UNCOMMITTED)
         except KafkaError:
             return {}
 
     async def list_offsets(
-        self, specs: Mapping[TopicPartition, int], timeout_s: float
+        self, specs: Mapping[TopicPartition, int], timeout_s: float, isolation: int | None = None
     ) -> dict[TopicPartition, int]:
-        """Look up offsets by timestamp, as the group's isolation sees them; raises KafkaError.
+        """Look up offsets by timestamp, by default as the group's isolation sees them.
+
+        Raises KafkaError.
 
         Partitions whose offsets Kafka does not know now are left out.
         """
-        is_read_committed = self.settings.isolation == "read_committed"
-        isolation = READ_COMMITTED if is_read_committed else READ_UNCOMMITTED
+        if isolation is None:
+            is_read_committed = self.settings.isolation == "read_committed"
+            isolation = READ_COMMITTED if is_read_committed else READ_UNCOMMITTED
         answers = await self._context.cluster.list_offsets(specs, isolation, timeout=timeout_s)
         return {
             tp: answer.offset
@@ -300,7 +305,7 @@ class ReactiveGroup:
         reason = (
             self.find_problem(runner)
             or self.committer.failure
-            or "its partitions have records, and none come"
+            or "its partitions have records, and none come; a transaction may be open before them"
         )
         return f"group {self.name}: a lane has not moved for {seconds:.0f} s: {reason}"
 

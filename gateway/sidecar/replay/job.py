@@ -158,6 +158,7 @@ class ReplayJob:
         self._replay: Replay | None = None  # as it was written last; None before this one owns it
         self._saved_at = 0.0  # in seconds of the monotonic clock
         self._step_count = 0
+        self._open_transactions: dict[TopicPartition, int] = {}  # that were logged, by offset
         self._max_copies = FIRST_COPIES  # of a transaction
         self._stopping = False
 
@@ -258,7 +259,13 @@ class ReplayJob:
             )
             await self._save(replay.with_missing(tp.partition, batch.lost_until, _now()))
         elif batch.next_offset == span.next_offset:
-            await self._send_heartbeat(replay)  # an open transaction ends what can be read
+            if self._open_transactions.get(tp) != span.next_offset:
+                self._open_transactions[tp] = span.next_offset
+                log.warning(
+                    "replay %s: waits at offset %d of %s, where a transaction is open",
+                    *(self.id, span.next_offset, tp),
+                )
+            await self._send_heartbeat(replay)
         elif self._delivery is None:
             await self._copy_records(replay, tp, span, batch)
         else:

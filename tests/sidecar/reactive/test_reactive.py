@@ -419,6 +419,7 @@ async def test_ends_of_transactions_are_caught_up_with(world: ReactiveWorld, ora
         async with oracle.open_transaction() as transaction:
             for _ in range(5):
                 await transaction.send_records(world.topic, 1)
+            await wait_for_state(http, group, lag=5, processed=0)
             await transaction.commit()
         await wait_for_state(http, group, lag=0, processed=5)
 
