@@ -206,3 +206,14 @@ async def test_records_that_wait_are_bounded_by_their_bytes():
     assert statuses == sorted(statuses)
     assert 18 <= statuses.count(202) <= 21  # some are on their way
     assert statuses.count(202) + statuses.count(503) == 30
+
+
+async def test_records_that_are_written_by_lines_are_audited(kafka, tmp_path):
+    """Whoever did not want to be in the audit sent NDJSON."""
+    file = tmp_path / "audit.log"
+    sections = {"audit": {"to": "log", "file": str(file)}, "producer": {"valueFormat": "json"}}
+    async with running_sidecar(kafka.bootstrap, **sections) as http:
+        headers = {"content-type": "application/x-ndjson"}
+        answer = await http.post("/producers/orders", content=b'{"value": 1}\n', headers=headers)
+        assert answer.status_code == 200, answer.text
+        await wait_until(lambda: file.exists() and "PRODUCER" in file.read_text(), "the audit")

@@ -273,7 +273,13 @@ class ProducerComponent(Component):
         except BaseException:  # otherwise the future releases the keys, once Kafka has answered
             release()
             raise
-        results.add_done_callback(lambda _: release())
+
+        def finish(results: asyncio.Future[OffsetResults]) -> None:
+            release()
+            if not results.cancelled():
+                self.audit_results(encoded, results.result())
+
+        results.add_done_callback(finish)
         return encoded, results
 
     async def lock_keys(self, topic: str, encoded: EncodedRecords) -> Callable[[], None]:
