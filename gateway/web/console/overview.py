@@ -1,93 +1,31 @@
 """Merge the reports of all workers into what the page shows, and find out what is new in it.
 
-A partition is shown as the worker that fares worst with it has it. The charts show rates between
-the counters of two moments. Sans-I/O: callers pass reports and the time.
+A partition is shown as the worker that fares worst with it has it. Figures are rates between the
+counters of two moments. Sans-I/O: callers pass reports and the time.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-from gateway.telemetry.counts import LATENCY_BUCKETS_S
-
+from .history import (
+    MAX_SAMPLES,
+    QUANTILES,
+    Counters,
+    Rates,
+    Sample,
+    add_rates,
+    compute_rates,
+    find_quantile,
+)
 from .partition_watch import SEVERITIES, PartitionKey, PartitionRow
-from .worker_report import MAX_INCIDENTS, Counters, Incident
+from .worker_report import MAX_INCIDENTS, Incident
 
-
-class Rates(NamedTuple):
-    """The changes of `Counters` between two moments: per second, and the histograms in total."""
-
-    delivered: float
-    sent_bytes: float
-    fetched: float
-    fetched_bytes: float
-    latency: Sequence[int]
-    loop_lag: Sequence[int]
-
-
-def compute_rates(before: Counters, after: Counters) -> Rates | None:
-    """Return the rates between two moments of one worker; None if no time has passed."""
-    seconds = after.clock - before.clock
-    if seconds <= 0:
-        return None
-
-    def divide(old: int, new: int) -> float:
-        # Below 0 where a counter began anew.
-        return max(0.0, (new - old) / seconds)
-
-    return Rates(
-        divide(before.delivered, after.delivered),
-        divide(before.sent_bytes, after.sent_bytes),
-        divide(before.fetched, after.fetched),
-        divide(before.fetched_bytes, after.fetched_bytes),
-        _subtract(after.latency, before.latency),
-        _subtract(after.loop_lag, before.loop_lag),
-    )
-
-
-def add_rates(rates: Sequence[Rates]) -> Rates:
-    return Rates(
-        sum(each.delivered for each in rates),
-        sum(each.sent_bytes for each in rates),
-        sum(each.fetched for each in rates),
-        sum(each.fetched_bytes for each in rates),
-        [sum(counts) for counts in zip(*(each.latency for each in rates), strict=True)],
-        [sum(counts) for counts in zip(*(each.loop_lag for each in rates), strict=True)],
-    )
-
-
-def find_quantile(counts: Sequence[int], quantile: float) -> float | None:
-    """Return a quantile in seconds, interpolated in its bucket, at most the highest bound.
-
-    `counts` has the buckets of `LATENCY_BUCKETS_S`, and last the values above all of them.
-    """
-    totals = list(accumulate(counts))
-    if not totals or not totals[-1]:
-        return None
-    rank = quantile * totals[-1]
-    index = bisect_left(totals, rank)
-    if index >= len(LATENCY_BUCKETS_S):
-        return LATENCY_BUCKETS_S[-1]
-    low = LATENCY_BUCKETS_S[index - 1] if index else 0.0
-    below = totals[index - 1] if index else 0
-    share = (rank - below) / counts[index] if counts[index] else 1.0
-    return low + share * (LATENCY_BUCKETS_S[index] - low)
-
-
-def _subtract(after: Sequence[int], before: Sequence[int]) -> list[int]:
-    if len(after) != len(before):  # nothing was counted before
-        return list(after)
-    return [max(0, new - old) for new, old in zip(after, before, strict=True)]
-
-
-RATES_INTERVAL_S = 0.9  # seconds at least between two figures of the charts
+RATES_INTERVAL_S = 0.9  # seconds at least between two figures
 SAME_INCIDENT_S = 3.0  # seconds within which workers report the same incident
-QUANTILES = (0.5, 0.99)
 
 Report: TypeAlias = Mapping[str, Any]
 """What `WorkerReport.build_report` returns."""
@@ -101,6 +39,7 @@ class _KnownWorker:
     version: int = 0
     incident_log: str = ""
     incident: int = 0
+    sample: int = 0
     rows: dict[PartitionKey, PartitionRow] = field(default_factory=dict)
     report: Report = field(default_factory=dict)
     counters: Counters | None = None
@@ -120,20 +59,24 @@ class Overview:
         self._incidents: deque[dict[str, Any]] = deque(maxlen=MAX_INCIDENTS)
         self._seen_incidents: dict[tuple[str, str, str], tuple[float, int]] = {}
         self._incident_count = 0
+        self._history: dict[int, Sample] = {}  # by the number of their interval
         self._figures: dict[str, Any] = {}
         self._figures_at: float | None = None
 
-    def describe_known(self) -> dict[str, tuple[str, int, str, int]]:
+    def describe_known(self) -> dict[str, tuple[str, int, str, int, int]]:
         """Return what is known of each worker, for the next request on the bus."""
         return {
-            str(number): (worker.instance, worker.version, worker.incident_log, worker.incident)
+            str(number): (
+                worker.instance, worker.version, worker.incident_log, worker.incident, worker.sample
+            )
             for number, worker in self._workers.items()
-        }
+        }  # fmt: skip
 
     def apply(self, reports: Mapping[int, Report], now: float) -> dict[str, Any]:
         """Take the reports by worker, and return what changed as JSON."""
         changed: set[PartitionKey] = set()
         incidents: list[tuple[int, Incident]] = []
+        sampled: set[int] = set()
         for number, worker in self._workers.items():
             report = reports.get(number)
             worker.is_up = report is not None
@@ -147,6 +90,10 @@ class Overview:
             changed |= _apply_rows(worker, report)
             incidents += [(number, Incident(*each)) for each in report["incidents"]]
             worker.incident_log, worker.incident = report["incidentLog"], report["incident"]
+            for sample in (Sample(*each) for each in report["samples"]):
+                self._history[sample.number] = sample.add_worker(self._history.get(sample.number))
+                worker.sample = sample.number
+                sampled.add(sample.number)
             worker.report = report
         delta: dict[str, Any] = {}
         rows, removed = self._merge_rows(changed)
@@ -158,6 +105,10 @@ class Overview:
         added = [each for each in map(self._add_incident, incidents) if each]
         if added:
             delta["incidents"] = added
+        if sampled:
+            delta["history"] = [self._history[number].to_json() for number in sorted(sampled)]
+            for old in sorted(self._history)[:-MAX_SAMPLES]:
+                del self._history[old]
         if self._figures_at is None or now - self._figures_at >= RATES_INTERVAL_S:
             self._figures_at = now
             self._figures = self._compute_figures()
@@ -168,6 +119,7 @@ class Overview:
         return {
             "partitions": list(self._rows.values()),
             "incidents": list(self._incidents),
+            "history": [sample.to_json() for _, sample in sorted(self._history.items())],
             "figures": self._figures,
             "workers": self._describe_workers(),
         }
@@ -234,7 +186,6 @@ class Overview:
                 "delivered": round(rates.delivered, 1),
                 "sentBytes": round(rates.sent_bytes),
                 "fetched": round(rates.fetched, 1),
-                "fetchedBytes": round(rates.fetched_bytes),
                 "latencyMedian": median,
                 "latencyHigh": high,
             }
@@ -244,7 +195,7 @@ class Overview:
         described = []
         for number, worker in self._workers.items():
             row: dict[str, Any] = {"worker": number, "up": worker.is_up}
-            for name in ("pid", "started", "clients", "websockets", "rss"):
+            for name in ("pid", "started", "clients", "rss"):
                 row[name] = worker.report.get(name)
             row["loopLag"] = (
                 None

@@ -1,4 +1,4 @@
-"""Report to the console what one worker knows: partitions, incidents, counters.
+"""Report to the console what one worker knows: partitions, incidents, counters, history.
 
 Every worker answers `BUS_TOPIC` with what the asking worker does not know yet, so that nothing is
 sent twice: with 2,000 partitions at rest a report has 400 bytes.
@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
 from gateway.telemetry.logs import escape_line, redact_text
 from gateway.telemetry.process import LoopLag
+from gateway.web.console.history import Counters, History
 from gateway.web.console.partition_watch import (
     TROUBLED_STATES,
     PartitionState,
@@ -36,24 +37,12 @@ from gateway.web.console.partition_watch import (
 from gateway.web.workers.bus import Bus
 
 BUS_TOPIC = "console"
-KNOWN_NOTHING = ("", 0, "", 0)  # the arguments of `build_report` of whoever asks first
+KNOWN_NOTHING = ("", 0, "", 0, 0)  # the arguments of `build_report` of whoever asks first
 LOOK_INTERVAL_S = 1.0  # seconds between two looks while nobody asks
 
 
-class Counters(NamedTuple):
-    """The counters of one worker at one moment; histograms by `LATENCY_BUCKETS_S`."""
-
-    clock: float
-    delivered: int
-    sent_bytes: int
-    fetched: int
-    fetched_bytes: int
-    latency: Sequence[int]
-    loop_lag: Sequence[int]
-
-
 class WorkerReport:
-    """The report of one process; `run` keeps incidents also while nobody watches."""
+    """The report of one process; `run` keeps incidents and history also while nobody watches."""
 
     def __init__(self, hubs: Hubs, loop_lag: LoopLag, bus: Bus) -> None:
         self._hubs = hubs
@@ -61,6 +50,7 @@ class WorkerReport:
         self._worker = bus.worker
         self._watch = PartitionWatch()
         self._incidents = IncidentLog()
+        self._history = History()
         self._started_at = time.time()
         self._process = psutil.Process()
         bus.add_handler(BUS_TOPIC, self._handle_request)
@@ -72,6 +62,9 @@ class WorkerReport:
             while True:
                 await asyncio.sleep(LOOK_INTERVAL_S)
                 self.look()
+                if self._history.is_due(now := time.time()):
+                    rss = self._process.memory_info().rss
+                    self._history.add(now, self._read_counters(), self._count_clients(), rss)
         finally:
             logging.getLogger("gateway").removeHandler(handler)
 
@@ -99,11 +92,12 @@ class WorkerReport:
         self._incidents.add_gaps(IncidentKind.CLIENT_GAP, client_gaps, {}, wall_time)
 
     def build_report(
-        self, instance: str, version: int, incident_log: str, incident: int
+        self, instance: str, version: int, incident_log: str, incident: int, sample: int
     ) -> dict[str, Any]:
         """Return what the asking worker does not know yet, as JSON.
 
-        It knows a watch up to `version` and an incident log up to `incident`.
+        It knows a watch up to `version`, an incident log up to `incident`, and all samples up to
+        that of an interval.
         """
         self.look()
         if instance != self._watch.instance:
@@ -120,8 +114,9 @@ class WorkerReport:
             "incidentLog": self._incidents.instance,
             "incident": self._incidents.last_number,
             "incidents": self._incidents.list_since(incident),
+            "samples": self._history.list_since(sample),
             "counters": self._read_counters(),
-            "clients": sum(traffic.open for hub in self._hubs for traffic in hub.traffics),
+            "clients": self._count_clients(),
             "websockets": self._hubs.websocket_count,
             "behind": sum(hub.behind.clients.total() for hub in self._hubs),
             "pid": os.getpid(),
@@ -144,8 +139,11 @@ class WorkerReport:
     def _iter_started(self) -> Iterator[Hub]:
         return (hub for hub in self._hubs if hub.started)
 
+    def _count_clients(self) -> int:
+        return sum(traffic.open for hub in self._hubs for traffic in hub.traffics)
+
     def _read_counters(self) -> Counters:
-        delivered = sent_bytes = fetched = fetched_bytes = 0
+        delivered = sent_bytes = fetched = 0
         latency = [0] * (len(LATENCY_BUCKETS_S) + 1)
         for hub in self._hubs:
             for traffic in hub.traffics:
@@ -155,11 +153,9 @@ class WorkerReport:
                     mine + its for mine, its in zip(latency, traffic.latency.counts, strict=True)
                 ]
         for hub in self._iter_started():
-            reads = hub.shared_reads.fetcher.reads
-            fetched += reads.records.total()
-            fetched_bytes += reads.bytes.total()
+            fetched += hub.shared_reads.fetcher.reads.records.total()
         return Counters(
-            time.monotonic(), delivered, sent_bytes, fetched, fetched_bytes, latency,
+            time.monotonic(), delivered, sent_bytes, fetched, latency,
             list(self._loop_lag.seconds.counts),
         )  # fmt: skip
 

@@ -39,7 +39,8 @@ class Reports:
             "incidentLog": "log",
             "incident": 0,
             "incidents": [],
-            "counters": (float(self.count), 0, 0, 0, 0, NONE, NONE),
+            "samples": [],
+            "counters": (float(self.count), 0, 0, 0, NONE, NONE),
             "reachable": {"": True},
             **dict.fromkeys(
                 ("clients", "websockets", "behind", "rss", "memory", "memoryLimit", "pid"), 0
@@ -64,7 +65,7 @@ async def test_it_begins_with_a_snapshot_and_goes_on_with_what_changed():
     assert name == "snapshot" and [row[2] for row in snapshot["partitions"]] == [1]
     name, delta = await read_event(events)
     assert name == "delta" and delta["partitions"][0][5] > snapshot["partitions"][0][5]
-    assert reports.known[:2] == [KNOWN_NOTHING, ("a", 1, "log", 0)]
+    assert reports.known[:2] == [KNOWN_NOTHING, ("a", 1, "log", 0, 0)]
     await events.aclose()
 
 

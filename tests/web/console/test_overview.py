@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
+from gateway.web.console.history import MAX_SAMPLES, Sample
 from gateway.web.console.overview import Overview, Report
 from gateway.web.console.partition_watch import SEVERITIES, PartitionKey, PartitionRow
 from gateway.web.console.worker_report import Incident
@@ -32,6 +33,7 @@ def build_report(
     version: int = 1,
     clock: float = 1.0,
     delivered: int = 0,
+    samples: Sequence[Sample] = (),
 ) -> Report:
     return {
         "instance": instance,
@@ -41,7 +43,8 @@ def build_report(
         "incidentLog": "log",
         "incident": max((each.number for each in incidents), default=0),
         "incidents": incidents,
-        "counters": (clock, delivered, 0, 0, 0, NONE, NONE),
+        "samples": samples,
+        "counters": (clock, delivered, 0, 0, NONE, NONE),
         "reachable": {"": True},
         **dict.fromkeys(
             ("clients", "websockets", "behind", "rss", "memory", "memoryLimit", "pid"), 2
@@ -67,7 +70,7 @@ def test_a_partition_is_shown_as_the_worker_has_it_that_fares_worst():
 def test_what_did_not_change_is_not_told_again():
     overview = Overview(1)
     overview.apply({1: build_report([build_row(0), build_row(1)])}, 0.0)
-    assert overview.describe_known() == {"1": ("a", 1, "log", 0)}
+    assert overview.describe_known() == {"1": ("a", 1, "log", 0, 0)}
     assert overview.apply({1: build_report()}, 0.1) == {}
     delta = overview.apply({1: build_report([build_row(1), build_row(2)])}, 0.2)
     assert get_states(delta) == {2: "ready"}
@@ -80,7 +83,7 @@ def test_a_worker_that_does_not_answer_has_no_partitions_and_reports_anew():
     delta = overview.apply({1: build_report()}, 1.0)
     assert delta["removed"] == [("", "orders", 1)]
     assert [each["up"] for each in delta["workers"]] == [True, False]
-    assert overview.describe_known()["2"] == ("", 0, "log", 0)
+    assert overview.describe_known()["2"] == ("", 0, "log", 0, 0)
     assert get_states(overview.apply(reports, 2.0)) == {1: "ready"}
 
 
@@ -110,7 +113,7 @@ def test_incidents_are_not_told_again_by_a_worker_that_missed_an_answer():
     lost = Incident(1, 5.0, "partition-lost", "orders", "orders-1")
     overview.apply({1: build_report(), 2: build_report(incidents=[lost])}, 0.0)
     overview.apply({1: build_report()}, 10.0)
-    assert overview.describe_known()["2"] == ("", 0, "log", 1)
+    assert overview.describe_known()["2"] == ("", 0, "log", 1, 0)
 
 
 def test_figures_are_those_of_all_workers_that_answered():
@@ -123,6 +126,22 @@ def test_figures_are_those_of_all_workers_that_answered():
     assert (figures["clients"], figures["delivered"], figures["reachable"]) == (4, 15.0, {"": True})
     assert figures["latencyHigh"] is None
     assert [each["clients"] for each in delta["workers"]] == [2, 2, None]
+
+
+def test_samples_of_all_workers_add_up_whenever_they_come():
+    overview, slow = Overview(2), [*NONE[:-1], 1]
+    one, other = Sample(7, 1.0, 2, NONE, 5), Sample(8, 1.5, 3, slow, 6)
+    reports = {1: build_report(samples=[one, other]), 2: build_report(samples=[one])}
+    delta = overview.apply(reports, 0.0)
+    assert delta["history"] == [[7, 2.0, 4, None, 10], [8, 1.5, 3, LATENCY_BUCKETS_S[-1], 6]]
+    assert [known[-1] for known in overview.describe_known().values()] == [8, 7]
+    delta = overview.apply({1: build_report(), 2: build_report(samples=[other])}, 0.1)
+    assert delta["history"] == [[8, 3.0, 6, LATENCY_BUCKETS_S[-1], 12]]
+    later = [other._replace(number=7 + MAX_SAMPLES)]
+    overview.apply({1: build_report(samples=later), 2: build_report()}, 0.2)
+    # Whoever comes then sees those before, the oldest first.
+    numbers = [each[0] for each in overview.build_snapshot()["history"]]
+    assert numbers == [7, 8, 7 + MAX_SAMPLES]
 
 
 @given(st.randoms(use_true_random=False))

@@ -33,5 +33,5 @@ async def test_incidents_are_told_once_also_if_all_rows_are_told_again():
         ("of-before", first["incidentLog"], 0),
         (first["instance"], "of-another-process", 1),
     ):
-        again = report.build_report(instance, first["version"], incident_log, first["incident"])
+        again = report.build_report(instance, first["version"], incident_log, first["incident"], 0)
         assert len(again["incidents"]) == count

@@ -5,7 +5,7 @@
 
 import { describeMissing, requestJson } from "./api.js";
 import { ask } from "./dialog.js";
-import { byId, bytes, cell, clock, count, element, setText, showFacts, showMessage, updateRows } from "./format.js";
+import { byId, bytes, cell, clock, count, element, setText, showFacts, showMessage, showRows, updateRows } from "./format.js";
 import { Poller } from "./poller.js";
 
 const PAGE_SIZE = 100;
@@ -114,19 +114,15 @@ export class ClientsView {
   }
 
   #showBlocked(revocations) {
-    byId("blocked-rows").replaceChildren(
-      ...(revocations.length
-        ? revocations.map((each) =>
-            element("tr", {},
-              element("th", { scope: "row" }, each.identity),
-              cell(each.guard ?? "any"),
-              cell(each.until ? clock(Date.parse(each.until) / 1000) : "allowed again"),
-              cell(clock(Date.parse(each.since) / 1000)), cell(each.by),
-              element("td", { class: "actions" },
-                button("Allow", `allow ${each.guard ?? ""} ${each.identity}`, `Allow ${each.identity} again`,
-                  () => this.#allow(each)))))
-        : [element("tr", {}, element("td", { colspan: 6, class: "quiet" }, "none"))]),
-    );
+    showRows("blocked-rows", revocations.map((each) =>
+      element("tr", {},
+        element("th", { scope: "row" }, each.identity),
+        cell(each.guard ?? "any"),
+        cell(each.until ? clock(Date.parse(each.until) / 1000) : "allowed again"),
+        cell(clock(Date.parse(each.since) / 1000)), cell(each.by),
+        element("td", { class: "actions" },
+          button("Allow", `allow ${each.guard ?? ""} ${each.identity}`, `Allow ${each.identity} again`,
+            () => this.#allow(each))))));
   }
 
   async #disconnect(stream) {
@@ -185,13 +181,11 @@ export class ClientsView {
       ["Acknowledged", bytes(stream.bytes)], ["Token expires", stream.expires], ["Id", stream.id],
     ]);
     const partitions = (stream.partitions ?? []).slice(0, MAX_PARTITION_ROWS);
-    byId("client-partitions").replaceChildren(
-      ...partitions.map((each) =>
-        element("tr", {},
-          element("th", { scope: "row" }, `${each.topic} ${each.partition}`),
-          cell(each.state), cell(each.cause), cell(each.nextOffset, { class: "number" }),
-          cell(each.endOffset, { class: "number" }), cell(count(each.lag), { class: "number" }))),
-    );
+    showRows("client-partitions", partitions.map((each) =>
+      element("tr", {},
+        element("th", { scope: "row" }, `${each.topic} ${each.partition}`),
+        cell(each.state), cell(each.cause), cell(each.nextOffset, { class: "number" }),
+        cell(each.endOffset, { class: "number" }), cell(count(each.lag), { class: "number" }))));
   }
 }
 

@@ -39,10 +39,8 @@ function showSection() {
   const name = wanted in views && !missing.has(wanted) ? wanted : "overview";
   for (const id of Object.keys(views)) byId(id).hidden = id !== name;
   for (const link of document.querySelectorAll("#sections a")) {
-    if (link.hash === `#${name}`) {
-      link.setAttribute("aria-current", "page");
-      link.scrollIntoView({ block: "nearest", inline: "nearest" });
-    } else link.removeAttribute("aria-current");
+    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
   }
   for (const [id, view] of Object.entries(views)) {
     (isAdmitted && id === name ? view.show : view.hide)?.call(view);

@@ -5,16 +5,14 @@
 
 import { requestJson } from "./api.js";
 import { ask } from "./dialog.js";
-import { byId, bytes, cell, clock, count, element, setText, showMessage } from "./format.js";
-
-const MAX_VALUE_CHARS = 2000;
-const MAX_HEX_BYTES = 64;
+import { byId, bytes, cell, clock, count, describeBytes, element, fold, foldHeaders, setText, showMessage, showRows } from "./format.js";
+import { Poller } from "./poller.js";
 
 export class DeadLettersView {
   #shown = []; // the letters in the table
   #of = null; // the group and the topic that they are of
   #hasReplays = false;
-  #round = 0;
+  #replays = new Poller((isCurrent) => this.#loadReplays(isCurrent));
 
   constructor() {
     byId("letter-form").addEventListener("submit", (event) => {
@@ -26,7 +24,8 @@ export class DeadLettersView {
     byId("letter-group").addEventListener("input", () => this.#offerTopics());
     byId("letters-retry").addEventListener("click", () => this.#retry());
     byId("letters-drop").addEventListener("click", () => this.#drop());
-    byId("replays-refresh").addEventListener("click", () => this.#loadReplays());
+    byId("replays-refresh").addEventListener("click", () => this.#replays.run());
+    showRows("letter-rows", []);
   }
 
   start({ sidecar }) {
@@ -40,11 +39,11 @@ export class DeadLettersView {
   }
 
   show() {
-    if (this.#hasReplays) this.#loadReplays();
+    if (this.#hasReplays) this.#replays.run();
   }
 
   hide() {
-    this.#round += 1;
+    this.#replays.stop();
   }
 
   #offerTopics() {
@@ -76,7 +75,7 @@ export class DeadLettersView {
     setText("letters-count", letters.length
       ? `the next ${letters.length} of ${this.#of.group} in ${this.#of.topic}`
       : `no dead letters of ${this.#of.group} wait in ${this.#of.topic}`);
-    byId("letter-rows").replaceChildren(...letters.map(buildRow));
+    showRows("letter-rows", letters.map(buildRow));
   }
 
   async #retry() {
@@ -114,20 +113,14 @@ export class DeadLettersView {
     await this.#load();
   }
 
-  async #loadReplays() {
-    const round = (this.#round += 1);
+  async #loadReplays(isCurrent) {
     try {
       const replays = await call("console/replays");
-      if (round !== this.#round) return;
-      byId("replays-message").hidden = true;
-      byId("replay-rows").replaceChildren(
-        ...(replays.length
-          ? replays.map((each) => this.#buildReplay(each))
-          : [element("tr", {}, element("td", { colspan: 9, class: "quiet" }, "none"))]));
+      if (!isCurrent()) return;
+      sayOfReplays("");
+      showRows("replay-rows", replays.map((each) => this.#buildReplay(each)));
     } catch (error) {
-      if (round !== this.#round) return;
-      byId("replays-message").hidden = false;
-      setText("replays-message", error.message);
+      if (isCurrent()) sayOfReplays(error.message);
     }
   }
 
@@ -153,11 +146,10 @@ export class DeadLettersView {
     try {
       await call(`console/replays/${encodeURIComponent(id)}`, { method: "DELETE" });
     } catch (error) {
-      byId("replays-message").hidden = false;
-      setText("replays-message", error.message);
+      sayOfReplays(error.message);
       return;
     }
-    await this.#loadReplays();
+    await this.#replays.run();
   }
 }
 
@@ -169,33 +161,16 @@ function call(path, options = {}) {
 }
 
 function buildRow(letter) {
-  const headers = Object.entries(letter.headers ?? {}).map(([name, value]) => `${name}: ${[value].flat().join(", ")}`);
   const [reason, ...trace] = (letter.stacktrace ?? "").trim().split("\n");
   return element("tr", {},
     element("th", { scope: "row" }, `${letter.topic} ${letter.partition}, offset ${letter.offset}`),
     cell(clock(letter.deadLetter.timestamp / 1000)), cell(letter.retries, { class: "number" }),
     element("td", { class: "wrap" }, reason, trace.length ? fold("trace", trace.join("\n")) : ""),
     element("td", { class: "wrap" },
-      element("div", { class: "mono" }, `key ${decode(letter.key)}`),
-      element("div", { class: "mono" }, decode(letter.value)),
-      headers.length ? fold(headers.length === 1 ? "1 header" : `${headers.length} headers`, headers.join("\n")) : ""));
-}
-
-function fold(title, text) {
-  return element("details", {}, element("summary", {}, title), element("pre", {}, text));
-}
-
-/** Bytes in base64 as text if they are UTF-8, else the first ones as hex digits. */
-function decode(base64) {
-  if (base64 == null) return "null";
-  const data = Uint8Array.from(atob(base64), (each) => each.charCodeAt(0));
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(data);
-    return text.length > MAX_VALUE_CHARS ? `${text.slice(0, MAX_VALUE_CHARS)}… (${text.length} characters)` : text;
-  } catch {
-    const hex = [...data.slice(0, MAX_HEX_BYTES)].map((each) => each.toString(16).padStart(2, "0"));
-    return `${bytes(data.length)}: ${hex.join(" ")}${data.length > MAX_HEX_BYTES ? "…" : ""}`;
-  }
+      element("div", { class: "mono" }, `key ${describeBytes(letter.key && { base64: letter.key })}`),
+      element("div", { class: "mono" }, describeBytes(letter.value && { base64: letter.value })),
+      foldHeaders(Object.entries(letter.headers ?? {}).map(([name, value]) => [name, [value].flat().join(", ")]))));
 }
 
 const say = (text, isBad) => showMessage("letters-message", text, isBad);
+const sayOfReplays = (text) => showMessage("replays-message", text, true);

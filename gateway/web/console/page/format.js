@@ -1,6 +1,8 @@
 /** Numbers, sizes and times as people read them, and the elements that show them. */
 
 const UNITS = ["", "k", "M", "G", "T"];
+const MAX_VALUE_CHARS = 2000;
+const MAX_HEX_BYTES = 64;
 
 export function count(value) {
   if (value == null) return "–";
@@ -68,6 +70,12 @@ export function showFacts(id, facts) {
   );
 }
 
+/** Shows the rows of a table, and how many more there are; without any, its `data-empty`. */
+export function showRows(id, rows, more = 0) {
+  const table = byId(id), note = rows.length ? more > 0 && `and ${more} more` : table.dataset.empty;
+  table.replaceChildren(...rows.map((row) => label(table, row)), ...(note ? [buildNote(table, note)] : []));
+}
+
 /**
  * Shows items as the rows of a table, and builds and moves only rows that are not there already:
  * a table whose rows are all new is laid out as a whole, which takes 0.1 s for 100 rows. No two
@@ -77,8 +85,9 @@ export function updateRows(id, items, build) {
   const table = byId(id), before = rowsOf.get(table) ?? new Map(), after = new Map();
   for (const item of items) {
     const key = JSON.stringify(item);
-    after.set(key, before.get(key) ?? build(item));
+    after.set(key, before.get(key) ?? label(table, build(item)));
   }
+  if (!items.length) after.set("", before.get("") ?? buildNote(table, table.dataset.empty));
   for (const [key, row] of before) if (!after.has(key)) row.remove();
   let place = table.firstElementChild;
   for (const row of after.values()) {
@@ -89,6 +98,43 @@ export function updateRows(id, items, build) {
 }
 
 const rowsOf = new WeakMap(); // the rows of a table by the JSON of their items
+
+const headsOf = (table) => table.parentElement.tHead.rows[0].cells;
+
+/** Names the cells of a row as their columns: a phone shows no columns. */
+function label(table, row) {
+  [...row.cells].forEach((each, n) => (each.dataset.label = headsOf(table)[n].textContent));
+  return row;
+}
+
+function buildNote(table, text) {
+  return element("tr", {}, element("td", { colspan: headsOf(table).length, class: "quiet wrap" }, text));
+}
+
+/** A key or a value: text, or the first bytes as hex digits if they are not UTF-8. */
+export function describeBytes(value) {
+  if (value == null) return "null";
+  let text = value;
+  if (typeof value !== "string") {
+    const data = Uint8Array.from(atob(value.base64), (each) => each.charCodeAt(0));
+    try {
+      text = new TextDecoder("utf-8", { fatal: true }).decode(data);
+    } catch {
+      const hex = [...data.slice(0, MAX_HEX_BYTES)].map((each) => each.toString(16).padStart(2, "0"));
+      return `${bytes(data.length)}: ${hex.join(" ")}${data.length > MAX_HEX_BYTES ? "…" : ""}`;
+    }
+  }
+  return text.length > MAX_VALUE_CHARS ? `${text.slice(0, MAX_VALUE_CHARS)}… (${text.length} characters)` : text;
+}
+
+export function foldHeaders(headers) {
+  const lines = headers.map(([name, value]) => `${name}: ${value}`);
+  return lines.length ? fold(lines.length === 1 ? "1 header" : `${lines.length} headers`, lines.join("\n")) : "";
+}
+
+export function fold(title, text) {
+  return element("details", {}, element("summary", {}, title), element("pre", {}, text));
+}
 
 export const byId = (id) => document.getElementById(id);
 

@@ -1,12 +1,14 @@
 /**
- * The grid of partitions: topics as headings, partitions as cells, of which only the lines in sight
- * are elements. The arrow keys move one cell in the tab order (ARIA Authoring Practices, grid).
+ * The grid of partitions: the names of topics, each before the cells of its partitions. Only the
+ * lines in sight are elements. The arrow keys move one cell in the tab order (ARIA Authoring
+ * Practices, grid).
  */
 
 import { clock, count, element } from "./format.js";
 import { TROUBLED } from "./partitions.js";
 
-const LINE_PX = 30, CELL_PX = 30, SPARE_LINES = 6, PAGE_LINES = 10;
+const UNIT_PX = 30; // the height of a line, and the width of a column
+const SPARE_LINES = 6, PAGE_LINES = 10, NAME_COLUMNS = 7, MIN_COLUMNS = 8;
 const GLYPHS = { leaderless: "✕", recovering: "!", stalled: "…", resolving: "?" };
 
 export class PartitionGrid {
@@ -14,10 +16,11 @@ export class PartitionGrid {
   #space = element("div", { class: "grid-space", role: "rowgroup" });
   #partitions;
   #onChoose;
-  #lines = []; // { topic, count } for a heading, { keys } for cells
-  #place = new Map(); // key to [line, column]
+  #lines = []; // of items: { column, topic, count } for a name, { column, key } for a cell
+  #place = new Map(); // key to [line, item]
   #rendered = new Map(); // line number to its element
-  #columns = 1;
+  #columns = MIN_COLUMNS;
+  #nameColumns = 1;
   #chosen = null;
   #isDue = false;
 
@@ -48,20 +51,32 @@ export class PartitionGrid {
     }
     this.#lines = [];
     this.#place.clear();
+    this.#nameColumns = Math.min(NAME_COLUMNS, Math.floor(this.#columns / 2));
+    let column = Infinity; // the next free one of the last line
+    const add = (item, width) => {
+      if (column + width > this.#columns) {
+        this.#lines.push([]);
+        column = 0;
+      }
+      this.#lines.at(-1).push({ ...item, column });
+      column += width;
+    };
     for (const name of [...topics.keys()].sort()) {
       const rows = topics.get(name).sort((one, other) => one.partition - other.partition);
-      this.#lines.push({ topic: name, count: rows.length });
-      for (let start = 0; start < rows.length; start += this.#columns) {
-        const keys = rows.slice(start, start + this.#columns).map((row) => row.key);
-        keys.forEach((key, column) => this.#place.set(key, [this.#lines.length, column]));
-        this.#lines.push({ keys });
+      // A topic that does not fit into the rest of a line begins another one.
+      if (column + this.#nameColumns + rows.length > this.#columns) column = Infinity;
+      add({ topic: name, count: rows.length }, this.#nameColumns);
+      for (const { key } of rows) {
+        add({ key }, 1);
+        this.#place.set(key, [this.#lines.length - 1, this.#lines.at(-1).length - 1]);
       }
+      column += 1;
     }
     if (!this.#place.has(this.#chosen)) this.#chosen = this.#place.keys().next().value ?? null;
     this.#container.setAttribute("aria-rowcount", this.#lines.length);
     this.#container.setAttribute("aria-colcount", this.#columns);
     this.#container.hidden = !this.#lines.length;
-    this.#space.style.height = `${this.#lines.length * LINE_PX}px`;
+    this.#space.style.height = `${this.#lines.length * UNIT_PX}px`;
     for (const line of this.#rendered.values()) line.remove();
     this.#rendered.clear();
     this.render();
@@ -70,8 +85,8 @@ export class PartitionGrid {
   /** Shows the present states of the partitions in sight. */
   render() {
     const top = this.#container.scrollTop, height = this.#container.clientHeight;
-    const first = Math.max(0, Math.floor(top / LINE_PX) - SPARE_LINES);
-    const last = Math.min(this.#lines.length, Math.ceil((top + height) / LINE_PX) + SPARE_LINES);
+    const first = Math.max(0, Math.floor(top / UNIT_PX) - SPARE_LINES);
+    const last = Math.min(this.#lines.length, Math.ceil((top + height) / UNIT_PX) + SPARE_LINES);
     for (const [number, line] of this.#rendered) {
       const hasFocus = line.contains(document.activeElement);
       if ((number < first || number >= last) && !hasFocus) {
@@ -83,8 +98,9 @@ export class PartitionGrid {
       if (!this.#rendered.has(number)) this.#add(number);
     }
     for (const [number, line] of this.#rendered) {
-      const { keys } = this.#lines[number];
-      keys?.forEach((key, column) => updateCell(line.children[column], this.#partitions.get(key)));
+      this.#lines[number].forEach(({ key }, n) => {
+        if (key !== undefined) updateCell(line.children[n], this.#partitions.get(key));
+      });
     }
     this.#updateTabOrder();
   }
@@ -99,7 +115,7 @@ export class PartitionGrid {
   }
 
   #onResize() {
-    const columns = Math.max(1, Math.floor((this.#container.clientWidth - 16) / CELL_PX));
+    const columns = Math.max(MIN_COLUMNS, Math.floor((this.#container.clientWidth - 16) / UNIT_PX));
     if (columns !== this.#columns) {
       this.#columns = columns;
       this.layOut();
@@ -109,20 +125,19 @@ export class PartitionGrid {
   }
 
   #add(number) {
-    const { topic, count: size, keys } = this.#lines[number];
     const line = element("div", { role: "row", class: "grid-line", "aria-rowindex": number + 1 });
-    line.style.transform = `translateY(${number * LINE_PX}px)`;
-    if (keys) {
-      keys.forEach((key, column) => {
-        const cell = element("span", { role: "gridcell", class: "cell", tabindex: -1, "aria-colindex": column + 1 });
-        cell.dataset.key = key;
-        line.append(cell);
-      });
-    } else {
-      line.append(
-        element("span", { role: "rowheader", class: "grid-topic", "aria-colspan": this.#columns },
-          topic, element("span", { class: "quiet" }, ` ${size}`)),
-      );
+    line.style.transform = `translateY(${number * UNIT_PX}px)`;
+    for (const { column, key, topic, count: size } of this.#lines[number]) {
+      const item = key !== undefined
+        ? element("span", { role: "gridcell", class: "cell", tabindex: -1, "aria-colindex": column + 1 })
+        : element("span", {
+            role: "rowheader", class: "grid-topic", title: topic,
+            "aria-colindex": column + 1, "aria-colspan": this.#nameColumns,
+          }, topic, element("span", { class: "quiet" }, ` ${size}`));
+      if (key !== undefined) item.dataset.key = key;
+      else item.style.width = `${this.#nameColumns * UNIT_PX - 6}px`;
+      item.style.left = `${column * UNIT_PX}px`;
+      line.append(item);
     }
     // In the order of the lines, for readers that follow the document.
     const later = [...this.#rendered.keys()].filter((each) => each > number);
@@ -179,24 +194,21 @@ export class PartitionGrid {
     this.#find(key).focus({ preventScroll: true });
   }
 
-  /** The key so many lines of cells below, or as far as there are any. */
-  #findBelow([line, column], distance) {
-    const step = Math.sign(distance);
-    let found = line;
-    for (let next = line + step, left = Math.abs(distance); left && this.#lines[next]; next += step) {
-      if (!this.#lines[next].keys) continue;
-      found = next;
-      left -= 1;
-    }
-    const { keys } = this.#lines[found];
-    return keys[Math.min(column, keys.length - 1)];
+  /** The key that is nearest so many lines below, or as far as there are any. */
+  #findBelow([line, item], distance) {
+    const { column } = this.#lines[line][item];
+    const target = this.#lines[Math.max(0, Math.min(this.#lines.length - 1, line + distance))];
+    const distanceOf = (each) => Math.abs(each.column - column);
+    return target
+      .filter(({ key }) => key !== undefined)
+      .reduce((best, each) => (distanceOf(each) < distanceOf(best) ? each : best)).key;
   }
 
   #scrollTo(line) {
-    const top = line * LINE_PX, { scrollTop, clientHeight } = this.#container;
-    if (top < scrollTop + LINE_PX) this.#container.scrollTop = Math.max(0, top - LINE_PX);
-    else if (top + 2 * LINE_PX > scrollTop + clientHeight) {
-      this.#container.scrollTop = top + 2 * LINE_PX - clientHeight;
+    const top = line * UNIT_PX, { scrollTop, clientHeight } = this.#container;
+    if (top < scrollTop + UNIT_PX) this.#container.scrollTop = Math.max(0, top - UNIT_PX);
+    else if (top + 2 * UNIT_PX > scrollTop + clientHeight) {
+      this.#container.scrollTop = top + 2 * UNIT_PX - clientHeight;
     }
   }
 }

@@ -4,59 +4,59 @@
  */
 
 import { requestJson } from "./api.js";
-import { byId, cell, count, element, setText, showFacts, showMessage } from "./format.js";
+import { byId, cell, count, element, setText, showFacts, showMessage, showRows } from "./format.js";
+import { Poller } from "./poller.js";
 
 export class GroupsView {
   #starts = [""]; // names after which the pages begin, up to the present one
   #next = null;
   #chosen = null;
-  #round = 0;
+  #poller = new Poller((isCurrent) => this.#load(isCurrent));
 
   constructor() {
     byId("group-filter").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#starts = [""];
-      this.#load();
+      this.#poller.run();
     });
     byId("group-cluster").addEventListener("change", () => {
       this.#starts = [""];
       this.#chosen = null;
-      this.#load();
+      this.#poller.run();
     });
     byId("groups-next").addEventListener("click", () => {
       this.#starts.push(this.#next);
-      this.#load();
+      this.#poller.run();
     });
     byId("groups-back").addEventListener("click", () => {
       this.#starts.pop();
-      this.#load();
+      this.#poller.run();
     });
-    byId("groups-refresh").addEventListener("click", () => this.#load());
+    byId("groups-refresh").addEventListener("click", () => this.#poller.run());
   }
 
   show() {
-    this.#load();
+    this.#poller.run();
   }
 
   hide() {
-    this.#round += 1; // what comes now is not shown
+    this.#poller.stop();
   }
 
-  async #load() {
-    const round = (this.#round += 1);
+  async #load(isCurrent) {
     setText("groups-page", "asking Kafka");
     try {
       const query = this.#buildQuery({ search: byId("group-search").value.trim(), after: this.#starts.at(-1) });
       const page = await requestJson(`console/groups?${query}`);
-      if (round !== this.#round) return;
+      if (!isCurrent()) return;
       this.#showPage(page);
       say("");
     } catch (error) {
-      if (round !== this.#round) return;
+      if (!isCurrent()) return;
       setText("groups-page", "");
       say(error.message);
     }
-    if (this.#chosen !== null && round === this.#round) await this.#showGroup(this.#chosen);
+    if (this.#chosen !== null && isCurrent()) await this.#showGroup(this.#chosen);
   }
 
   #buildQuery(params) {
@@ -77,16 +77,14 @@ export class GroupsView {
     }
     select.value = cluster;
     setText("groups-page", `page ${this.#starts.length}, ${groups.length} of ${total} groups`);
-    byId("group-rows").replaceChildren(
-      ...groups.map((each) =>
-        element("tr", {},
-          element("th", { scope: "row" }, each.group),
-          cell(each.state || null), cell(each.type || null), cell(each.protocol || null),
-          element("td", { class: "actions" },
-            element("button", {
-              type: "button", "aria-label": `Members and lag of ${each.group}`, click: () => this.#choose(each.group),
-            }, "Members and lag")))),
-    );
+    showRows("group-rows", groups.map((each) =>
+      element("tr", {},
+        element("th", { scope: "row" }, each.group),
+        cell(each.state || null), cell(each.type || null), cell(each.protocol || null),
+        element("td", { class: "actions" },
+          element("button", {
+            type: "button", "aria-label": `Members and lag of ${each.group}`, click: () => this.#choose(each.group),
+          }, "Members and lag")))));
   }
 
   async #choose(group) {
@@ -115,16 +113,18 @@ export class GroupsView {
       ["Members", found.memberCount], ["Partitions", found.partitionCount],
     ]);
     const names = nameMembers(found.members);
-    showRows("group-members", found.memberCount, 5, found.members.map((each) =>
+    showRows("group-members", found.members.map((each) =>
       element("tr", {},
         element("th", { scope: "row" }, each.clientId), cell(each.instanceId), cell(each.host),
-        cell(each.partitions, { class: "number" }), cell(each.id, { class: "mono" }))));
-    showRows("group-partitions", found.partitionCount, 5, found.partitions.map((each) =>
+        cell(each.partitions, { class: "number" }), cell(each.id, { class: "mono" }))),
+      found.memberCount - found.members.length);
+    showRows("group-partitions", found.partitions.map((each) =>
       element("tr", {},
         element("th", { scope: "row" }, `${each.topic} ${each.partition}`),
         cell(each.committed, { class: "number" }), cell(each.end, { class: "number" }),
         cell(each.lag === null ? null : count(each.lag), { class: "number" }),
-        cell(each.owner && (names.get(each.owner) ?? each.owner)))));
+        cell(each.owner && (names.get(each.owner) ?? each.owner)))),
+      found.partitionCount - found.partitions.length);
   }
 }
 
@@ -134,14 +134,6 @@ function nameMembers(members) {
   for (const { clientId } of members) counts.set(clientId, (counts.get(clientId) ?? 0) + 1);
   return new Map(members.map(({ id, instanceId, clientId }) =>
     [id, instanceId ?? (counts.get(clientId) === 1 ? clientId : id)]));
-}
-
-/** Rows of a table, and how many more there are. */
-function showRows(id, total, columns, rows) {
-  const more = total - rows.length;
-  if (!rows.length) rows.push(element("tr", {}, element("td", { colspan: columns, class: "quiet" }, "none")));
-  if (more > 0) rows.push(element("tr", {}, element("td", { colspan: columns, class: "quiet" }, `and ${more} more`)));
-  byId(id).replaceChildren(...rows);
 }
 
 const say = (text) => showMessage("groups-message", text, true);

@@ -1,7 +1,7 @@
 /** Spark jobs by the progress that they write to a topic: the last batch, alerts, and findings. */
 
 import { requestJson } from "./api.js";
-import { byId, cell, clock, count, duration, element, seconds, setText, showMessage } from "./format.js";
+import { byId, cell, clock, count, duration, element, seconds, setText, showMessage, showRows } from "./format.js";
 import { Poller } from "./poller.js";
 
 const REFRESH_MS = 10_000;
@@ -35,7 +35,7 @@ async function loadReport(isCurrent) {
 
 function showReport({ topic, records, jobs }) {
   setText("jobs-source", `from the latest ${records} records of ${topic}`);
-  byId("job-rows").replaceChildren(...jobs.map(buildRow));
+  showRows("job-rows", jobs.map(buildRow));
   byId("job-findings").replaceChildren(...jobs.flatMap(buildFindings));
 }
 

@@ -1,15 +1,17 @@
 /** The first view: figures with their charts, workers, and the grid of partitions. */
 
-import { Chart } from "./chart.js";
-import { byId, bytes, cell, clock, count, duration, element, seconds, setText, showFacts } from "./format.js";
+import { Chart, SAMPLES } from "./chart.js";
+import { byId, bytes, cell, clock, count, duration, element, seconds, setText, showFacts, showRows } from "./format.js";
 import { PartitionGrid } from "./grid.js";
 import { Partitions, STATES, STATE_HELP, TROUBLED } from "./partitions.js";
 
 const MAX_TROUBLED_ROWS = 50;
+const CHARTS = ["delivered", "clients", "latency", "memory"]; // in the order of a sample's values
 
 export class OverviewView {
   #partitions = new Partitions();
-  #charts = {};
+  #charts = CHARTS.map((id) => new Chart(byId(`${id}-plot`)));
+  #history = new Map(); // the values of samples by the number of their interval
   #figures = {};
   #workers = []; // as of the last event that names them: most deltas do not
   #chosen = null;
@@ -17,9 +19,6 @@ export class OverviewView {
   #legend = new Map();
 
   constructor() {
-    for (const id of ["delivered", "clients", "latency", "memory"]) {
-      this.#charts[id] = new Chart(byId(`${id}-plot`));
-    }
     this.#grid = new PartitionGrid(byId("grid"), this.#partitions, (key) => this.#choose(key));
     const filter = () => this.#grid.layOut(this.#buildFilter());
     byId("partition-filter").addEventListener("input", filter);
@@ -33,13 +32,17 @@ export class OverviewView {
   }
 
   apply(event, isSnapshot) {
-    if (isSnapshot) this.#partitions.clear();
+    if (isSnapshot) {
+      this.#partitions.clear();
+      this.#history.clear();
+    }
     if (isSnapshot || event.partitions || event.removed) {
       const isNew = this.#partitions.apply(event.partitions, event.removed);
       if (isNew || isSnapshot || byId("only-troubled").checked) this.#grid.layOut(this.#buildFilter());
       else this.#grid.render();
       this.#showPartitions();
     }
+    if (event.history) this.#showHistory(event.history);
     if (event.figures) this.#showFigures(event.figures);
     if (event.workers) showWorkers((this.#workers = event.workers));
     if (event.figures || event.partitions || event.removed || event.workers) this.#showHealth();
@@ -62,14 +65,20 @@ export class OverviewView {
     setText("behind", count(figures.behind));
     setText("websockets", count(figures.websockets));
     setText("latency", seconds(figures.latencyHigh));
-    setText("latency-median", seconds(figures.latencyMedian));
+    setText("latency-note", figures.latencyHigh === null
+      ? "No record was sent in the last second"
+      : `99 % are faster; half within ${seconds(figures.latencyMedian)}`);
     setText("memory", bytes(figures.rss));
     setText("cache", bytes(figures.memory));
     setText("memory-limit", bytes(figures.memoryLimit));
-    this.#charts.delivered.add(figures.delivered, byId("delivered").textContent);
-    this.#charts.clients.add(figures.clients, byId("client-count").textContent);
-    this.#charts.latency.add(figures.latencyHigh, byId("latency").textContent);
-    this.#charts.memory.add(figures.rss, byId("memory").textContent);
+  }
+
+  #showHistory(samples) {
+    for (const [number, ...values] of samples) this.#history.set(number, values);
+    const first = Math.max(...this.#history.keys()) - SAMPLES + 1;
+    for (const number of this.#history.keys()) if (number < first) this.#history.delete(number);
+    this.#charts.forEach((chart, n) =>
+      chart.show(Array.from({ length: SAMPLES }, (_, k) => this.#history.get(first + k)?.[n] ?? null)));
   }
 
   /** One sentence that says whether anything is wrong. */
@@ -96,16 +105,13 @@ export class OverviewView {
     const troubled = [...this.#partitions.values()].filter((row) => TROUBLED.has(row.state));
     troubled.sort((one, other) => one.since - other.since || (one.key < other.key ? -1 : 1));
     byId("troubled").hidden = !troubled.length;
-    const rows = troubled.slice(0, MAX_TROUBLED_ROWS).map((row) =>
+    byId("no-partitions").hidden = this.#partitions.size > 0;
+    showRows("troubled-rows", troubled.slice(0, MAX_TROUBLED_ROWS).map((row) =>
       element("tr", {},
         element("th", { scope: "row" }, `${row.topicName} ${row.partition}`),
         cell(row.state), cell(row.cause), cell(clock(row.since)), cell(clock(row.retryAt)),
-        cell(count(row.lag), { class: "number" })),
-    );
-    if (troubled.length > rows.length) {
-      rows.push(element("tr", {}, element("td", { colspan: 6 }, `and ${troubled.length - rows.length} more`)));
-    }
-    byId("troubled-rows").replaceChildren(...rows);
+        cell(count(row.lag), { class: "number" }))),
+      troubled.length - MAX_TROUBLED_ROWS);
     this.#showChosen();
   }
 
@@ -133,14 +139,11 @@ export class OverviewView {
 }
 
 function showWorkers(workers) {
-  byId("workers").replaceChildren(
-    ...workers.map((each) =>
-      element("tr", { class: each.up ? null : "bad" },
-        element("th", { scope: "row" }, String(each.worker)),
-        cell(each.up ? "up" : "does not answer"),
-        cell(each.pid, { class: "number" }), cell(count(each.clients), { class: "number" }),
-        cell(bytes(each.rss), { class: "number" }), cell(seconds(each.loopLag), { class: "number" }),
-        cell(each.up && each.started ? duration(Date.now() / 1000 - each.started) : null)),
-    ),
-  );
+  showRows("workers", workers.map((each) =>
+    element("tr", { class: each.up ? null : "bad" },
+      element("th", { scope: "row" }, String(each.worker)),
+      cell(each.up ? "up" : "does not answer"),
+      cell(each.pid, { class: "number" }), cell(count(each.clients), { class: "number" }),
+      cell(bytes(each.rss), { class: "number" }), cell(seconds(each.loopLag), { class: "number" }),
+      cell(each.up && each.started ? duration(Date.now() / 1000 - each.started) : null))));
 }

@@ -1,4 +1,4 @@
-/** Reads something again and again while it is looked at, and lets the latest request win. */
+/** Reads something while it is looked at, and lets the latest request win. */
 
 export class Poller {
   #load;
@@ -6,8 +6,11 @@ export class Poller {
   #timer = null; // null while nobody looks
   #round = 0;
 
-  /** load: called with a function that tells whether its answer is still wanted. */
-  constructor(load, intervalMs) {
+  /**
+   * @param load called with a function that tells whether its answer is still wanted.
+   * @param intervalMs until it is read again; null for only when it is asked for.
+   */
+  constructor(load, intervalMs = null) {
     this.#load = load;
     this.#intervalMs = intervalMs;
   }
@@ -29,6 +32,6 @@ export class Poller {
     const round = (this.#round += 1);
     const isCurrent = () => round === this.#round;
     await this.#load(isCurrent);
-    if (isCurrent()) this.#timer = setTimeout(() => this.run(), this.#intervalMs);
+    if (isCurrent() && this.#intervalMs) this.#timer = setTimeout(() => this.run(), this.#intervalMs);
   }
 }

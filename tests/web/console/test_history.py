@@ -1,4 +1,4 @@
-"""What the charts show, computed from counters."""
+"""What the charts show: rates and quantiles of counters, and those of the last ten minutes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.telemetry.counts import LATENCY_BUCKETS_S, Histogram
-from gateway.web.console.overview import Counters, add_rates, compute_rates, find_quantile
+from gateway.web.console.history import (
+    MAX_SAMPLES,
+    SAMPLE_S,
+    Counters,
+    History,
+    add_rates,
+    compute_rates,
+    find_quantile,
+)
 
 NONE = [0] * (len(LATENCY_BUCKETS_S) + 1)
 
 
 def build_counters(clock: float, delivered: int = 0) -> Counters:
-    return Counters(clock, delivered, 10 * delivered, 2 * delivered, 0, NONE, NONE)
+    return Counters(clock, delivered, 10 * delivered, 2 * delivered, NONE, NONE)
 
 
 def test_rates_are_per_second_and_add_up():
@@ -42,6 +50,19 @@ def test_without_values_there_is_no_quantile():
 
 def test_what_is_above_all_bounds_has_the_highest_of_them():
     assert find_quantile([*NONE[:-1], 3], 0.99) == LATENCY_BUCKETS_S[-1]
+
+
+def test_a_worker_keeps_a_sample_of_each_interval_of_ten_minutes():
+    history, end = History(), 2 * MAX_SAMPLES
+    for number in range(1, end):
+        at = number * SAMPLE_S
+        assert history.is_due(at)
+        history.add(at, build_counters(at, 10 * number), number, 1)
+        assert not history.is_due(at + 0.9 * SAMPLE_S)
+    samples = history.list_since(0)
+    assert [each.number for each in samples] == list(range(end - MAX_SAMPLES, end))
+    assert {each.delivered for each in samples} == {10 / SAMPLE_S}
+    assert [each.clients for each in history.list_since(end - 3)] == [end - 2, end - 1]
 
 
 @given(st.lists(st.floats(0.0, 59.0), min_size=1, max_size=50), st.sampled_from([0.5, 0.99, 1.0]))
