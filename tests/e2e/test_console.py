@@ -226,6 +226,28 @@ async def test_whoever_opens_it_because_of_an_alert_sees_how_that_began(kafka: E
             assert shown.count("L") >= drawn.count("L")
 
 
+async def test_the_newest_records_of_a_topic_are_shown_to_whoever_may_look(
+    kafka: EmbeddedKafka, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", "gateway")
+    record = RecordToSend(b'{"n": 7}', key=b"k7", headers=(("trace", b"\xff"),), partition=39)
+    await produce_records(kafka.bootstrap, "stock", [record])
+    async with open_console(config_of(kafka), fragment="#records") as (page, _):
+        rows = page.locator("#record-rows")
+        await expect(rows).to_contain_text("Choose a topic, and press Show")
+        await page.get_by_role("combobox", name="Topic").fill("stock")
+        await page.get_by_label("Partition", exact=True).fill("39")
+        await page.get_by_role("button", name="Show", exact=True).click()
+        await expect(rows).to_contain_text('k7{"n": 7}1 header')
+        await rows.get_by_text("1 header").click()
+        await expect(rows).to_contain_text("trace: 1 B: ff")
+        assert "admin: look at records topic='stock' partition='39'" in caplog.text
+    async with open_console(guarded_config_of(kafka), fragment="#records") as (page, _):
+        await page.get_by_role("button", name="Show", exact=True).click()
+        await expect(page.locator("#records-message")).to_contain_text("set admin.records")
+        await expect(page.locator("#record-rows tr")).to_have_count(1)
+
+
 async def test_all_is_reached_on_a_phone(kafka: EmbeddedKafka):
     """Tabs and columns were cut at the right edge."""
     async with (

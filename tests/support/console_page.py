@@ -26,7 +26,7 @@ def config_of(kafka: EmbeddedKafka, **sections: Any) -> dict[str, Any]:
         kafka.bootstrap,
         ["orders", "stock"],
         kafka={"bootstrap": ["orders", "stock"]},
-        admin={**ADMIN_SECTION},
+        admin={**ADMIN_SECTION, "records": {}},
         **sections,
     )
 

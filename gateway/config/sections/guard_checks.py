@@ -36,6 +36,12 @@ def check_admin(settings: Settings) -> Iterator[Problem]:
     if admin is None:
         return
     yield from nest(("admin",), check_guarded(settings, admin.guarded))
+    for name in admin.records or ():
+        if name not in admin.guarded:
+            near = suggest(name, admin.guarded, "add it to admin.guarded")
+            what = f"operators are not asked by '{name}'; {near}"
+            needs = (("admin", "guarded", name),)
+            yield Problem(("admin", "records", name), what, is_key=True, needs=needs)
     if is_loopback(admin.host):
         return
     if not admin.guarded:

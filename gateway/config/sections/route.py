@@ -177,6 +177,12 @@ class Admin(Section):
         description="Guards, each with the roles that it must grant; all of them must admit the "
         "request. For operators who connect from other machines.",
     )
+    records: Guarded | None = Field(
+        default=None,
+        description="Guards of `guarded`, each with the roles that it must grant, of operators who "
+        "may look at the newest records of topics in the console; {} means all operators, default "
+        "nobody. For support.",
+    )
 
     @property
     def route(self) -> Route:

@@ -8,5 +8,6 @@ dead letters and replays.
 `worker_report` collects what one process knows, which `console` asks the workers for. The decisions
 in between do no I/O: `partition_watch` finds out what changed in a process, `history` keeps ten
 minutes of its figures, and `overview` merges the workers. Kafka is asked only when an operator
-looks, within the bounds of a `kafka_lookup`: for consumer groups, and for the progress of jobs.
+looks, within the bounds of a `kafka_lookup`: for consumer groups, the newest records of a topic,
+and the progress of Spark jobs.
 """

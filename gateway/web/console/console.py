@@ -50,7 +50,9 @@ from gateway.web.console.kafka_lookup import (
     GroupEndpoints,
     JobEndpoints,
     KafkaLookup,
+    RecordEndpoints,
     build_json,
+    list_served_topics,
     read_query,
 )
 from gateway.web.console.overview import Overview
@@ -91,6 +93,7 @@ class Console:
         hubs.drain_callbacks.add(self._feed.close)
         lookup = KafkaLookup(hubs)
         groups, jobs = GroupEndpoints(lookup), JobEndpoints(lambda: self._settings, lookup)
+        records = RecordEndpoints(lambda: self._settings, lookup)
         self._documents = _load_documents()
         self.routes: list[BaseRoute] = [
             Route("/", self._redirect),
@@ -102,6 +105,7 @@ class Console:
             self._build_route("/console/groups", groups.list_groups),
             self._build_route("/console/group", groups.describe_group),
             self._build_route("/console/jobs", jobs.list_jobs),
+            self._build_route("/console/records", records.list_records),
             *build_routes(app, self._settings, admin.authorizer),
             # Last: the name of a file is whatever the others are not.
             Route("/console/{name}", self._serve_file),
@@ -146,6 +150,7 @@ class Console:
             },
             "sidecar": sidecar,
             "routes": [when.path for route in self._settings.routes for when in route.when],
+            "topics": list_served_topics(self._settings),
         }
         return build_json(about)
 

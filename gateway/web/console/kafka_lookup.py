@@ -1,8 +1,11 @@
-"""Look up in Kafka what an operator asks for: consumer groups, and the progress of Spark jobs.
+"""Look up in Kafka what an operator asks for: groups, the newest records, the progress of jobs.
 
 Kafka is asked when an operator looks, never by the feed: brokers list their groups on demand only,
 and a cluster may have thousands of them. Jobs write their progress to a topic; the findings about
 them are those of `gateway pipeline doctor`, which needs these records and no Spark.
+
+Who may look at records is a right of its own, `admin.records`: operators are not shown what the
+guards of a route refuse them, and a topic has more than the fields and filters of a route let out.
 """
 
 from __future__ import annotations
@@ -20,10 +23,20 @@ from starlette.responses import Response
 from gateway.config import Settings
 from gateway.config.sections.pipelines import Pipelines
 from gateway.config.source.substitution import suggest
-from gateway.core.log.record import TopicPartition
-from gateway.errors import AccessDenied, KafkaError, RequestError, UnknownGroup, UnknownTopic
+from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import (
+    AccessDenied,
+    KafkaError,
+    RegistryUnavailable,
+    RequestError,
+    UnknownGroup,
+    UnknownTopic,
+)
+from gateway.formats.event import encode_envelope
+from gateway.formats.exact_values import InvalidValue
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
+from gateway.hub.wires.models import Models
 from gateway.kafka.admin import PartitionLag, describe_group, fetch_lag, list_groups
 from gateway.kafka.client.cluster import Cluster, get_existing_topic
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
@@ -31,6 +44,8 @@ from gateway.kafka.protocol.group_messages import GroupDescription, GroupListing
 from gateway.pipeline.doctor.diagnosis import Diagnosis, diagnose, to_json
 from gateway.pipeline.doctor.query_run import BatchProgress, Thresholds, build_run, parse_batch
 from gateway.pipeline.job_settings import get_job_type
+from gateway.web.access import Granted
+from gateway.web.admin.app import log_action
 
 LOOKUP_TIMEOUT_S = 8.0  # seconds for an answer, waiting for a place included
 MAX_LOOKUPS = 4  # of a process at a time
@@ -175,8 +190,95 @@ def build_description(
 
 MAX_RECORDS = 500  # the latest offsets that are read, of all partitions together
 MIN_RECORDS = 20  # of each partition, however many there are; the doctor judges a few batches
-MAX_READ_PARTITIONS = 16  # that are read; a job writes a record per batch, so a topic needs one
-MAX_BYTES = 8 << 20  # of the values that are kept, of each partition; a record has about 4 KB
+MAX_READ_PARTITIONS = 64  # that are read
+MAX_BYTES = 8 << 20  # of the records that are kept, of each partition; one of a job has about 4 KB
+MAX_SHOWN_RECORDS = 50
+MAX_SHOWN_BYTES = 1 << 20  # of the records that are shown, once they are decoded
+MIN_READ_BYTES = 1 << 16  # of the records that are kept, of each partition, however many there are
+RECORDS_REFUSED_MESSAGE = (
+    "you may not look at records; set admin.records to the guards and roles that may, {} for all"
+)
+SKIPPED_MESSAGE = "it does not match its model, and streams skip it"
+
+
+class RecordEndpoints:
+    def __init__(self, get_settings: Callable[[], Settings], lookup: KafkaLookup) -> None:
+        self._get_settings = get_settings
+        self._lookup = lookup
+
+    async def list_records(self, request: Request) -> Response:
+        """Answer the newest records of a topic, of all partitions or one, the newest first."""
+        settings = self._get_settings()
+        operator: Granted = request.state.operator
+        allowed = None if settings.admin is None else settings.admin.records
+        if allowed is None or not operator.has(allowed):
+            raise RequestError(403, "Forbidden", RECORDS_REFUSED_MESSAGE)
+        query = read_query(request, ("topic", "partition"))
+        name, partition = query.get("topic", ""), query.get("partition") or None
+        served = list_served_topics(settings)
+        if name not in served:
+            hint = suggest(name, served, "no route and no group of the sidecar has a topic")
+            raise RequestError(404, "Unknown topic", f"no topic {name!r} is served here; {hint}")
+        log_action(request, "look at records", topic=name, partition=partition)
+        cluster, _, topic = name.rpartition("/")
+        async with self._lookup.open_hub(cluster or None) as hub:
+            tps = await list_partitions(hub.cluster, topic)
+            if partition is not None:
+                tps = [tp for tp in tps if str(tp.partition) == partition]
+            if not tps:
+                raise RequestError(404, "Unknown topic", f"{topic} has no partition {partition}")
+            max_bytes = max(MIN_READ_BYTES, MAX_SHOWN_BYTES // len(tps))
+            records = await read_latest(hub.cluster, tps, MAX_SHOWN_RECORDS * len(tps), max_bytes)
+            records.sort(key=lambda each: (each.timestamp, each.offset), reverse=True)
+            shown = await describe_records(hub.models, records[:MAX_SHOWN_RECORDS])
+        skipped = max(0, len(tps) - MAX_READ_PARTITIONS)
+        return build_json({"records": shown, "partitions": len(tps), "skipped": skipped})
+
+
+def list_served_topics(settings: Settings) -> list[str]:
+    """Return the topics of routes and of the sidecar's groups, after `CLUSTER/` if it has a name.
+
+    Topics that clients choose by `allow` are not among them.
+    """
+    served: set[tuple[str, str]] = set()
+    for route in settings.routes:
+        cluster = settings.get_cluster_name(route)
+        for template in route.with_.topic_templates:
+            if template.literal is not None:
+                served.add((cluster, template.literal))
+            elif not route.with_.allow:
+                topics = filter(template.can_render, settings.list_topics(cluster))
+                served.update((cluster, topic) for topic in topics)
+    if settings.sidecar is not None and settings.sidecar.reactive is not None:
+        cluster = settings.sidecar.kafka or next(iter(settings.clusters))
+        for group in settings.sidecar.reactive.groups:
+            served.update((cluster, topic) for topic in group.topics)
+    return sorted(f"{cluster}/{topic}" if cluster else topic for cluster, topic in served)
+
+
+async def describe_records(models: Models, records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return records as JSON, as streams show them; as they are in Kafka if they do not.
+
+    Those behind MAX_SHOWN_BYTES are left out, but for the first one.
+    """
+    described: list[dict[str, Any]] = []
+    size = 0
+    for record in records:
+        try:
+            shown = await models.preview(record)
+            problem = None if shown else SKIPPED_MESSAGE
+        except RegistryUnavailable as exc:
+            shown, problem = None, str(exc)
+        if shown is not None and isinstance(shown.value, InvalidValue):
+            problem = shown.value.reason
+        _, envelope = encode_envelope(shown or record)
+        size += len(envelope)
+        if described and size > MAX_SHOWN_BYTES:
+            break
+        described.append({"record": orjson.Fragment(envelope), "problem": problem})
+    return described
+
+
 NO_TOPIC_MESSAGE = "jobs write no progress to a topic; add pipelines.progress.topic"
 
 
@@ -194,46 +296,52 @@ class JobEndpoints:
             raise RequestError(404, "No progress", NO_TOPIC_MESSAGE)
         # Jobs write to the first cluster, which `open_hub` opens without a name.
         async with self._lookup.open_hub() as hub:
-            values = await read_latest(hub.cluster, topic)
+            tps = await list_partitions(hub.cluster, topic)
+            values = [each.value or b"" for each in await read_latest(hub.cluster, tps)]
         # In a thread: the records of a busy job are some megabytes of JSON.
         jobs = await asyncio.to_thread(build_jobs, section, values)
         body = {"topic": topic, "records": len(values), "jobs": jobs}
         return build_json(body)
 
 
+async def list_partitions(cluster: Cluster, topic: str) -> list[TopicPartition]:
+    metadata = await get_existing_topic(cluster, topic)
+    return [TopicPartition(topic, number) for number in sorted(metadata.partitions)]
+
+
 async def read_latest(
-    cluster: Cluster, topic: str, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES
-) -> list[bytes]:
-    """Return the values of the latest records of a topic, partition by partition.
+    cluster: Cluster,
+    tps: Sequence[TopicPartition],
+    max_records: int = MAX_RECORDS,
+    max_bytes: int = MAX_BYTES,
+) -> list[Record]:
+    """Return the latest records of a topic's first partitions, partition by partition.
 
     `max_records` is shared by the partitions, `max_bytes` is for each.
     """
-    metadata = await get_existing_topic(cluster, topic)
-    tps = [TopicPartition(topic, number) for number in sorted(metadata.partitions)]
-    share = max(MIN_RECORDS, max_records // len(tps))
-    values: list[bytes] = []
+    share = max(MIN_RECORDS, max_records // max(1, len(tps)))
+    records: list[Record] = []
     for tp, log in (await fetch_log_bounds(cluster, tps[:MAX_READ_PARTITIONS])).items():
-        values += await _read_partition(
+        records += await _read_partition(
             cluster, tp, range(max(log.start, log.stop - share), log.stop), max_bytes
         )
-    return values
+    return records
 
 
 async def _read_partition(
     cluster: Cluster, tp: TopicPartition, offsets: range, max_bytes: int
-) -> list[bytes]:
-    kept: deque[bytes] = deque()
+) -> list[Record]:
+    kept: deque[Record] = deque()
     size, position = 0, offsets.start
     while position < offsets.stop:
         read = await read_committed(cluster, tp, position)
         if read.next_offset == position:  # an open transaction
             break
         position = read.next_offset
-        for record in read.records:
-            kept.append(record.value or b"")
-            size += len(kept[-1])
-        while size > max_bytes:
-            size -= len(kept.popleft())
+        kept.extend(read.records)
+        size += sum(record.payload_size for record in read.records)
+        while size > max_bytes and len(kept) > 1:
+            size -= kept.popleft().payload_size
     return list(kept)
 
 
@@ -300,7 +408,6 @@ def _describe_batch(batch: BatchProgress) -> dict[str, Any]:
         "behind": sum(behind) if behind else None,
         "late": sum(each.dropped_rows for each in batch.operators),
         "invalid": batch.invalid_records,
-        "stateRows": sum(each.rows for each in batch.operators),
     }
 
 

@@ -57,6 +57,7 @@ def test_on_this_machine_it_need_not_be_guarded(host: str):
         ("{guarded: {logn: []}}", "login"),
         ("{guarded: {people: [oprate]}}", "no user of 'people' has the role 'oprate'"),
         ("{host: 0.0.0.0, guarded: {people: []}}", "guard 'people' is for development"),
+        ("{guarded: [login], records: [people]}", "operators are not asked by 'people'"),
         ("{port: 70000}", "70000 is out of range"),
         ("{hots: a}", "host"),
     ],

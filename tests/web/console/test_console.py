@@ -24,6 +24,7 @@ LOOKUPS = [
     "/console/groups",
     "/console/group?group=g",
     "/console/jobs",
+    "/console/records?topic=orders",
     "/console/config",
     "/console/try?url=/events",
 ]

@@ -9,6 +9,7 @@ import { GroupsView } from "./groups.js";
 import { IncidentsView } from "./incidents.js";
 import { JobsView } from "./jobs.js";
 import { OverviewView } from "./overview.js";
+import { RecordsView } from "./records.js";
 import { TrialView } from "./trial.js";
 
 const views = {
@@ -16,6 +17,7 @@ const views = {
   clients: new ClientsView(),
   incidents: new IncidentsView(),
   try: new TrialView(),
+  records: new RecordsView(),
   groups: new GroupsView(),
   "dead-letters": new DeadLettersView(),
   jobs: new JobsView(),
