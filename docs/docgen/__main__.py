@@ -1,4 +1,4 @@
-"""Write docs/reference, or say with `--check` whether it is up to date (exit code 1 if not)."""
+"""Write the generated files, or say with `--check` if one is out of date (exit code 1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> None:
             sys.exit(f"{', '.join(outdated)}: not up to date; run `make docs`")
         return
     for path in write_pages():
-        print(f"wrote docs/{path}")
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

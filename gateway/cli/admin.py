@@ -12,18 +12,12 @@ import typer
 
 from gateway.errors import GatewayError
 
-from .options import (
-    CONFIG_HELP,
-    DEFAULT_CONFIG_NAME,
-    ConfigFileOption,
-    build_config_option,
-    find_config_file,
-)
+from .options import ConfigFileOption, OptionalConfigOption, build_file_option, find_config_file
 
 if TYPE_CHECKING:
     import ssl
 
-    from gateway.config import Listen, Settings
+    from gateway.config import Settings
 
 AdminArgument = Annotated[
     str | None,
@@ -119,11 +113,8 @@ def reload(
     ] = None,
     pid_file: Annotated[
         Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            metavar="PATH",
-            help="The file with the process id, as given to `gateway run`.",
+        build_file_option(
+            "--pid-file", help="The file with the process id, as given to `gateway run`."
         ),
     ] = None,
     dry_run: Annotated[
@@ -219,9 +210,7 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def health(
-    config: Annotated[
-        Path | None, build_config_option(f"{CONFIG_HELP}  [default: {DEFAULT_CONFIG_NAME}]")
-    ] = None,
+    config: OptionalConfigOption = None,
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long an answer may take.")
     ] = 2.0,
@@ -245,7 +234,11 @@ def health(
         settings = loads("kafka: {servers: [localhost:9092]}", with_variables=True)
     else:
         settings = load(file)
-    url = build_url(settings.listen)
+    listen = settings.listen
+    if listen.port == 0:
+        raise GatewayError("the port is any free one (listen.port: 0); give it a number")
+    scheme = "http" if listen.tls is None else "https"
+    url = f"{scheme}://{get_local_host(listen.host)}:{listen.port}/health/live"
     try:
         # The certificate is the gateway's own, for a name that is not this address.
         status = httpx.get(url, timeout=timeout, verify=False, trust_env=False).status_code
@@ -255,13 +248,6 @@ def health(
         raise GatewayError(f"no answer from {url} ({exc or type(exc).__name__})") from None
     if status >= 500:
         raise GatewayError(f"{url} answers {status}")
-
-
-def build_url(listen: Listen) -> str:
-    if listen.port == 0:
-        raise GatewayError("the port is any free one (listen.port: 0); give it a number")
-    scheme = "http" if listen.tls is None else "https"
-    return f"{scheme}://{get_local_host(listen.host)}:{listen.port}/health/live"
 
 
 def get_local_host(host: str) -> str:

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from gateway.telemetry.logs import COMPONENTS
-
-if TYPE_CHECKING:
-    pass
-
 
 CONFIG_HELP = "The configuration, in YAML."
 CONFIG_VARIABLE = "GATEWAY_CONFIG"
@@ -73,8 +69,32 @@ def _validate_config_file(ctx: typer.Context, file: Path) -> Path:
     return file
 
 
+def build_file_option(*names: str, help: str) -> Any:
+    return typer.Option(*names, metavar="FILE", exists=True, dir_okay=False, help=help)
+
+
 def build_config_option(help: str) -> Any:
-    return typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help=help)
+    return build_file_option("--config", "-c", help=help)
+
+
+def _parse_duration(text: str) -> float:
+    from gateway.config.types.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from None
+
+
+def build_time_option(help: str) -> Any:
+    """Return an option of seconds, which is written such as 5s. Its default is written so, too."""
+    return typer.Option(parser=_parse_duration, metavar="TIME", help=help)
+
+
+OptionalConfigOption = Annotated[
+    Path | None, build_config_option(f"{CONFIG_HELP}  [default: {DEFAULT_CONFIG_NAME}]")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 ConfigFileOption = Annotated[
@@ -189,17 +209,13 @@ def _validate_components(names: Sequence[str] | None) -> Sequence[str] | None:
     return names
 
 
-def _complete_component(incomplete: str) -> list[str]:
-    return [name for name in COMPONENTS if name.startswith(incomplete)]
-
-
 DebugOption = Annotated[
     list[str] | None,
     typer.Option(
         "--debug",
         metavar="COMPONENT",
         callback=_validate_components,
-        autocompletion=_complete_component,
+        autocompletion=lambda incomplete: _select_names(COMPONENTS, incomplete),
         help=f"Log in detail what a component does; repeatable. One of {', '.join(COMPONENTS)}.",
     ),
 ]
@@ -214,33 +230,47 @@ def read_configuration(ctx: typer.Context) -> dict[str, Any]:
     from ruamel.yaml.error import YAMLError
 
     parsed = ctx.params["config"] if is_given(ctx, "config") else None
-    file = _find_config_option(_read_command_line()) or parsed or _find_default()
+    file = _find_config_option(_read_command_line()) or parsed or os.environ.get(CONFIG_VARIABLE)
     try:
-        document: Any = YAML(typ="safe").load(Path(file).read_text())
+        document: Any = YAML(typ="safe").load(Path(file or DEFAULT_CONFIG_FILE).read_text())
     except (OSError, ValueError, YAMLError):
         return {}
     return document if isinstance(document, dict) else {}
 
 
 def complete_topic(ctx: typer.Context, incomplete: str) -> list[str]:
-    kafka = read_configuration(ctx).get("kafka")
-    clusters = [kafka, *kafka.values()] if isinstance(kafka, dict) else []
-    names = {name for cluster in clusters for name in _iter_topic_names(cluster)}
-    return sorted(name for name in names if name.startswith(incomplete))
+    kafka = _get_section(read_configuration(ctx), "kafka")
+    lists = [_get_items(cluster, "topics") for cluster in (kafka, *kafka.values())]
+    topics = [each for topics in lists for each in topics]
+    names = [each.get("name") if isinstance(each, dict) else each for each in topics]
+    return sorted(set(_select_names(names, incomplete)))
 
 
 def complete_guard(ctx: typer.Context, incomplete: str) -> list[str]:
-    guards = read_configuration(ctx).get("guards")
-    names = guards if isinstance(guards, dict) else ()
+    return _select_names(_get_section(read_configuration(ctx), "guards"), incomplete)
+
+
+def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
+    jobs = _get_items(_get_section(read_configuration(ctx), "pipelines"), "jobs")
+    return _select_names([each.get("name") for each in jobs if isinstance(each, dict)], incomplete)
+
+
+def complete_job_or_all(ctx: typer.Context, incomplete: str) -> list[str]:
+    return [*complete_job(ctx, incomplete), *_select_names(["all"], incomplete)]
+
+
+def _get_section(values: dict[str, Any], name: str) -> dict[str, Any]:
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _get_items(values: Any, name: str) -> list[Any]:
+    items = values.get(name) if isinstance(values, dict) else None
+    return items if isinstance(items, list) else []
+
+
+def _select_names(names: Iterable[Any], incomplete: str) -> list[str]:
     return [name for name in names if isinstance(name, str) and name.startswith(incomplete)]
-
-
-def _iter_topic_names(cluster: Any) -> Iterator[str]:
-    topics = cluster.get("topics") if isinstance(cluster, dict) else None
-    for topic in topics if isinstance(topics, list) else ():
-        name = topic.get("name") if isinstance(topic, dict) else topic
-        if isinstance(name, str):
-            yield name
 
 
 def _read_command_line() -> list[str]:
@@ -258,25 +288,3 @@ def _find_config_option(words: Sequence[str]) -> str | None:
         if word.startswith("--config="):
             return word.removeprefix("--config=")
     return None
-
-
-def _find_default() -> Path:
-    named = os.environ.get(CONFIG_VARIABLE)
-    return Path(named) if named else DEFAULT_CONFIG_FILE
-
-
-def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
-    names = _iter_job_names(read_configuration(ctx))
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def complete_job_or_all(ctx: typer.Context, incomplete: str) -> list[str]:
-    return [*complete_job(ctx, incomplete), *(["all"] if "all".startswith(incomplete) else [])]
-
-
-def _iter_job_names(document: dict[str, Any]) -> Iterator[str]:
-    section = document.get("pipelines")
-    jobs = section.get("jobs") if isinstance(section, dict) else None
-    for job in jobs if isinstance(jobs, list) else ():
-        if isinstance(job, dict) and isinstance(job.get("name"), str):
-            yield job["name"]

@@ -7,12 +7,13 @@ JSON stays JSON.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -51,6 +52,12 @@ def escape_controls(text: str, allowed: str = "") -> str:
     )
 
 
+def format_value(value: Any) -> str:
+    """Return a text, or another value as JSON, that anyone may have written."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return escape_controls(text)
+
+
 def paint(text: str, tone: str, colours: Colours) -> str:
     code = colours.get(tone)
     return f"\x1b[{code}m{text}\x1b[0m" if code and text else text
@@ -67,6 +74,20 @@ def select_colours(stream: IO[Any], environ: Mapping[str, str] = os.environ) -> 
     """Return the colours of an output; none without a terminal, or with NO_COLOR (no-color.org)."""
     wanted = stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     return COLOURS if wanted else NO_COLOURS
+
+
+def format_count(number: float, noun: str) -> str:
+    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+
+
+MAX_LISTED = 8  # partitions, streams or topics that one line names
+
+
+def format_list(items: Iterable[str]) -> str:
+    """Return items separated by commas; the number of those above `MAX_LISTED`."""
+    found = list(items)
+    more = [f"and {len(found) - MAX_LISTED} more"] if len(found) > MAX_LISTED else []
+    return ", ".join(found[:MAX_LISTED] + more)
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

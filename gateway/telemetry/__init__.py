@@ -2,6 +2,7 @@
 
 Every layer imports this package; it imports none of them. `catalog` names every metric. `traffic`,
 `counts` and `process` hold numbers that the code counts as it runs, and `samples` collects them
-when somebody asks. `exporters` writes the samples in the format of a back end. `traces` makes
-spans, and `logs` makes log lines. Start reading with `catalog`.
+when somebody asks; `prometheus`, `otlp` and `influx` write them for a back end. `traces` makes
+spans, and `logs` makes log lines. `faults` says what goes wrong, for doctor, alerts and runbooks.
+Start reading with `catalog`.
 """

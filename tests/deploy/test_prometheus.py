@@ -15,7 +15,6 @@ from support.promql import (
     RuleCase,
     find_faults,
     find_metrics,
-    list_anchors,
     list_recorded,
     list_series,
     load_rules,
@@ -28,7 +27,6 @@ from gateway.telemetry.catalog import METRICS, MetricKind
 from gateway.telemetry.prometheus import expose
 from gateway.telemetry.samples import MetricSamples
 
-RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks.md"
 ALERTS = load_rules(RULE_FILES[1])
 ALL_RULES = [rule for path in RULE_FILES for rule in load_rules(path)]
 
@@ -207,7 +205,7 @@ def test_prometheus_accepts_the_rules_and_the_configuration():
 
 @pytest.mark.needs("promtool")
 def test_each_alert_fires_while_there_is_a_cause_and_resolves_after_it(tmp_path: Path):
-    assert [alert.name for alert in ALERTS] == list(CASES)
+    assert {alert.name for alert in ALERTS} == CASES.keys()
     run_rule_tests(CASES, tmp_path)
 
 
@@ -217,13 +215,9 @@ def test_a_rule_names_metrics_and_labels_of_the_catalog(rule: Rule):
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=name_of)
-def test_an_alert_says_how_bad_what_how_much_and_where_to_read_on(alert: Rule):
-    assert alert.labels["severity"] in ("critical", "warning")
+def test_an_alert_says_what_and_how_much(alert: Rule):
     assert "$labels." in alert.annotations["summary"]
     assert "$value" in alert.annotations["description"]
-    base, _, anchor = alert.annotations["runbook_url"].partition("#")
-    assert base.endswith(f"/{RUNBOOKS.stem}/")
-    assert anchor in list_anchors(RUNBOOKS)
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=name_of)
@@ -239,10 +233,6 @@ def test_the_labels_in_the_texts_of_an_alert_are_left_by_its_expression(alert: R
         names = find_metrics(alert.expression)
         kept = {label for name in names for label in series[name]} | SCRAPE_LABELS
     assert used <= kept
-
-
-def test_each_runbook_is_that_of_an_alert():
-    assert sorted(list_anchors(RUNBOOKS)) == sorted(alert.name.lower() for alert in ALERTS)
 
 
 def test_the_example_scrapes_jobs_that_the_alerts_know():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,12 +179,3 @@ def run_rule_tests(cases: Mapping[str, RuleCase], directory: Path) -> str:
     path = directory / "rule-tests.yaml"
     path.write_text(json.dumps(build_rule_tests(cases)))
     return run_promtool("test", "rules", path)
-
-
-def list_anchors(page: Path) -> Sequence[str]:
-    """The anchors of the headings of a page that are one word."""
-    return [line.lstrip("# ").lower() for line in _iter_headings(page) if " " not in line[3:]]
-
-
-def _iter_headings(page: Path) -> Iterable[str]:
-    return (line for line in page.read_text().splitlines() if line.startswith("## "))

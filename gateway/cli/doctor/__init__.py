@@ -1,10 +1,9 @@
 """Find out why records of a running gateway are slow or missing, for `gateway doctor`.
 
-`observation` scrapes the metrics twice and asks the admin API. `diagnosis` applies its rules to
-that, in order, and formats the result. A rule is a name, a title, advice, and a function that
-returns the evidence; the rules are in `kafka_rules` and `gateway_rules`, and do no I/O.
-
-Start reading in `diagnosis`, which lists the rules.
+`observation` scrapes the metrics twice and asks the admin API. `kafka_rules` and `gateway_rules`
+look for the evidence of each fault in that, without I/O. The faults, with their texts and their
+order, are those of `gateway.telemetry.faults` that have a rule. `diagnosis` puts both together, and
+formats the result. Start reading there.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ from gateway.cli.commands import EXIT_FAILURE
 from gateway.cli.options import (
     CONFIG_HELP,
     DEFAULT_CONFIG_NAME,
+    JsonOption,
     build_config_option,
+    build_time_option,
     require_config_file,
 )
 
@@ -40,11 +41,10 @@ def doctor(
         ),
     ] = None,
     interval: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="How long to observe the gateway, such as 5s or 1m."),
-    ] = "5s",
+        float, build_time_option("How long to observe the gateway, such as 5s or 1m.")
+    ] = "5s",  # type: ignore[assignment]
     token: AdminTokenOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Find out why records of a running gateway are slow or missing.
 
@@ -59,24 +59,19 @@ def doctor(
     import asyncio
 
     from gateway.config import load
-    from gateway.config.types.units import parse_duration
 
     from .diagnosis import diagnose, render_text, to_json
     from .observation import observe_gateway
 
-    try:
-        seconds = parse_duration(interval)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc), param_hint="--interval") from None
-    if not 1 <= seconds <= 600:
-        raise typer.BadParameter(f"{interval} is not from 1s to 10m", param_hint="--interval")
+    if not 1 <= interval <= 600:
+        raise typer.BadParameter(f"{interval:g}s is not from 1s to 10m", param_hint="--interval")
     if url is not None and config is not None:
         raise typer.BadParameter("give either URL or --config")
     if url is None:
         address = find_admin_address(load(require_config_file(config)))
     else:
         address = AdminAddress.parse(url)
-    diagnosis = diagnose(asyncio.run(observe_gateway(address, seconds, build_headers(token))))
+    diagnosis = diagnose(asyncio.run(observe_gateway(address, interval, build_headers(token))))
     typer.echo(json.dumps(to_json(diagnosis)) if as_json else render_text(diagnosis))
     if diagnosis.causes:
         raise typer.Exit(EXIT_FAILURE)

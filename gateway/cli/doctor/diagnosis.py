@@ -9,35 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gateway.cli.output import format_count
 from gateway.telemetry import catalog
 from gateway.telemetry.diagnosed_cause import DiagnosedCause, iter_cause_lines
+from gateway.telemetry.faults import RULES
 
-from .gateway_rules import (
-    CARE_RULES,
-    CHOICE_RULES,
-    CLIENT_RULES,
-    GUARD_RULES,
-    LOAD_RULES,
-    WORKER_RULES,
+from .gateway_rules import GATEWAY_EVIDENCE
+from .kafka_rules import KAFKA_EVIDENCE
+from .observation import FindEvidence, Observation
+
+EVIDENCE: Mapping[str, FindEvidence] = {**GATEWAY_EVIDENCE, **KAFKA_EVIDENCE}
+_UNSEEN = dict.fromkeys(
+    ("route-paused", "filter-matches-none"), "needs the admin API (the section `admin`)"
 )
-from .kafka_rules import KAFKA_FAULT_RULES, KAFKA_LOAD_RULES, READ_RULES
-from .observation import Observation, Rule
-
-RULES: Sequence[Rule] = (
-    *WORKER_RULES,
-    *KAFKA_FAULT_RULES,
-    *GUARD_RULES,
-    *KAFKA_LOAD_RULES,
-    *LOAD_RULES,
-    *CLIENT_RULES,
-    *READ_RULES,
-    *CHOICE_RULES,
-    *CARE_RULES,
-)
-"""All rules, those first whose causes explain others: a broker that is away makes clients slow."""
-
-CAUSE_NAMES = tuple(rule.name for rule in RULES)
-
 _PAST_LOSSES = {
     catalog.GAP_RECORDS: "records in gaps",
     catalog.INVALID_RECORDS: "invalid records",
@@ -65,13 +49,11 @@ class GatewayDiagnosis:
 
 
 def diagnose(observation: Observation) -> GatewayDiagnosis:
-    causes: list[DiagnosedCause] = []
-    for rule in RULES:
-        evidence = list(rule.find_evidence(observation))
-        if evidence:
-            causes.append(
-                DiagnosedCause(rule.name, rule.title, evidence, rule.settings, rule.advice)
-            )
+    causes = [
+        DiagnosedCause(name, fault.title, evidence, fault.settings, fault.advice)
+        for name, fault in RULES.items()
+        if (evidence := list(EVIDENCE[name](observation)))
+    ]
     return GatewayDiagnosis(
         observation.url,
         observation.seconds,
@@ -79,33 +61,20 @@ def diagnose(observation: Observation) -> GatewayDiagnosis:
         int(observation.after.sum(catalog.CLIENTS)),
         observation.growth(catalog.DELIVERIES) / observation.seconds,
         causes,
-        _explain_unseen(observation),
-        list(_iter_past_losses(observation)),
+        {} if observation.routes is not None else _UNSEEN,
+        [
+            f"{noun}: {total:,.0f} ({', '.join(labels.values())})"
+            for metric, noun in _PAST_LOSSES.items()
+            for labels, total in observation.after.iter_series(metric)
+            if total and total == observation.before.get(metric, labels)
+        ],
     )
-
-
-def _explain_unseen(observation: Observation) -> dict[str, str]:
-    if observation.routes is None:
-        reason = "needs the admin API (the section `admin`)"
-        return dict.fromkeys(("route-paused", "filter-matches-none"), reason)
-    return {}
-
-
-def _iter_past_losses(observation: Observation) -> Iterator[str]:
-    for metric, noun in _PAST_LOSSES.items():
-        for labels, total in observation.after.iter_series(metric):
-            if total and total == observation.before.get(metric, labels):
-                yield f"{noun}: {total:,.0f} ({', '.join(labels.values())})"
 
 
 def to_json(diagnosis: GatewayDiagnosis) -> dict[str, Any]:
     data = asdict(diagnosis)
     rate = data.pop("deliveries_per_second")
-    return {
-        **data,
-        "seconds": round(diagnosis.seconds, 3),
-        "deliveriesPerSecond": round(rate, 3),
-    }
+    return {**data, "seconds": round(diagnosis.seconds, 3), "deliveriesPerSecond": round(rate, 3)}
 
 
 def render_text(diagnosis: GatewayDiagnosis) -> str:
@@ -113,11 +82,10 @@ def render_text(diagnosis: GatewayDiagnosis) -> str:
 
 
 def _iter_lines(diagnosis: GatewayDiagnosis) -> Iterator[str]:
-    workers = f"{diagnosis.workers} worker{'' if diagnosis.workers == 1 else 's'}"
-    streams = f"{diagnosis.clients:,} stream{'' if diagnosis.clients == 1 else 's'}"
     yield (
-        f"{diagnosis.url}: {workers}, {streams}, {diagnosis.deliveries_per_second:,.0f} deliveries "
-        f"per second, observed for {diagnosis.seconds:.0f} s"
+        f"{diagnosis.url}: {format_count(diagnosis.workers, 'worker')}, "
+        f"{format_count(diagnosis.clients, 'stream')}, {diagnosis.deliveries_per_second:,.0f} "
+        f"deliveries per second, observed for {diagnosis.seconds:.0f} s"
     )
     if not diagnosis.causes:
         yield "  no cause found: the gateway is healthy, as far as its metrics show"

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 
+from gateway.cli.output import format_count, format_list
 from gateway.hub.fanout.hub import PINNED_MEMORY_DIVISOR, PINNED_PARTS
 from gateway.telemetry import catalog
 
-from .observation import Observation, Rule, format_count, format_list, iter_health
+from .observation import FindEvidence, Observation, iter_health
 
+_BUSY_STATUSES = {"429": "too many requests or streams", "503": "busy"}
+_ACCESS_STATUSES = {"401": "not authenticated", "403": "not allowed", "421": "unknown host"}
+_POLICY_LOSES = frozenset({"skip", "conflate", "disconnect"})
 _MIB = 1024 * 1024
 # The least effects that make something a cause.
 MAX_LOOP_SHARE = 0.2  # of the time; about half of a pause is seen, at four measurements per second
 MAX_MEMORY_SHARE = 0.9
 MAX_FILE_SHARE = 0.9
 MIN_CERTIFICATE_SECONDS = 7 * 86_400.0
+MIN_UNMATCHED_RECORDS = 20.0
+MIN_REFUSALS = 5.0
 
 
 def find_missing_workers(observation: Observation) -> Iterator[str]:
-    before = observation.before.sum(catalog.WORKERS_MISSING)
-    missing = observation.after.sum(catalog.WORKERS_MISSING)
-    if before and missing:
+    for _, _, missing in observation.iter_lasting(catalog.WORKERS_MISSING):
         names = format_list(map(str, observation.missing))
         which = f" (number {names})" if names else ""
         yield f"{format_count(missing, 'worker')} did not answer within a second{which}"
@@ -54,10 +58,10 @@ def find_full_memory(observation: Observation) -> Iterator[str]:
     before, used = (
         scrape.sum(catalog.MEMORY_BYTES) for scrape in (observation.before, observation.after)
     )
-    parts: dict[str, float] = {}
+    parts: defaultdict[str, float] = defaultdict(float)
     for labels, value in observation.after.iter_series(catalog.MEMORY_BYTES):
-        parts[labels["part"]] = parts.get(labels["part"], 0.0) + value
-    pinned = sum(parts.get(part, 0.0) for part in PINNED_PARTS)
+        parts[labels["part"]] += value
+    pinned = sum(parts[part] for part in PINNED_PARTS)
     if pinned > limit / PINNED_MEMORY_DIVISOR:
         yield (
             f"{pinned / _MIB:,.1f} of {limit / _MIB:,.1f} MiB cannot be freed; above half of it, "
@@ -127,107 +131,14 @@ def find_mixed_versions(observation: Observation) -> Iterator[str]:
         yield f"workers run {format_list(sorted(versions))}"
 
 
-WORKER_RULES = (
-    Rule(
-        "worker-missing",
-        "workers do not answer",
-        find_missing_workers,
-        ("listen.workers", "the host"),
-        "Its clients wait. A worker that is stopped or swapped out answers no more; `kill` it, and "
-        "the supervisor starts another one.",
-    ),
-    Rule(
-        "worker-restarts",
-        "workers crash and are started again",
-        find_restarts,
-        ("the gateway's log", "the memory of the host"),
-        "The log has the exit status; -9 is mostly the kernel, out of memory. Clients resume "
-        "without loss, but all at once.",
-    ),
-)
-"""Processes that are not there."""
-
-LOAD_RULES = (
-    Rule(
-        "loop-lag",
-        "the event loop is busy, so everything waits",
-        find_loop_lag,
-        ("listen.workers", "routes[].with.interval", "more replicas"),
-        "Let more workers share the clients, send less often (interval) or less (filters, fields). "
-        "If it used little of a core, the host has no CPU left for it.",
-    ),
-    Rule(
-        "memory-full",
-        "what `memory` limits is used up",
-        find_full_memory,
-        ("memory", "kafka.topics[].cache"),
-        "Raise memory, or keep less (cache). While the cache is too small, clients that come back "
-        "read from Kafka, which is slower; nothing is lost.",
-    ),
-    Rule(
-        "backend-away",
-        "the back end does not take its records",
-        find_absent_backends,
-        ("sidecar", "the back end"),
-        "The gateway tries again without limit. /health/ready of the sidecar and its log say what "
-        "the back end answered.",
-    ),
-)
-"""What makes everything slow that a process does."""
-
-CARE_RULES = (
-    Rule(
-        "dead-letters",
-        "records could not be processed",
-        find_dead_letters,
-        ("gateway dlq", "the back end"),
-        "`gateway dlq` shows dead letters with their errors, and delivers them again.",
-    ),
-    Rule(
-        "files-full",
-        "file descriptors run out",
-        find_full_files,
-        ("ulimit -n, or LimitNOFILE of systemd",),
-        "Each client takes one. Raise the limit and restart, or add workers.",
-    ),
-    Rule(
-        "certificate-expires",
-        "the certificate of listen.tls expires",
-        find_expiring_certificate,
-        ("listen.tls",),
-        "Replace the files; they are loaded when they change, without a reload.",
-    ),
-    Rule(
-        "versions-differ",
-        "workers run different versions",
-        find_mixed_versions,
-        ("a restart",),
-        "The files were replaced while the gateway ran, and a worker was started again since. "
-        "Restart the gateway.",
-    ),
-)
-"""What is to be looked after."""
-
-
-_BUSY_STATUSES = {"429": "too many requests or streams", "503": "busy"}
-_ACCESS_STATUSES = {"401": "not authenticated", "403": "not allowed", "421": "unknown host"}
-_POLICY_LOSES = frozenset({"skip", "conflate", "disconnect"})
-# The least effects that make something a cause.
-MIN_UNMATCHED_RECORDS = 20.0
-MIN_REFUSALS = 5.0
-
-
 def find_absent_guards(observation: Observation) -> Iterator[str]:
-    names = [
-        labels["guard"]
-        for labels, ready in observation.after.iter_series(catalog.GUARD_READY)
-        if not ready
-    ]
     warnings = list(iter_health(observation, "warnings"))
-    for name in names:
-        # The health is that of one worker, which may have no problem.
-        problems = [each for each in warnings if each.startswith(f"guard {name}: ")]
-        yield problems[0] if problems else f"guard {name} cannot decide"
+    for labels, ready in observation.after.iter_series(catalog.GUARD_READY):
+        if not ready:
+            name = labels["guard"]
+            # The health is that of one worker, which may have no problem.
+            problems = (each for each in warnings if each.startswith(f"guard {name}: "))
+            yield next(problems, f"guard {name} cannot decide")
 
 
 def find_paused_routes(observation: Observation) -> Iterator[str]:
@@ -254,21 +165,21 @@ def find_refused_access(observation: Observation) -> Iterator[str]:
 def find_slow_clients(observation: Observation) -> Iterator[str]:
     evidence = list(_iter_slow_routes(observation))
     yield from evidence
-    if evidence:
-        yield from _iter_slow_streams(observation)
+    slow = [each for each in observation.streams or () if each["state"] == "slow"]
+    slow.sort(key=lambda stream: -stream["behind"])
+    for stream in slow[:3] if evidence else ():
+        yield (
+            f"stream {stream['id']} of {stream['address']} on {stream['route']}: "
+            f"{stream['behind']:,} records behind"
+        )
 
 
 def _iter_slow_routes(observation: Observation) -> Iterator[str]:
-    states = {"state": "slow"}
-    for labels, _, clients in observation.iter_lasting(catalog.CLIENTS_BEHIND, **states):
-        route = {"route": labels["route"], **states}
-        before = observation.before.get(catalog.CLIENTS_BEHIND_RECORDS_MAX, route) or 0.0
-        records = observation.after.get(catalog.CLIENTS_BEHIND_RECORDS_MAX, route) or 0.0
-        if records >= before > 0:
-            yield (
-                f"{labels['route']}: the connections of {format_count(clients, 'client')} are "
-                f"full, the last one is {records:,.0f} records behind ({before:,.0f} before)"
-            )
+    for route, clients, before, records in _iter_routes_behind(observation, "slow"):
+        yield (
+            f"{route}: the connections of {clients} are full, the last one is {records:,.0f} "
+            f"records behind ({before:,.0f} before)"
+        )
     for labels, grown in observation.iter_growth(catalog.CLIENT_FALLS):
         effect = "leaves records out" if labels["policy"] in _POLICY_LOSES else "loses nothing"
         yield (
@@ -277,14 +188,21 @@ def _iter_slow_routes(observation: Observation) -> Iterator[str]:
         )
 
 
-def _iter_slow_streams(observation: Observation) -> Iterator[str]:
-    slow = [each for each in observation.streams or () if each["state"] == "slow"]
-    slow.sort(key=lambda stream: -stream["behind"])
-    for stream in islice(slow, 3):
-        yield (
-            f"stream {stream['id']} of {stream['address']} on {stream['route']}: "
-            f"{stream['behind']:,} records behind"
+def _iter_routes_behind(
+    observation: Observation, state: str
+) -> Iterator[tuple[str, str, float, float]]:
+    """Yield each route whose clients in a state do not catch up.
+
+    With it go their number as text, and how far the last one is behind at both scrapes.
+    """
+    for labels, _, clients in observation.iter_lasting(catalog.CLIENTS_BEHIND, state=state):
+        found = {"route": labels["route"], "state": state}
+        before, records = (
+            scrape.get(catalog.CLIENTS_BEHIND_RECORDS_MAX, found) or 0.0
+            for scrape in (observation.before, observation.after)
         )
+        if records >= before > 0:
+            yield labels["route"], format_count(clients, "client"), before, records
 
 
 def find_self_limited_clients(observation: Observation) -> Iterator[str]:
@@ -292,15 +210,8 @@ def find_self_limited_clients(observation: Observation) -> Iterator[str]:
         ("no-credit", "asked for no more records (credit)"),
         ("max-rate", "get no more because of maxRate"),
     ):
-        for labels, _, clients in observation.iter_lasting(catalog.CLIENTS_BEHIND, state=state):
-            found = {"route": labels["route"], "state": state}
-            before = observation.before.get(catalog.CLIENTS_BEHIND_RECORDS_MAX, found) or 0.0
-            records = observation.after.get(catalog.CLIENTS_BEHIND_RECORDS_MAX, found) or 0.0
-            if records >= before > 0:
-                yield (
-                    f"{labels['route']}: {format_count(clients, 'client')} {reason}; the last one "
-                    f"is {records:,.0f} records behind"
-                )
+        for route, clients, _, records in _iter_routes_behind(observation, state):
+            yield f"{route}: {clients} {reason}; the last one is {records:,.0f} records behind"
 
 
 def find_unmatched_filters(observation: Observation) -> Iterator[str]:
@@ -332,67 +243,22 @@ def _iter_refusals(
             yield f"{format_count(grown, 'answer')} {labels['status']} ({meaning})"
 
 
-GUARD_RULES = (
-    Rule(
-        "guard-away",
-        "a guard cannot decide about clients",
-        find_absent_guards,
-        ("guards", "the issuer of tokens, or the application that is asked"),
-        "New clients get 503 until its keys can be fetched again; streams that run go on.",
-    ),
-)
-"""Why nobody new is admitted."""
-
-CLIENT_RULES = (
-    Rule(
-        "route-paused",
-        "an operator paused a route",
-        find_paused_routes,
-        ("POST /routes/PATH/resume of the admin API",),
-        "Its clients come back by themselves after that, and miss nothing.",
-    ),
-    Rule(
-        "clients-refused",
-        "limits refuse clients",
-        find_refused_load,
-        ("listen.limits", "memory", "more replicas"),
-        "Raise the limit that is named, if the host has the memory, or add replicas. Clients try "
-        "again by themselves.",
-    ),
-    Rule(
-        "access-refused",
-        "more clients are refused than served",
-        find_refused_access,
-        ("guards", "routes[].guarded", "listen.hosts"),
-        "`gateway token` says what a guard thinks of a token. After a rotation of keys, look at "
-        "the issuer; 421 names a host that is missing in listen.hosts.",
-    ),
-    Rule(
-        "slow-clients",
-        "connections of clients accept less than there is to send",
-        find_slow_clients,
-        ("routes[].with.slowClient", "maxRate", "interval", "filters and fields"),
-        "The others are not affected. Send less (filters, fields, interval), or choose what "
-        "happens to slow clients by slowClient; DELETE /streams/ID of the admin API ends one.",
-    ),
-)
-"""What concerns clients, whichever records they ask for."""
-
-CHOICE_RULES = (
-    Rule(
-        "clients-limited",
-        "clients get no more than they, or their route, ask for",
-        find_self_limited_clients,
-        ("credit of the client", "routes[].with.maxRate"),
-        "Let the client give credit sooner, or raise maxRate.",
-    ),
-    Rule(
-        "filter-matches-none",
-        "the filters of a route match no record",
-        find_unmatched_filters,
-        ("routes[].with.filters",),
-        "Compare the filter with a record: `gateway tail` without a filter shows keys, headers and "
-        "values. A filter with a parameter matches nothing if the client sends another value.",
-    ),
-)
-"""What clients or routes chose, and what may be meant."""
+GATEWAY_EVIDENCE: Mapping[str, FindEvidence] = {
+    "worker-missing": find_missing_workers,
+    "worker-restarts": find_restarts,
+    "guard-away": find_absent_guards,
+    "loop-lag": find_loop_lag,
+    "memory-full": find_full_memory,
+    "backend-away": find_absent_backends,
+    "route-paused": find_paused_routes,
+    "clients-refused": find_refused_load,
+    "access-refused": find_refused_access,
+    "slow-clients": find_slow_clients,
+    "clients-limited": find_self_limited_clients,
+    "filter-matches-none": find_unmatched_filters,
+    "dead-letters": find_dead_letters,
+    "files-full": find_full_files,
+    "certificate-expires": find_expiring_certificate,
+    "versions-differ": find_mixed_versions,
+}
+"""The evidence of each rule."""

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
+from gateway.cli.output import format_count
 from gateway.core.log.recovery import Cause
 from gateway.telemetry import catalog
 from gateway.telemetry.counts import TOO_OLD_CAUSE
+from gateway.telemetry.faults import RULES
 
 from .observation import (
+    FindEvidence,
     Observation,
-    Rule,
     format_cluster,
-    format_count,
     format_partitions,
     iter_health,
 )
 
-_AWAY_CAUSES = (Cause.CONNECTION, Cause.TIMEOUT)
-_REFUSED_CAUSES = (Cause.AUTHENTICATION, Cause.DENIED)
 # A broker may lack others, without which only some answers are poorer.
 _NEEDED_APIS = ("Fetch", "ListOffsets", "Metadata")
-_DAMAGE_CAUSES = (Cause.CORRUPT, Cause.STORAGE, Cause.UNEXPECTED)
 # The least effects that make something a cause.
 MIN_LAG_RECORDS = 1000.0
 MIN_HELD_SECONDS = 5.0
@@ -33,11 +31,11 @@ def find_absent_brokers(observation: Observation) -> Iterator[str]:
     for labels, value in observation.after.iter_series(catalog.KAFKA_REACHABLE):
         if not value:
             yield f"no broker{format_cluster(labels)} answers"
-    yield from find_unreadable_partitions(observation, _AWAY_CAUSES)
+    yield from find_unreadable_partitions(observation, "broker-away")
     failures = {
         labels["cause"]: grown
         for labels, grown in observation.iter_growth(catalog.BROKER_CONNECT_FAILURES)
-        if labels["cause"] in _AWAY_CAUSES
+        if labels["cause"] in RULES["broker-away"].causes
     }
     if failures:
         tries = ", ".join(f"{grown:.0f} x {cause}" for cause, grown in failures.items())
@@ -57,7 +55,7 @@ def find_old_brokers(observation: Observation) -> Iterator[str]:
 
 
 def find_refusing_brokers(observation: Observation) -> Iterator[str]:
-    yield from find_unreadable_partitions(observation, _REFUSED_CAUSES)
+    yield from find_unreadable_partitions(observation, "broker-refuses")
     failures = observation.growth(catalog.BROKER_CONNECT_FAILURES, cause=Cause.AUTHENTICATION)
     if failures:
         yield f"brokers refused the credentials of {format_count(failures, 'connection')}"
@@ -88,18 +86,16 @@ def find_throttling(observation: Observation) -> Iterator[str]:
 
 
 def find_read_backlog(observation: Observation) -> Iterator[str]:
-    by_topic: dict[str, list[dict[str, str]]] = {}
-    lags: dict[str, tuple[float, float]] = {}
-    for labels, before, value in observation.iter_lasting(catalog.PARTITION_LAG_RECORDS):
-        topic = labels["topic"]
-        old, new = lags.get(topic, (0.0, 0.0))
-        lags[topic] = old + before, new + value
-        by_topic.setdefault(topic, []).append(labels)
-    for topic, (before, value) in lags.items():
+    by_topic: dict[str, list[tuple[dict[str, str], float, float]]] = {}
+    for series in observation.iter_lasting(catalog.PARTITION_LAG_RECORDS):
+        by_topic.setdefault(series[0]["topic"], []).append(series)
+    for topic, found in by_topic.items():
+        partitions, befores, values = zip(*found, strict=True)
+        before, value = sum(befores), sum(values)
         fetched = observation.growth(catalog.FETCHED_RECORDS, topic=topic, reader="tail")
         if value >= max(before, fetched, MIN_LAG_RECORDS):
             yield (
-                f"the read of {format_partitions(by_topic[topic])} is {value:,.0f} records behind, "
+                f"the read of {format_partitions(partitions)} is {value:,.0f} records behind, "
                 f"{before:,.0f} before; {fetched / observation.seconds:,.0f} records per second "
                 "are read"
             )
@@ -130,8 +126,8 @@ def find_refused_writes(observation: Observation) -> Iterator[str]:
             yield f"{format_count(grown, 'record')} for {labels['topic']}: {labels['outcome']}"
 
 
-def find_unreadable_partitions(observation: Observation, causes: Collection[str]) -> Iterator[str]:
-    """Yield a line for each of these causes that kept partitions from being read at both scrapes.
+def find_unreadable_partitions(observation: Observation, rule: str) -> Iterator[str]:
+    """Yield a line for each cause of a rule that kept partitions from being read at both scrapes.
 
     The first scrape may have another cause: causes of one fault take turns, such as a lost
     connection and a missing leader.
@@ -142,121 +138,28 @@ def find_unreadable_partitions(observation: Observation, causes: Collection[str]
     }
     by_cause: dict[str, list[dict[str, str]]] = {}
     for labels, _ in observation.after.iter_series(catalog.PARTITION_RECOVERING):
-        if labels["cause"] in causes and (labels["topic"], labels["partition"]) in unreadable:
+        if (
+            labels["cause"] in RULES[rule].causes
+            and (labels["topic"], labels["partition"]) in unreadable
+        ):
             by_cause.setdefault(labels["cause"], []).append(labels)
     for cause, partitions in by_cause.items():
         yield f"cannot be read, cause {cause}: {format_partitions(partitions)}"
 
 
-KAFKA_FAULT_RULES = (
-    Rule(
-        "broker-old",
-        "a broker does not speak the gateway's versions",
-        find_old_brokers,
-        ("kafka.servers", "the brokers"),
-        "Use Kafka 2.3 or later, or name other brokers. The gateway speaks no older versions.",
-    ),
-    Rule(
-        "broker-away",
-        "brokers do not answer",
-        find_absent_brokers,
-        ("kafka.servers", "the brokers", "the network"),
-        "`gateway check --cluster` tries every broker by name, port and TLS, and says which one "
-        "fails. Streams stay open, and go on without loss when the broker is back.",
-    ),
-    Rule(
-        "broker-refuses",
-        "brokers refuse the gateway",
-        find_refusing_brokers,
-        ("kafka.security", "ACLs of the gateway's principal"),
-        "`gateway check --cluster` says which credential or right is missing. The gateway tries "
-        "again by itself.",
-    ),
-    Rule(
-        "partition-leaderless",
-        "partitions have no leader",
-        partial(find_unreadable_partitions, causes=(Cause.NO_LEADER,)),
-        ("the brokers", "replication of the topics", "unclean.leader.election.enable"),
-        "Start the brokers that hold their replicas; `gateway topics TOPIC` shows them. Other "
-        "partitions are served meanwhile.",
-    ),
-    Rule(
-        "topic-missing",
-        "a topic does not exist",
-        partial(find_unreadable_partitions, causes=(Cause.UNKNOWN_TOPIC,)),
-        ("kafka.topics", "routes[].with.topic"),
-        "Create the topic, or correct its name; `gateway topics` lists those that there are.",
-    ),
-    Rule(
-        "partition-damaged",
-        "brokers answer with what cannot be read",
-        partial(find_unreadable_partitions, causes=_DAMAGE_CAUSES),
-        ("the brokers' disks",),
-        "The brokers' logs say which file it is. After some tries the gateway skips a damaged "
-        "batch, and sends a gap.",
-    ),
-    Rule(
-        "registry-away",
-        "the schema registry does not answer",
-        partial(find_unreadable_partitions, causes=(Cause.REGISTRY,)),
-        ("catalogs", "the registry"),
-        "Records of schemas that are not known yet wait for it. `gateway check --cluster` asks it.",
-    ),
-)
-"""Faults of Kafka that explain others."""
-
-KAFKA_LOAD_RULES = (
-    Rule(
-        "open-transaction",
-        "a producer holds a transaction open",
-        find_open_transactions,
-        ("the producer", "isolation: read_uncommitted in kafka.topics"),
-        "End the transaction: `kafka-transactions.sh find-hanging` finds it, `abort` ends it. "
-        "Records from the last stable offset on are sent after that, unless the topic is read "
-        "uncommitted.",
-    ),
-    Rule(
-        "kafka-throttles",
-        "a quota of Kafka throttles the gateway",
-        find_throttling,
-        ("consumer_byte_rate and request_percentage of the gateway's client id or user",),
-        "Raise the quota (`kafka-configs.sh --entity-type clients`), or read less: fewer "
-        "`listen.workers`, as each worker reads on its own, and a larger `cache`.",
-    ),
-)
-"""What keeps records from being read, though brokers answer."""
-
-READ_RULES = (
-    Rule(
-        "read-behind",
-        "records arrive faster than they are read",
-        find_read_backlog,
-        ("kafka.fetch", "listen.workers"),
-        "A CPU that is busy shows in process_cpu_seconds_total; then fewer topics per gateway "
-        "help. Otherwise the network or the broker limits the read.",
-    ),
-    Rule(
-        "gaps",
-        "records were gone before they were read",
-        find_gaps,
-        ("retention.ms and retention.bytes of the topic", "offsetOutOfRange"),
-        "Keep records for longer than clients stay away. Clients got a gap event with the offsets; "
-        "reasons other than retention are in the docs on resuming.",
-    ),
-    Rule(
-        "records-invalid",
-        "records do not match the model of their topic",
-        find_invalid_records,
-        ("kafka.topics[].value", "kafka.topics[].onInvalid", "the producers"),
-        "Correct the producer or the schema; `gateway tail` shows such records with their error.",
-    ),
-    Rule(
-        "writes-fail",
-        "records of clients are not written",
-        find_refused_writes,
-        ("the brokers", "min.insync.replicas", "ACLs of the gateway's principal"),
-        "refused: Kafka said why in the gateway's log. doubtful: no answer came, so the record may "
-        "be there. unsent: too many were waiting.",
-    ),
-)
-"""What keeps single records from arriving."""
+KAFKA_EVIDENCE: Mapping[str, FindEvidence] = {
+    "broker-old": find_old_brokers,
+    "broker-away": find_absent_brokers,
+    "broker-refuses": find_refusing_brokers,
+    "open-transaction": find_open_transactions,
+    "kafka-throttles": find_throttling,
+    "read-behind": find_read_backlog,
+    "gaps": find_gaps,
+    "records-invalid": find_invalid_records,
+    "writes-fail": find_refused_writes,
+    **{
+        rule: partial(find_unreadable_partitions, rule=rule)
+        for rule in ("partition-leaderless", "topic-missing", "partition-damaged", "registry-away")
+    },
+}
+"""The evidence of each rule."""

@@ -1,4 +1,4 @@
-"""Observe a running gateway, and define what rules and their evidence are.
+"""Observe a running gateway, and define what evidence is.
 
 Two scrapes some seconds apart, then answers of its admin API, are an `Observation`.
 """
@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import httpx
 
 from gateway.cli.admin import AdminAddress
+from gateway.cli.output import format_list
 from gateway.errors import GatewayError
 from gateway.telemetry import catalog
 from gateway.telemetry.catalog import CLUSTER, Metric
@@ -102,21 +103,8 @@ class Observation:
                 yield names, before, value
 
 
-MAX_LISTED = 8  # partitions, streams or routes that one line of evidence names
-
-
-class Rule(NamedTuple):
-    """One cause, its evidence, and the settings or commands to change.
-
-    Attributes:
-        find_evidence: Returns a sentence for each piece of evidence; none if there is no cause.
-    """
-
-    name: str
-    title: str
-    find_evidence: Callable[[Observation], Iterable[str]]
-    settings: Sequence[str]
-    advice: str
+FindEvidence: TypeAlias = Callable[[Observation], Iterable[str]]
+"""Returns a sentence for each piece of evidence of one fault; none if there is no such fault."""
 
 
 def format_partitions(series: Iterable[Mapping[str, str]]) -> str:
@@ -131,19 +119,8 @@ def format_partitions(series: Iterable[Mapping[str, str]]) -> str:
     )
 
 
-def format_list(items: Iterable[str]) -> str:
-    """Return items separated by commas; the number of those above `MAX_LISTED`."""
-    found = list(items)
-    more = [f"and {len(found) - MAX_LISTED} more"] if len(found) > MAX_LISTED else []
-    return ", ".join(found[:MAX_LISTED] + more)
-
-
 def format_cluster(labels: Mapping[str, str]) -> str:
     return f" of cluster {labels[CLUSTER]}" if labels.get(CLUSTER) else ""
-
-
-def format_count(number: float, noun: str) -> str:
-    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def iter_health(observation: Observation, key: str) -> Iterator[str]:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.doctor.diagnosis import CAUSE_NAMES, diagnose, render_text, to_json
+from gateway.cli.doctor.diagnosis import diagnose, render_text, to_json
 from gateway.cli.doctor.observation import Observation, Scrape
+from gateway.core.log.recovery import Cause
 from gateway.telemetry import catalog
 from gateway.telemetry.counts import Histogram
+from gateway.telemetry.faults import FAULTS, RULES
 from gateway.telemetry.prometheus import expose
 from gateway.telemetry.samples import MetricSamples
 
@@ -130,6 +132,11 @@ def test_each_cause_is_found_by_its_series_alone(name: str):
     assert names(*PLANTED[name]) == [name]
 
 
+def test_each_cause_that_lasts_has_a_fault():
+    passing = {Cause.NOT_LEADER, Cause.OUT_OF_RANGE}
+    assert {cause for fault in FAULTS for cause in fault.causes} == set(Cause) - passing
+
+
 HEALTHY: dict[str, tuple[Series, Series]] = {
     "a partition that was leaderless for a moment": (
         {}, {catalog.PARTITION_RECOVERING: {(*P0, "no-leader"): 1}},
@@ -208,4 +215,4 @@ def test_text_and_json_say_the_same():
     (cause,) = data["causes"]
     assert f"1. {cause['name']}: {cause['title']}" in text
     assert all(each in text for each in (*cause["evidence"], *cause["settings"], cause["advice"]))
-    assert set(data["unseen"]) <= set(CAUSE_NAMES)
+    assert set(data["unseen"]) <= set(RULES)
