@@ -367,20 +367,25 @@ def test_a_broker_is_run_as_asked_or_only_fetched(room, tmp_path):
 
 
 def test_tail_hands_on_what_it_was_told(monkeypatch):
-    calls = Calls()
-    monkeypatch.setattr("gateway.cli.tail.run.run_tail", calls)
+    sessions = []
+
+    async def run(session):
+        sessions.append(session)
+
+    monkeypatch.setattr("gateway.cli.tail.run.TailSession.run", run)
     monkeypatch.setenv("GATEWAY_TOKEN", "secret")
     url = "https://host/events/orders?from=live"
     told = ["--from", "-5m", "--until", "9", "-n", "3", "--filter", "key=a", "--fields", "/id"]
     result = gateway_with("tail", url, *told, "-H", "X-A: b: c", "--format", "value", "-q")
     assert result.exit_code == 0, result.output
-    ((target, options), _) = calls[0]
+    (session,) = sessions
+    target = session.target
     assert (target.scheme, target.location, target.path) == ("https", "host", "/events/orders")
     query = target.query
     assert (query.start, query.until, query.count) == ("-5m", None, 3)
     assert query.other_parameters == (("filter", "key=a"), ("fields", "/id"))
-    assert options.headers == {"X-A": "b: c", "Authorization": "Bearer secret"}
-    assert (options.style, options.quiet, options.strict) == ("value", True, False)
+    assert session.headers == {"X-A": "b: c", "Authorization": "Bearer secret"}
+    assert (session.style, session.quiet, session.strict) == ("value", True, False)
 
 
 @pytest.mark.needs("process")

@@ -53,15 +53,13 @@ class ErrorReportingGroup(TyperGroup):
                 raise
             _print_error("gateway: the input ended before an answer")
             raise typer.Exit(EXIT_FAILURE) from None
-        except OSError as exc:
-            problem = _describe_file_error(exc)
-            if problem is None or ctx.params["debug"]:
-                raise
-            _print_error(f"gateway: {problem}")
-            raise typer.Exit(EXIT_FAILURE) from None
-        except ModuleNotFoundError as exc:
+        except (OSError, ModuleNotFoundError) as exc:
             # A command imports what it needs when it runs; some of it is in an extra.
-            problem = describe_missing_module(exc.name or "", ctx.invoked_subcommand)
+            problem = (
+                _describe_file_error(exc)
+                if isinstance(exc, OSError)
+                else describe_missing_module(exc.name or "", ctx.invoked_subcommand)
+            )
             if problem is None or ctx.params["debug"]:
                 raise
             _print_error(f"gateway: {problem}")

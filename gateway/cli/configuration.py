@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -211,6 +210,7 @@ def config(
     GATEWAY_LISTEN__PORT=9000 gateway run
     """
     from gateway import config as configuration
+    from gateway.config.source.problems import format_loc
 
     if as_json and not env:
         raise typer.BadParameter("is for --env", param_hint="--json")
@@ -218,21 +218,12 @@ def config(
         variables = configuration.list_variables()
         rows = [(each.name, each.type, each.default or "-", each.description) for each in variables]
         lines = (json.dumps(each._asdict()) for each in variables)
-        for line in lines if as_json else format_table([HEADINGS, *rows]):
-            typer.echo(line)
+        typer.echo("\n".join(lines if as_json else format_table([HEADINGS, *rows])))
         return
     file = require_config_file(file)
     settings = configuration.load(file)
-    for line in _iter_source_lines(file, settings):
-        typer.echo(line)
+    typer.echo(f"# {file}")
+    values = settings.model_dump(mode="json", by_alias=True)
+    for loc, _, variable in configuration.read_variables(os.environ, values)[0]:
+        typer.echo(f"# {format_loc(loc)} by {variable}")
     typer.echo(configuration.dumps(settings), nl=False)
-
-
-def _iter_source_lines(file: Path, settings: Settings) -> Iterator[str]:
-    from gateway.config import read_variables
-    from gateway.config.source.problems import format_loc
-
-    yield f"# {file}"
-    overrides, _ = read_variables(os.environ, settings.model_dump(mode="json", by_alias=True))
-    for loc, _, variable in overrides:
-        yield f"# {format_loc(loc)} by {variable}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -29,10 +29,6 @@ from .options import (
 )
 from .output import replace_file, require_writable
 from .starter_config import GuardPreset, SecurityPreset, StarterConfig
-
-if TYPE_CHECKING:
-    from gateway.config import Kafka
-
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -112,10 +108,18 @@ def init(
     ask = _Questions(ctx, is_asking=sys.stdin.isatty() and not yes)
     if kind is GuardPreset.JWT and issuer is None and not ask.is_asking:
         raise typer.BadParameter("a guard of type jwt needs it", param_hint="--issuer")
-    _validate_given(config, has_issuer=issuer is not None)
+    _validate(
+        replace(
+            config,
+            topics=config.topics or _EXAMPLE.topics,
+            issuer=_EXAMPLE.issuer if issuer is None else issuer,
+        )
+    )
     config = replace(
         config,
-        servers=ask.text("servers", "Kafka brokers", servers, _convert_servers),
+        servers=ask.text(
+            "servers", "Kafka brokers", servers, lambda text: _check_answer(text, servers=text)
+        ),
         security=ask.choice("security", "Security", security, SecurityPreset),
     )
     if not config.topics:
@@ -124,10 +128,13 @@ def init(
         kind = ask.choice("guard", "Who may connect", guard, GuardPreset)
         config = replace(config, guard=kind)
     if kind is GuardPreset.JWT and issuer is None:
-        question = "Issuer of tokens (URL)"
-        config = replace(
-            config, issuer=ask.text("issuer", question, _EXAMPLE.issuer, _convert_issuer)
+        answer = ask.text(
+            "issuer",
+            "Issuer of tokens (URL)",
+            _EXAMPLE.issuer,
+            lambda text: _check_answer(text, guard=GuardPreset.JWT, issuer=text),
         )
+        config = replace(config, issuer=answer)
     if origins is None:
         question = "Origin of your pages, if it is another (or -)"
         config = replace(config, origins=ask.text("origins", question, "-", _convert_origins))
@@ -171,33 +178,26 @@ class _Questions:
         return self.text(parameter, f"{question} ({', '.join(choices)})", str(default), convert)
 
 
-def _convert_servers(text: str) -> str:
-    _validate(replace(_EXAMPLE, servers=text))
-    return text
+def _check_answer(answer: T, **changes: Any) -> T:
+    _validate(replace(_EXAMPLE, **changes))
+    return answer
 
 
 def _convert_topics(text: str) -> Sequence[str]:
     topics = tuple(dict.fromkeys(split_list(text)))
     if not topics:
         raise typer.BadParameter("there is no name; give one topic or several, with commas")
-    _validate(replace(_EXAMPLE, topics=topics))
-    return topics
-
-
-def _convert_issuer(text: str) -> str:
-    _validate(replace(_EXAMPLE, guard=GuardPreset.JWT, issuer=text))
-    return text
+    return _check_answer(topics, topics=topics)
 
 
 def _convert_origins(text: str) -> Sequence[str]:
     origins = () if text == "-" else tuple(split_list(text))
-    _validate(replace(_EXAMPLE, origins=origins))
-    return origins
+    return _check_answer(origins, origins=origins)
 
 
 def _choose_topics(ask: _Questions, config: StarterConfig) -> Sequence[str]:
     try:
-        found = asyncio.run(_list_topics(_load_kafka(config)))
+        found = asyncio.run(_list_topics(config))
     except GatewayError as exc:
         reason = exc.problems[0].split(": ", 1)[-1] if isinstance(exc, ConfigError) else str(exc)
         if not ask.is_asking:
@@ -212,21 +212,16 @@ def _choose_topics(ask: _Questions, config: StarterConfig) -> Sequence[str]:
     return ask.text("topics", "Topics to stream", suggested, _convert_topics)
 
 
-def _load_kafka(config: StarterConfig) -> Kafka:
+async def _list_topics(config: StarterConfig) -> list[str]:
     from gateway.config import loads
-
-    kafka = loads(config.to_kafka_yaml()).clusters[""]
-    if kafka.servers == "embedded":
-        raise GatewayError("an embedded Kafka has only the topics that its file lists")
-    return kafka
-
-
-async def _list_topics(kafka: Kafka) -> list[str]:
     from gateway.kafka.client.outages import OptionNames
 
     from .kafka_connection import open_cluster
     from .topics.topic_report import INTERNAL_PREFIX
 
+    kafka = loads(config.to_kafka_yaml()).clusters[""]
+    if kafka.servers == "embedded":
+        raise GatewayError("an embedded Kafka has only the topics that its file lists")
     async with open_cluster(kafka, names=OptionNames(servers="--servers")) as cluster:
         names = await cluster.list_topics()
     return sorted(name for name in names if not name.startswith(INTERNAL_PREFIX))
@@ -248,14 +243,7 @@ def _validate(config: StarterConfig) -> None:
         raise typer.BadParameter(exc.problems[0].split(": ", 1)[-1]) from None
 
 
-def _validate_given(config: StarterConfig, *, has_issuer: bool) -> None:
-    topics = config.topics or _EXAMPLE.topics
-    issuer = config.issuer if has_issuer else _EXAMPLE.issuer
-    _validate(replace(config, topics=topics, issuer=issuer))
-
-
 def _print_next_steps(file: Path, config: StarterConfig) -> None:
-    option = "" if _is_found(file) else f" -c {shlex.quote(str(file))}"
     typer.echo(f"wrote {file}: routes of {', '.join(config.topics)}")
     if config.variables:
         typer.echo(f"set the variables: {', '.join(config.variables)}")
@@ -264,13 +252,16 @@ def _print_next_steps(file: Path, config: StarterConfig) -> None:
             f"and {', '.join(config.optional_variables)}, the path of a PEM file, if the brokers' "
             "certificates are not of a public authority"
         )
-    typer.echo(f"check it:  gateway check{option} --cluster")
-    typer.echo(f"start it:  gateway run{option}")
+    print_next_commands(file)
 
 
-def _is_found(file: Path) -> bool:
+def print_next_commands(file: Path) -> None:
+    """Print the commands for a configuration that was written; they name it if they have to."""
     try:
         found = find_config_file()
     except typer.BadParameter:  # GATEWAY_CONFIG names no file
-        return False
-    return found is not None and found.resolve() == file.resolve()
+        found = None
+    is_found = found is not None and found.resolve() == file.resolve()
+    option = "" if is_found else f" -c {shlex.quote(str(file))}"
+    typer.echo(f"check it:  gateway check{option} --cluster")
+    typer.echo(f"start it:  gateway run{option}")

@@ -60,14 +60,28 @@ class KafkaSource:
     def load(self, topics: Sequence[str], name: str) -> Kafka:
         """Return the settings of the cluster of these topics, for a command with this name."""
         if self.file is None:
-            return build_kafka(self.servers or (), name)
-        kafka = load_kafka(self.file, topics, has_servers=self.servers is not None)
-        if self.servers is None:
-            return kafka
-        return kafka.model_copy(update={"servers": build_kafka(self.servers, name).servers})
+            return _build_kafka(self.servers or (), name)
+        _, kafka = _find_cluster(self.file, topics)
+        if self.servers is not None:
+            return kafka.model_copy(update={"servers": _build_kafka(self.servers, name).servers})
+        if kafka.servers == "embedded":
+            raise GatewayError(
+                f"the Kafka of {self.file} is embedded in the gateway; give --servers"
+            )
+        return kafka
+
+    def name_options(self, topics: Sequence[str]) -> OptionNames:
+        """Return the names of options for messages on the cluster that `load` returns."""
+        from gateway.kafka.client.outages import OptionNames
+
+        servers = "" if self.servers is None else "--servers"
+        if self.file is None:
+            return OptionNames(servers=servers, location=" in a file for --config")
+        name, _ = _find_cluster(self.file, topics)
+        return OptionNames(f"kafka.{name}" if name else "kafka", servers)
 
 
-def build_kafka(servers: Sequence[str], name: str) -> Kafka:
+def _build_kafka(servers: Sequence[str], name: str) -> Kafka:
     """Return the settings of a cluster without TLS and SASL, for a command with this name."""
     from gateway.config import loads
 
@@ -79,12 +93,8 @@ def build_kafka(servers: Sequence[str], name: str) -> Kafka:
     return settings.clusters[""]
 
 
-def load_kafka(file: Path, topics: Sequence[str], *, has_servers: bool = False) -> Kafka:
-    """Return the settings of the cluster that lists these topics, or of the only cluster.
-
-    Args:
-        has_servers: The caller has other servers than the file's, which may then be embedded.
-    """
+def _find_cluster(file: Path, topics: Sequence[str]) -> tuple[str, Kafka]:
+    """Return the name and settings of the cluster that lists these topics, or of the only one."""
     from gateway.config import load
 
     settings = load(file)
@@ -95,10 +105,7 @@ def load_kafka(file: Path, topics: Sequence[str], *, has_servers: bool = False) 
     if len(names) != 1:
         which = " and ".join(names) if names else f"none of {', '.join(settings.clusters)}"
         raise GatewayError(f"{', '.join(topics)}: {which} of {file} lists it; give --servers")
-    kafka = settings.clusters[names[0]]
-    if kafka.servers == "embedded" and not has_servers:
-        raise GatewayError(f"the Kafka of {file} is embedded in the gateway; give --servers")
-    return kafka
+    return names[0], settings.clusters[names[0]]
 
 
 @asynccontextmanager
@@ -127,23 +134,9 @@ async def open_cluster(
 async def open_source(
     source: KafkaSource, topics: Sequence[str], command: str
 ) -> AsyncIterator[Cluster]:
-    async with open_cluster(
-        source.load(topics, command), names=name_options(source, topics)
-    ) as cluster:
+    kafka, names = source.load(topics, command), source.name_options(topics)
+    async with open_cluster(kafka, names=names) as cluster:
         yield cluster
-
-
-def name_options(source: KafkaSource, topics: Sequence[str]) -> OptionNames:
-    """Return the names of options for messages on the cluster that `KafkaSource.load` returns."""
-    from gateway.kafka.client.outages import OptionNames
-
-    servers = "" if source.servers is None else "--servers"
-    if source.file is None:
-        return OptionNames(servers=servers, location=" in a file for --config")
-    from gateway.config import load
-
-    (name,) = load(source.file).find_cluster_names(topics)
-    return OptionNames(f"kafka.{name}" if name else "kafka", servers)
 
 
 async def find_connection_error(

@@ -7,13 +7,19 @@ import os
 import socket
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
 from gateway.errors import GatewayError
 
+from .options import OriginsOption
+
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
+
+PrintDemoOption = Annotated[
+    bool,
+    typer.Option("--print-config", help="Print the demo's configuration, as a start for your own."),
+]
 
 
 def demo(
@@ -26,20 +32,8 @@ def demo(
         Path | None,
         typer.Option(exists=True, file_okay=False, help="A folder of yours to serve at /pages/."),
     ] = None,
-    origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Origin of another page that may use the demo, such as http://localhost:5173; "
-            "repeatable.",
-        ),
-    ] = None,
-    print_config: Annotated[
-        bool,
-        typer.Option(
-            "--print-config", help="Print the demo's configuration, as a start for your own."
-        ),
-    ] = False,
+    origins: OriginsOption = None,
+    print_config: PrintDemoOption = False,
 ) -> None:
     """Show this machine's load and a stream of orders in the browser.
 
@@ -54,34 +48,33 @@ def demo(
     """
     from gateway.web import demo as web_demo
 
-    origins = [_parse_origin(text) for text in origin or ()]
+    parsed = [_parse_origin(text) for text in origins or ()]
     if print_config:
         config = web_demo.CONFIG
-        if origins or (host, port) != (DEFAULT_HOST, DEFAULT_PORT):
-            config = web_demo.replace_listen(host, port, origins)
+        if parsed or (host, port) != (DEFAULT_HOST, DEFAULT_PORT):
+            config = web_demo.replace_listen(host, port, parsed)
         typer.echo(config, nl=not config.endswith("\n"))
         return
     require_free_port(host, port)
-    web_demo.run_demo(host=host, port=port, browser=browser, pages=pages, origins=origins)
+    web_demo.run_demo(host=host, port=port, browser=browser, pages=pages, origins=parsed)
 
 
 def _parse_origin(text: str) -> str:
     """Return the origin of a page's address, as browsers send it: without a path."""
+    import httpx  # takes 0.1 s, and is needed with --origin only
+
     if text == "*":
         return text
     try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+        url = httpx.URL(text.lower())
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
         raise typer.BadParameter(
             f"{text} is no origin; give scheme, host and port, such as http://localhost:5173",
             param_hint="--origin",
         )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    is_default = port is None or port == {"http": 80, "https": 443}[parts.scheme]
-    return f"{parts.scheme}://{host}" if is_default else f"{parts.scheme}://{host}:{port}"
+    return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
 def require_free_port(host: str, port: int) -> None:
@@ -133,19 +126,9 @@ def broker(
         raise typer.BadParameter("must be 1 or 3", param_hint="--nodes")
     if prefetch_only:
         prefetch()
-    else:
-        _create_folder(data)
-        run_broker(nodes, port, data)
-
-
-def _create_folder(path: Path | None) -> None:
-    if path is None:
         return
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise GatewayError(
-            f"cannot create {path}: {exc.strerror}; name another directory by --data"
-        ) from exc
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise GatewayError(f"cannot write to {path}; check its permissions, or name another")
+    if data is not None:
+        data.mkdir(parents=True, exist_ok=True)
+        if not os.access(data, os.W_OK | os.X_OK):
+            raise GatewayError(f"cannot write to {data}; check its permissions, or name another")
+    run_broker(nodes, port, data)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gateway.errors import BrokerUnavailable
 
 from .commands import EXIT_INTERRUPTED
-from .kafka_connection import KafkaSource, find_connection_error, name_options, require_topic_name
-from .options import DEFAULT_SERVERS, KafkaConfigOption, ServersOption, complete_topic
+from .kafka_connection import KafkaSource, find_connection_error, require_topic_name
+from .options import (
+    DEFAULT_SERVERS,
+    KafkaConfigOption,
+    ServersOption,
+    build_file_option,
+    complete_topic,
+)
 from .output import show_progress
 
 if TYPE_CHECKING:
@@ -32,14 +37,7 @@ def produce(
         ),
     ],
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            exists=True,
-            dir_okay=False,
-            help="Read from this file instead of stdin.",
-        ),
+        Path | None, build_file_option("--file", "-f", help="Read from this file instead of stdin.")
     ] = None,
     key: Annotated[
         str | None,
@@ -51,8 +49,7 @@ def produce(
         ),
     ] = None,
     key_separator: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Split each line at TEXT into key and value."),
+        str | None, typer.Option(metavar="TEXT", help="Split each line at TEXT into key and value.")
     ] = None,
     headers: Annotated[
         list[str] | None,
@@ -87,6 +84,7 @@ def produce(
     echo 'alice:hello' | gateway produce greetings --key-separator :
     echo 'alice:' | gateway produce greetings --key-separator : --null-empty   # delete alice
     """
+    from gateway.kafka.client.security import create_credentials
     from gateway.kafka.produce.line_producer import LineFormat, produce_lines
 
     require_topic_name(topic)
@@ -95,16 +93,20 @@ def produce(
     if key_separator == "":
         raise typer.BadParameter("is empty", param_hint="--key-separator")
     separator = None if key_separator is None else key_separator.encode()
-    logging.getLogger("aiokafka").addHandler(
-        logging.NullHandler()
-    )  # failures are reported once, below
+    # Failures are reported once, below.
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())
     kafka = KafkaSource.find(ctx, servers, config)
+    settings = kafka.load([topic], "produce")
+    credentials = create_credentials(settings.security, kafka.name_options([topic]))
     total = file.stat().st_size if file else None
 
     def update(state: ProduceProgress) -> None:
         show(state.bytes_read, total, f"{state.lines:,} lines")
 
-    with _open_input(file) as source, show_progress() as show:
+    # Without a buffer: a thread that is blocked in a read of the buffered stdin holds its lock, for
+    # which the interpreter would wait at its end.
+    stdin = nullcontext(getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
+    with file.open("rb", buffering=0) if file else stdin as source, show_progress() as show:
         try:
             result = produce_lines(
                 topic,
@@ -113,7 +115,8 @@ def produce(
                 headers=[_parse_header(each) for each in headers or ()],
                 partition=partition,
                 progress=update,
-                **_build_connection_options(kafka, topic),
+                servers=settings.servers,
+                credentials=credentials(),
             )
         except BrokerUnavailable as exc:
             # aiokafka's producer does not say why no broker let it in.
@@ -126,28 +129,6 @@ def _parse_header(text: str) -> tuple[str, bytes]:
     if not (equals and name):
         raise typer.BadParameter(f"'{text}' is not NAME=VALUE", param_hint="--headers")
     return name, value.encode()
-
-
-def _build_connection_options(source: KafkaSource, topic: str) -> dict[str, Any]:
-    from gateway.kafka.client.security import create_credentials
-
-    kafka = source.load([topic], "produce")
-    credentials = create_credentials(kafka.security, name_options(source, [topic]))
-    return {"servers": kafka.servers, "credentials": credentials()}
-
-
-@contextmanager
-def _open_input(file: Path | None) -> Iterator[BinaryIO]:
-    """Open the input without a buffer.
-
-    A thread that is blocked in a read of the buffered stdin holds its lock, for which the
-    interpreter would wait at its end.
-    """
-    if file is None:
-        yield getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
-        return
-    with file.open("rb", buffering=0) as source:
-        yield source
 
 
 def _print_summary(topic: str, result: ProduceProgress) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,20 +15,18 @@ from gateway.errors import ConfigError
 from gateway.telemetry.logs import announce
 
 from .options import (
-    CONFIG_HELP,
     DEFAULT_CONFIG_FILE,
-    DEFAULT_CONFIG_NAME,
     DEFAULT_SERVERS,
     MISSING_CONFIG_MESSAGE,
     SERVERS_VARIABLES,
     DebugOption,
     HostOption,
     LogFormatOption,
+    OptionalConfigOption,
     OriginsOption,
     PortOption,
     ServersOption,
     begin_log,
-    build_config_option,
     complete_topic,
     find_config_file,
     is_given,
@@ -42,9 +40,7 @@ if TYPE_CHECKING:
 
 def run(
     ctx: typer.Context,
-    config: Annotated[
-        Path | None, build_config_option(f"{CONFIG_HELP}  [default: {DEFAULT_CONFIG_NAME}]")
-    ] = None,
+    config: OptionalConfigOption = None,
     servers: ServersOption = DEFAULT_SERVERS,
     topics: Annotated[
         list[str] | None,
@@ -75,8 +71,7 @@ def run(
         ),
     ] = None,
     print_config: Annotated[
-        bool,
-        typer.Option("--print-config", help="With --topic: print the configuration, and end."),
+        bool, typer.Option("--print-config", help="With --topic: print the configuration, and end.")
     ] = False,
     log_format: LogFormatOption = None,
     debug: DebugOption = None,
@@ -118,7 +113,10 @@ def run(
     if config is not None:
         raise typer.BadParameter("give either --config or --topic")
     start = QuickStart(tuple(dict.fromkeys(topics)), options)
-    _validate_quick_start(start)
+    try:
+        start.load({})  # the command line alone, so that an error in it is one of usage
+    except ConfigError as exc:
+        raise typer.BadParameter(exc.problems[0].split(": ", 1)[-1]) from None
     if print_config:
         typer.echo(start.to_yaml(start.load()), nl=False)
         return
@@ -131,27 +129,15 @@ def _choose_loader(config: Path | None, options: Mapping[str, Any]) -> Callable[
         from gateway.config import load
 
         return partial(load, file, options=options)
-    if _has_kafka_variable(os.environ):
+    if any(
+        value and (name.startswith("GATEWAY_KAFKA__") or name in SERVERS_VARIABLES)
+        for name, value in os.environ.items()
+    ):
         from gateway.config import loads
 
         return partial(loads, "{}", name="the environment", options=options, with_variables=True)
     start = f"`gateway run --servers {DEFAULT_SERVERS} --topic orders` needs none"
     raise typer.BadParameter(f"{MISSING_CONFIG_MESSAGE}, and {start}")
-
-
-def _has_kafka_variable(environ: Mapping[str, str]) -> bool:
-    return any(
-        value and (name.startswith("GATEWAY_KAFKA__") or name in SERVERS_VARIABLES)
-        for name, value in environ.items()
-    )
-
-
-def _validate_quick_start(start: QuickStart) -> None:
-    """Check the values of the command line alone, so that an error in them is one of usage."""
-    try:
-        start.load({})
-    except ConfigError as exc:
-        raise typer.BadParameter(exc.problems[0].split(": ", 1)[-1]) from None
 
 
 def _serve(
@@ -164,7 +150,10 @@ def _serve(
 
     from .sidecar import create_sidecar
 
-    with _write_pid_file(pid_file):
+    with ExitStack() as stack:
+        if pid_file is not None:
+            replace_file(pid_file, f"{os.getpid()}\n")
+            stack.callback(remove_file, pid_file)
         settings = load_settings()
         if start is not None:
             if DEFAULT_CONFIG_FILE.is_file():
@@ -179,15 +168,3 @@ def _serve(
         )
     if status:
         raise typer.Exit(status)
-
-
-@contextmanager
-def _write_pid_file(path: Path | None) -> Iterator[None]:
-    if path is None:
-        yield
-        return
-    replace_file(path, f"{os.getpid()}\n")
-    try:
-        yield
-    finally:
-        remove_file(path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ from .options import (
     LogFormatOption,
     PortOption,
     begin_log,
+    build_file_option,
 )
 
 if TYPE_CHECKING:
@@ -53,10 +55,6 @@ def create_sidecar(
         documents=lambda: hub.document_locks,
         client_memory=gateway.hubs.client_memory,
     )
-
-
-def create_standalone_sidecar(gateway: Gateway, guards: Guards) -> SidecarApplication | None:
-    return create_sidecar(gateway, guards, standalone=True)
 
 
 GRANTED_SCOPE_KEY = "gateway.sidecar.granted"  # in the ASGI scope: what the guards granted
@@ -111,10 +109,8 @@ def sidecar(
     config: ConfigFileOption,
     values: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
+        build_file_option(
+            "--values",
             help="YAML that overrides options, such as `kafka-producer.keyFormat: json`.",
         ),
     ] = None,
@@ -145,20 +141,17 @@ def sidecar(
     begin_log(log_format, config)
 
     def load_settings() -> Settings:
-        return build_standalone_settings(load(config, values=values, options=options), str(config))
+        settings = load(config, values=values, options=options)
+        if settings.sidecar is None:
+            what = "there is no section sidecar; add one, such as `sidecar: {producer: {}}`"
+            raise ConfigError([f"{config}:1:1: {what}"])
+        return settings.model_copy(update={"routes": ()})
 
     status = serve(
         load_settings(),
         debug=set(debug or ()),
         load=load_settings,
-        co_hosted_app_factory=create_standalone_sidecar,
+        co_hosted_app_factory=partial(create_sidecar, standalone=True),
     )
     if status:
         raise typer.Exit(status)
-
-
-def build_standalone_settings(settings: Settings, filename: str) -> Settings:
-    if settings.sidecar is None:
-        what = "there is no section sidecar; add one, such as `sidecar: {producer: {}}`"
-        raise ConfigError([f"{filename}:1:1: {what}"])
-    return settings.model_copy(update={"routes": ()})

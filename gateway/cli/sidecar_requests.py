@@ -15,7 +15,7 @@ import typer
 from gateway.errors import GatewayError
 
 from .commands import EXIT_FAILURE, format_exit_codes
-from .output import escape_controls, show_progress
+from .output import escape_controls, format_value, show_progress
 
 if TYPE_CHECKING:
     import httpx
@@ -138,12 +138,8 @@ def show(
     if as_json:
         typer.echo(response.text)
         return
-    letters = response.json()
-    for letter in letters:
-        for line in _iter_lines(letter):
-            typer.echo(line)
-    if not letters:
-        typer.echo(f"{topic}: no dead letters of {group} wait")
+    lines = [line for letter in response.json() for line in _iter_lines(letter)]
+    typer.echo("\n".join(lines) or f"{topic}: no dead letters of {group} wait")
 
 
 @dlq.command(epilog=format_exit_codes("failure or a record that failed again", reads_config=False))
@@ -254,8 +250,7 @@ def _iter_lines(letter: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _format_value(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = escape_controls(text)
+    text = format_value(value)
     more = f"... ({len(text)} characters)" if len(text) > MAX_VALUE_CHARS else ""
     return text[:MAX_VALUE_CHARS] + more
 
@@ -263,9 +258,7 @@ def _format_value(value: Any) -> str:
 POLL_INTERVAL_S = 0.5  # seconds between two requests for the state of a running replay
 
 replay = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog=format_exit_codes(reads_config=False),
+    no_args_is_help=True, rich_markup_mode=None, epilog=format_exit_codes(reads_config=False)
 )
 
 IdArgument = Annotated[
@@ -354,9 +347,7 @@ def start(
 
 @replay.command("list", epilog=format_exit_codes(reads_config=False))
 def list_(
-    as_json: JsonOption = False,
-    url: UrlOption = DEFAULT_URL,
-    token: TokenOption = None,
+    as_json: JsonOption = False, url: UrlOption = DEFAULT_URL, token: TokenOption = None
 ) -> None:
     """List all replays, oldest first. Those that ended are kept for seven days.
 
@@ -368,11 +359,7 @@ def list_(
     if as_json:
         typer.echo(response.text)
         return
-    replays = response.json()
-    for each in replays:
-        typer.echo(_format_status(each))
-    if not replays:
-        typer.echo("no replays")
+    typer.echo("\n".join(map(_format_status, response.json())) or "no replays")
 
 
 @replay.command("show", epilog=format_exit_codes(reads_config=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,11 +147,41 @@ class GuardPreset(StrEnum):
     INLINE = "inline"
 
 
-_MECHANISMS = {
-    SecurityPreset.SASL_PLAIN: "plain",
-    SecurityPreset.SCRAM_256: "scram-sha-256",
-    SecurityPreset.SCRAM_512: "scram-sha-512",
+_TLS = """\
+  security:
+    tls:
+      ca: ${env.KAFKA_CA:}    # a PEM file, if the authority is not a public one
+"""
+_LOGIN = f"""{_TLS}\
+    sasl:
+      mechanism: MECHANISM
+      username: ${{env.KAFKA_USERNAME}}
+      password: ${{env.KAFKA_PASSWORD}}
+"""
+_SECURITY = {
+    SecurityPreset.NONE: "",
+    SecurityPreset.TLS: _TLS,
+    SecurityPreset.SASL_PLAIN: _LOGIN.replace("MECHANISM", "plain"),
+    SecurityPreset.SCRAM_256: _LOGIN.replace("MECHANISM", "scram-sha-256"),
+    SecurityPreset.SCRAM_512: _LOGIN.replace("MECHANISM", "scram-sha-512"),
+    SecurityPreset.OAUTH: f"""{_TLS}\
+    sasl:
+      mechanism: oauthbearer
+      tokenUrl: ${{env.KAFKA_TOKEN_URL}}
+      clientId: ${{env.KAFKA_CLIENT_ID}}
+      clientSecret: ${{env.KAFKA_CLIENT_SECRET}}
+""",
+    SecurityPreset.MTLS: f"""{_TLS}\
+      certificate: ${{env.KAFKA_CERTIFICATE}}    # PEM files
+      key: ${{env.KAFKA_KEY}}
+""",
 }
+_INLINE_GUARD = """\
+    type: inline    # for development only; use jwt or http for users
+    users:
+      developer:
+        token: ${env.DEV_TOKEN}    # sent as Authorization: Bearer TOKEN
+"""
 
 
 @dataclass(frozen=True)
@@ -167,92 +198,52 @@ class StarterConfig:
     @property
     def variables(self) -> Sequence[str]:
         """The environment variables that must be set; the `optional_variables` may be."""
-        kafka = {
-            SecurityPreset.NONE: (),
-            SecurityPreset.TLS: (),
-            SecurityPreset.OAUTH: ("KAFKA_TOKEN_URL", "KAFKA_CLIENT_ID", "KAFKA_CLIENT_SECRET"),
-            SecurityPreset.MTLS: ("KAFKA_CERTIFICATE", "KAFKA_KEY"),
-        }.get(self.security, ("KAFKA_USERNAME", "KAFKA_PASSWORD"))
-        return (*kafka, *(("DEV_TOKEN",) if self.guard is GuardPreset.INLINE else ()))
+        return re.findall(r"\$\{env\.(\w+)\}", self.to_yaml())
 
     @property
     def optional_variables(self) -> Sequence[str]:
-        return () if self.security is SecurityPreset.NONE else ("KAFKA_CA",)
+        return re.findall(r"\$\{env\.(\w+):\}", self.to_yaml())
 
     def to_yaml(self) -> str:
-        lines = [
-            SCHEMA_MODELINE,
-            SCHEMA_HINT,
-            "# Check it with `gateway check --cluster`, and start it with `gateway run`.",
-            "",
-            *self._iter_listen_lines(),
-            "",
-            *self._iter_kafka_lines(),
-            *self._iter_guard_lines(),
-            "",
-            *self._iter_route_lines(),
-        ]
-        return "\n".join(lines) + "\n"
+        origins = f"""\
+  access-control:    # pages of these origins may connect
+    policy: cross-origin
+    allow:
+      origins: [{", ".join(map(format_text, self.origins))}]
+"""
+        return f"""\
+{SCHEMA_MODELINE}
+{SCHEMA_HINT}
+# Check it with `gateway check --cluster`, and start it with `gateway run`.
+
+listen:
+  host: 127.0.0.1    # 0.0.0.0 lets other machines connect, as in a container
+  port: {self.port}
+{origins if self.origins else ""}
+{self.to_kafka_yaml()}{self._format_guard()}
+routes:
+{"".join(map(self._format_route, self.topics))}"""
 
     def to_kafka_yaml(self) -> str:
-        return "\n".join(self._iter_kafka_lines()) + "\n"
+        names = "".join(f"    - name: {format_text(topic)}\n" for topic in self.topics)
+        head = "  topics:    # what routes may read; add `value: {model: json}` to check values\n"
+        return (
+            f"kafka:\n  servers: {format_text(self.servers)}\n{_SECURITY[self.security]}"
+            f"{head if names else ''}{names}"
+        )
 
-    def _iter_listen_lines(self) -> Iterator[str]:
-        yield "listen:"
-        yield "  host: 127.0.0.1    # 0.0.0.0 lets other machines connect, as in a container"
-        yield f"  port: {self.port}"
-        if self.origins:
-            yield "  access-control:    # pages of these origins may connect"
-            yield "    policy: cross-origin"
-            yield "    allow:"
-            yield f"      origins: [{', '.join(map(format_text, self.origins))}]"
-
-    def _iter_kafka_lines(self) -> Iterator[str]:
-        yield "kafka:"
-        yield f"  servers: {format_text(self.servers)}"
-        if self.security is not SecurityPreset.NONE:
-            yield "  security:"
-            yield "    tls:"
-            yield "      ca: ${env.KAFKA_CA:}    # a PEM file, if the authority is not a public one"
-        if self.security is SecurityPreset.MTLS:
-            yield "      certificate: ${env.KAFKA_CERTIFICATE}    # PEM files"
-            yield "      key: ${env.KAFKA_KEY}"
-        elif self.security is SecurityPreset.OAUTH:
-            yield "    sasl:"
-            yield "      mechanism: oauthbearer"
-            yield "      tokenUrl: ${env.KAFKA_TOKEN_URL}"
-            yield "      clientId: ${env.KAFKA_CLIENT_ID}"
-            yield "      clientSecret: ${env.KAFKA_CLIENT_SECRET}"
-        elif self.security in _MECHANISMS:
-            yield "    sasl:"
-            yield f"      mechanism: {_MECHANISMS[self.security]}"
-            yield "      username: ${env.KAFKA_USERNAME}"
-            yield "      password: ${env.KAFKA_PASSWORD}"
-        if self.topics:
-            yield "  topics:    # what routes may read; add `value: {model: json}` to check values"
-        for topic in self.topics:
-            yield f"    - name: {format_text(topic)}"
-
-    def _iter_guard_lines(self) -> Iterator[str]:
+    def _format_guard(self) -> str:
         if self.guard is GuardPreset.NONE:
-            return
-        yield ""
-        yield "guards:"
-        yield f"  {GUARD_NAME}:"
-        if self.guard is GuardPreset.JWT:
-            yield "    type: jwt"
-            yield f"    issuer: {format_text(self.issuer)}    # its keys are discovered"
-            yield f"    audience: {format_text(self.audience)}"
-            return
-        yield "    type: inline    # for development only; use jwt or http for users"
-        yield "    users:"
-        yield "      developer:"
-        yield "        token: ${env.DEV_TOKEN}    # sent as Authorization: Bearer TOKEN"
+            return ""
+        jwt = f"""\
+    type: jwt
+    issuer: {format_text(self.issuer)}    # its keys are discovered
+    audience: {format_text(self.audience)}
+"""
+        options = jwt if self.guard is GuardPreset.JWT else _INLINE_GUARD
+        return f"\nguards:\n  {GUARD_NAME}:\n{options}"
 
-    def _iter_route_lines(self) -> Iterator[str]:
-        yield "routes:"
-        for topic in self.topics:
-            yield f"  - path: {format_text(build_stream_path(topic))}"
-            yield f"    topic: {format_text(topic)}"
-            if self.guard is not GuardPreset.NONE:
-                yield f"    guarded: [{GUARD_NAME}]"
+    def _format_route(self, topic: str) -> str:
+        path = format_text(build_stream_path(topic))
+        guarded = "" if self.guard is GuardPreset.NONE else f"    guarded: [{GUARD_NAME}]\n"
+        return f"  - path: {path}\n    topic: {format_text(topic)}\n{guarded}"

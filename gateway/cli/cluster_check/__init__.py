@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import chain
 
 from gateway.config import Settings
 
@@ -36,18 +37,14 @@ def check_cluster(
 async def _run_checks(
     settings: Settings, steps: CheckProgress, front: FrontAddress | None
 ) -> list[Finding]:
-    names = list(settings.clusters)
-    kafka_checks = asyncio.gather(*(_check_one_cluster(settings, name, steps) for name in names))
-    front_check = asyncio.ensure_future(_check_front(settings, steps, front))
-    others = await asyncio.gather(*iter_checks(settings, steps))
-    kafka_findings = [finding for some in await kafka_checks for finding in some]
-    return [*kafka_findings, *others, *await front_check, *check_certificates(settings)]
-
-
-async def _check_front(
-    settings: Settings, steps: CheckProgress, front: FrontAddress | None
-) -> list[Finding]:
-    return [] if front is None else await check_front(front, settings, steps)
+    clusters = [_check_one_cluster(settings, name, steps) for name in settings.clusters]
+    fronts = [] if front is None else [check_front(front, settings, steps)]
+    kafka, others, proxies = await asyncio.gather(
+        asyncio.gather(*clusters),
+        asyncio.gather(*iter_checks(settings, steps)),
+        asyncio.gather(*fronts),
+    )
+    return [*chain(*kafka, others, *proxies), *check_certificates(settings)]
 
 
 async def _check_one_cluster(settings: Settings, name: str, steps: CheckProgress) -> list[Finding]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
+from gateway.cli.output import format_count
 from gateway.config import Kafka
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import TopicPartition
@@ -105,24 +107,21 @@ class _ClusterCheck:
         with self._steps.track(name):
             try:
                 async with asyncio.timeout(BROKER_TIMEOUT_S):
-                    response = await self._send_metadata_request(
-                        node, MetadataRequest(topics, include_operations=True)
-                    )
+                    response = await self._request_metadata(node, topics)
             except TimeoutError:
-                return ServerCheck(
-                    name, server, None, f"gave no answer within {BROKER_TIMEOUT_S:g} s"
-                )
+                reason = f"gave no answer within {BROKER_TIMEOUT_S:g} s"
             except KafkaError as exc:
                 # The finding's subject names the server already.
                 subject = self.connections.describe_broker(node)
-                return ServerCheck(name, server, None, str(exc).removeprefix(subject).strip())
-        if not response.brokers:
-            return ServerCheck(
-                name, server, None, "knows no brokers yet: it is starting; try again"
-            )
-        return ServerCheck(name, server, response)
+                reason = str(exc).removeprefix(subject).strip()
+            else:
+                if response.brokers:
+                    return ServerCheck(name, server, response)
+                reason = "knows no brokers yet: it is starting; try again"
+        return ServerCheck(name, server, None, reason)
 
-    async def _send_metadata_request(self, node: int, request: MetadataRequest) -> MetadataResponse:
+    async def _request_metadata(self, node: int, topics: Sequence[str] | None) -> MetadataResponse:
+        request = MetadataRequest(topics, include_operations=True)
         return await self.connections.send(node, ConnectionRole.CONTROL, request)
 
     async def _check_brokers(self, brokers: Iterable[BrokerMetadata]) -> list[Finding]:
@@ -130,7 +129,12 @@ class _ClusterCheck:
         checks = await asyncio.gather(
             *(self._check_server(each.node, (each.host, each.port), ()) for each in by_id)
         )
-        return [_report_broker(check) for check in checks]
+        return [
+            failure(check.name, check.failure)
+            if check.metadata is None
+            else ok(check.name, "answers")
+            for check in checks
+        ]
 
     async def _check_topics(
         self,
@@ -152,15 +156,9 @@ class _ClusterCheck:
     async def _fetch_all_topics(self) -> Mapping[str, TopicMetadata]:
         with self._steps.track("all topics"):
             for node in (-1 - n for n in range(len(self._servers))):
-                try:
+                with suppress(KafkaError, TimeoutError):
                     async with asyncio.timeout(BROKER_TIMEOUT_S):
-                        return (
-                            await self._send_metadata_request(
-                                node, MetadataRequest(None, include_operations=True)
-                            )
-                        ).topics
-                except (KafkaError, TimeoutError):
-                    continue
+                        return (await self._request_metadata(node, None)).topics
         return {}
 
     async def _can_read(self, topic: TopicMetadata | None) -> bool | None:
@@ -186,15 +184,13 @@ class _ClusterCheck:
         self, node: int, tp: TopicPartition, topic_id: UUID | None
     ) -> int | None:
         targets = {tp: FetchTarget(_OFFSET_BEYOND_END, topic_id=topic_id)}
-        try:
+        with suppress(KafkaError, TimeoutError):
             async with asyncio.timeout(BROKER_TIMEOUT_S):
                 connection = await self.connections.connect(node, ConnectionRole.CATCHUP)
-                responses = await fetch(
-                    self.connections, connection, targets, FetchLimits(max_wait=0.0)
-                )
-        except (KafkaError, TimeoutError):
-            return None
-        return responses[tp].error_code
+                limits = FetchLimits(max_wait=0.0)
+                responses = await fetch(self.connections, connection, targets, limits)
+                return responses[tp].error_code
+        return None
 
 
 def _find_topic(name: str, responses: Iterable[MetadataResponse]) -> TopicMetadata | None:
@@ -209,7 +205,7 @@ def _find_topic(name: str, responses: Iterable[MetadataResponse]) -> TopicMetada
 def _report_servers(
     checks: Sequence[ServerCheck], brokers: Collection[BrokerMetadata]
 ) -> list[Finding]:
-    """Report the configured servers, except those that `_report_broker` reports."""
+    """Report the configured servers, except the brokers, which `_check_brokers` reports."""
     findings: list[Finding] = []
     addresses = {(broker.host, broker.port) for broker in brokers}
     clusters = {check.metadata.cluster_id for check in checks if check.metadata is not None}
@@ -219,16 +215,10 @@ def _report_servers(
         if check.metadata is None:
             findings.append(warning(check.name, f"{check.failure}; other servers answer"))
         else:
-            count = len(check.metadata.brokers)
-            findings.append(ok(check.name, f"names {count} broker{'s' * (count > 1)}"))
+            count = format_count(len(check.metadata.brokers), "broker")
+            findings.append(ok(check.name, f"names {count}"))
     if len(clusters) > 1:
         what = f"they belong to {len(clusters)} clusters"
         ids = ", ".join(sorted(map(str, clusters)))
         findings.append(failure("servers", f"{what} ({ids}); list the servers of one cluster"))
     return findings
-
-
-def _report_broker(check: ServerCheck) -> Finding:
-    if check.metadata is None:
-        return failure(check.name, check.failure)
-    return ok(check.name, "answers")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import NamedTuple
@@ -32,6 +32,14 @@ def failure(subject: str, detail: str) -> Finding:
     return Finding(FindingState.FAILS, subject, detail)
 
 
+class CheckError(Exception):
+    """Something is wrong; the message says what, and what to do."""
+
+    def __init__(self, message: str, state: FindingState = FindingState.FAILS) -> None:
+        super().__init__(message)
+        self.state = state
+
+
 class CheckProgress:
     def __init__(self, on_change: Callable[[CheckProgress], None] | None = None) -> None:
         self.started = 0
@@ -58,3 +66,12 @@ class CheckProgress:
     def _notify(self) -> None:
         if self._on_change is not None:
             self._on_change(self)
+
+
+async def judge(subject: str, place: str, check: Awaitable[str], steps: CheckProgress) -> Finding:
+    """Report a check, which returns what is well."""
+    with steps.track(f"{subject} {place}"):
+        try:
+            return ok(subject, await check)
+        except CheckError as exc:
+            return Finding(exc.state, subject, str(exc))

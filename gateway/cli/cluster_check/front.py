@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, urlsplit
 
 import httpx
 from websockets import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI, Origin
@@ -27,7 +28,7 @@ from gateway.config import Settings
 from gateway.config.types.address import create_trusting_context
 from gateway.web.http.asgi_middleware import TrustedProxies
 
-from .finding import CheckProgress, Finding, failure, ok, warning
+from .finding import CheckError, CheckProgress, Finding, FindingState, failure, judge
 
 PROBE_PATH = "/health/front"
 WEBSOCKET_PATH = "/ws"
@@ -46,10 +47,6 @@ SENT_HEADERS = {
     "idempotency-key": "check-of-the-proxy",
     "last-event-id": "check-of-the-proxy",
 }
-
-
-class FrontError(Exception):
-    """A response through the proxy is not the gateway's; the message describes it."""
 
 
 @dataclass(frozen=True)
@@ -86,26 +83,27 @@ class FrontAddress(NamedTuple):
     idle_s: float | None = None
 
 
+@dataclass(frozen=True)
 class Front:
-    def __init__(
-        self,
-        url: str,
-        ca: Path | None,
-        proxies: TrustedProxies,
-        idle_s: float,
-        websocket_idle_s: float,
-    ) -> None:
-        self.proxies = proxies
-        self.url = url.rstrip("/")
-        self.idle_s = idle_s
-        self.websocket_idle_s = websocket_idle_s
-        self._parts = urlsplit(self.url)
-        self._is_secure = self._parts.scheme == "https"
-        self._tls = create_trusting_context(ca)
+    """The proxy, and how long idle streams and WebSockets through it must last."""
+
+    url: str
+    tls: ssl.SSLContext
+    proxies: TrustedProxies
+    idle_s: float
+    websocket_idle_s: float
+
+    @property
+    def parts(self) -> SplitResult:
+        return urlsplit(self.url)
+
+    @property
+    def is_secure(self) -> bool:
+        return self.parts.scheme == "https"
 
     @property
     def origin(self) -> str:
-        return f"{self._parts.scheme}://{self._parts.netloc}"
+        return f"{self.parts.scheme}://{self.parts.netloc}"
 
     async def probe(
         self,
@@ -117,7 +115,7 @@ class Front:
         """Send a request to the probe and read its response to the end.
 
         Raises:
-            FrontError: The response is not the gateway's.
+            CheckError: The response is not the gateway's.
         """
         parameters = {"silence": f"{silence_s:g}"} | ({"lastEventId": position} if position else {})
         sent = {"accept": "text/event-stream", "accept-encoding": "identity", **(headers or {})}
@@ -140,14 +138,14 @@ class Front:
             except (httpx.TransportError, TimeoutError):
                 pass  # cut off, or endless
             except zlib.error:
-                raise FrontError(
+                raise CheckError(
                     f"{self.url}{PROBE_PATH} answers with Content-Encoding: gzip, and what it "
                     "sends is not; have the proxy leave responses as they are"
                 ) from None
             ended_at = loop.time()
         report = _parse_report(text)
         if report is None or first_at is None:
-            raise FrontError(
+            raise CheckError(
                 f"{self.url}{PROBE_PATH} answers {response.status_code}, but not with what the "
                 f"gateway sends ({coding}); correct the URL, or look at what the proxy answers"
             )
@@ -156,12 +154,12 @@ class Front:
 
     async def select_protocol(self) -> str | None:
         """Return the protocol that the proxy selects by ALPN for a client of HTTP/2 and 1.1."""
-        if not self._is_secure:
+        if not self.is_secure:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_alpn_protocols(["h2", "http/1.1"])
-        host, port = self._parts.hostname, self._parts.port or 443
+        host, port = self.parts.hostname, self.parts.port or 443
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host, port, ssl=context)
         selected: str | None = writer.get_extra_info("ssl_object").selected_alpn_protocol()
@@ -171,14 +169,11 @@ class Front:
     async def hold_websocket(self) -> float | None:
         """Open an idle WebSocket; return the seconds until it was cut, or None if it lasted."""
         loop = asyncio.get_running_loop()
-        scheme = "wss" if self._is_secure else "ws"
-        address = self._parts._replace(
-            scheme=scheme, path=self._parts.path + WEBSOCKET_PATH
-        ).geturl()
+        scheme = "wss" if self.is_secure else "ws"
         async with connect(
-            address,
+            f"{scheme}://{self.parts.netloc}{self.parts.path}{WEBSOCKET_PATH}",
             origin=Origin(self.origin),
-            ssl=self._tls if self._is_secure else None,
+            ssl=self.tls if self.is_secure else None,
             proxy=None,
             open_timeout=REQUEST_TIMEOUT_S,
             ping_interval=None,
@@ -200,7 +195,7 @@ class Front:
     ) -> AsyncIterator[httpx.Response]:
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=silence_s + REQUEST_TIMEOUT_S)
         # With an explicit transport, httpx ignores the proxies of the environment.
-        transport = httpx.AsyncHTTPTransport(verify=self._tls)
+        transport = httpx.AsyncHTTPTransport(verify=self.tls)
         url = self.url + PROBE_PATH
         try:
             async with (
@@ -208,15 +203,23 @@ class Front:
                 http.stream("GET", url, params=parameters, headers=headers) as response,
             ):
                 if response.status_code != 200:
-                    raise FrontError(await _describe_refusal(url, response))
+                    raise CheckError(await _describe_refusal(url, response))
                 yield response
         except httpx.TimeoutException:
-            raise FrontError(f"{url} does not answer within {timeout.read:g} s") from None
+            raise CheckError(f"{url} does not answer within {timeout.read:g} s") from None
         except (httpx.TransportError, httpx.InvalidURL) as exc:
             hint = (
                 "; name who signed its certificate with --ca" if "CERTIFICATE" in str(exc) else ""
             )
-            raise FrontError(f"{url} cannot be reached: {exc}{hint}") from None
+            raise CheckError(f"{url} cannot be reached: {exc}{hint}") from None
+
+
+_REFUSALS = {
+    404: "; correct the URL, or set listen.probe: true in the gateway",
+    421: ": the gateway does not know the name in Host; list it in listen.hosts, and have the "
+    "proxy pass Host on",
+    **dict.fromkeys((502, 503, 504), "; the proxy does not reach a gateway"),
+}
 
 
 async def _describe_refusal(url: str, response: httpx.Response) -> str:
@@ -224,15 +227,8 @@ async def _describe_refusal(url: str, response: httpx.Response) -> str:
     status = f"{url} answers {response.status_code}"
     if response.has_redirect_location:
         return f"{status}, to {response.headers['location']}; give that URL"
-    if response.status_code == 404:
-        return f"{status}; correct the URL, or set listen.probe: true in the gateway"
-    if response.status_code == 421:
-        return (
-            f"{status}: the gateway does not know the name in Host; list it in listen.hosts, and "
-            "have the proxy pass Host on"
-        )
-    if response.status_code in (502, 503, 504):
-        return f"{status}; the proxy does not reach a gateway"
+    if response.status_code in _REFUSALS:
+        return status + _REFUSALS[response.status_code]
     try:
         detail = f": {response.json()['detail']}"
     except (ValueError, KeyError, TypeError):
@@ -241,12 +237,10 @@ async def _describe_refusal(url: str, response: httpx.Response) -> str:
 
 
 def _parse_report(text: bytes) -> Mapping[str, Any] | None:
-    lines = text.partition(b"\n\n")[0].splitlines()
-    if lines[:1] != [b"event: received"]:
-        return None
+    match = re.match(rb"event: received\r?\ndata: (.*)", text)
     try:
-        report: Mapping[str, Any] = json.loads(lines[1].removeprefix(b"data: "))
-    except (ValueError, IndexError):
+        report: Mapping[str, Any] | None = json.loads(match[1]) if match else None
+    except ValueError:
         return None
     return report
 
@@ -254,224 +248,209 @@ def _parse_report(text: bytes) -> Mapping[str, Any] | None:
 async def check_front(
     address: FrontAddress, settings: Settings, steps: CheckProgress
 ) -> list[Finding]:
-    url, ca, idle_s = address
     heartbeats = [route.stream.heartbeat for route in settings.routes if route.is_stream]
-    longest = max(heartbeats, default=15.0)
-    stream_idle_s = min(longest + IDLE_MARGIN_S, MAX_IDLE_S) if idle_s is None else idle_s
-    websocket_idle_s = PING_INTERVAL_S + IDLE_MARGIN_S if idle_s is None else idle_s
+    longest_s = min(max(heartbeats, default=15.0) + IDLE_MARGIN_S, MAX_IDLE_S)
     listed = settings.listen.forwarded
-    proxies = TrustedProxies(() if listed is False else listed)
-    front = Front(url, ca, proxies, stream_idle_s, websocket_idle_s)
-    with steps.track(f"front at {url}"):
+    front = Front(
+        address.url.rstrip("/"),
+        create_trusting_context(address.ca),
+        TrustedProxies(() if listed is False else listed),
+        longest_s if address.idle_s is None else address.idle_s,
+        PING_INTERVAL_S + IDLE_MARGIN_S if address.idle_s is None else address.idle_s,
+    )
+    with steps.track(f"front at {front.url}"):
         try:
             plain = await front.probe(EVENT_INTERVAL_S, SENT_HEADERS)
-        except FrontError as exc:
+        except CheckError as exc:
             return [failure("front", str(exc))]
-    checks: Mapping[str, Coroutine[Any, Any, Finding]] = {
-        "client address": _check_address(front, plain),
-        "compression": _check_compression(front, plain),
-        "Last-Event-ID": _check_position(front, "header"),
-        "lastEventId": _check_position(front, "query"),
-        "idle streams": _check_idle(front),
-        "WebSocket": _check_websocket(front),
-        "HTTP/2": _check_version(front),
-    }
-
-    async def track(name: str, check: Coroutine[Any, Any, Finding]) -> Finding:
-        with steps.track(f"{name} through {url}"):
-            return await check
-
-    others = await asyncio.gather(*(track(name, check) for name, check in checks.items()))
-    return [_judge_interval(plain), _judge_headers(plain), _judge_scheme(front, plain), *others]
+    return await asyncio.gather(
+        *(
+            judge(f"front: {name}", f"through {front.url}", check(front, plain), steps)
+            for name, check in CHECKS.items()
+        )
+    )
 
 
-def _judge_interval(plain: ProbeResult) -> Finding:
-    subject = "front: events at once"
+async def _check_interval(front: Front, plain: ProbeResult) -> str:
     if plain.interval_s is None:
-        return failure(
-            subject,
+        raise CheckError(
             f"the proxy cut a stream {plain.duration_s:.1f} s after its first event; raise its "
-            "timeouts for reading and for whole responses",
+            "timeouts for reading and for whole responses"
         )
     if not plain.is_prompt:
-        return failure(
-            subject,
+        raise CheckError(
             f"the proxy buffers: of two events that were sent {EVENT_INTERVAL_S:g} s apart, the "
             f"first arrived {plain.interval_s:.1f} s before the second; turn buffering off (nginx: "
-            "proxy_buffering off, Caddy: flush_interval -1)",
+            "proxy_buffering off, Caddy: flush_interval -1)"
         )
-    return ok(subject, "an event arrives before the next one is sent")
+    return "an event arrives before the next one is sent"
 
 
-def _judge_headers(plain: ProbeResult) -> Finding:
-    subject = "front: headers"
+async def _check_headers(front: Front, plain: ProbeResult) -> str:
     lengths = plain.report["headers"]
     dropped = [name for name, value in SENT_HEADERS.items() if lengths.get(name, 0) < len(value)]
     if dropped:
-        return failure(
-            subject,
-            f"the proxy drops {', '.join(_title(name) for name in dropped)}; have it pass on all "
-            "headers of requests",
+        raise CheckError(
+            f"the proxy drops {', '.join(map(_title, dropped))}; have it pass on all headers of "
+            "requests"
         )
-    return ok(subject, f"{', '.join(_title(name) for name in SENT_HEADERS)} arrive")
+    return f"{', '.join(map(_title, SENT_HEADERS))} arrive"
 
 
-async def _check_address(front: Front, plain: ProbeResult) -> Finding:
-    subject = "front: client address"
+async def _check_scheme(front: Front, plain: ProbeResult) -> str:
+    scheme, expected = plain.report["scheme"], front.parts.scheme
+    if scheme != expected:
+        raise CheckError(
+            f"the gateway takes {expected} for {scheme}; have the proxy set X-Forwarded-Proto, and "
+            "name it in listen.forwarded"
+        )
+    return f"the gateway knows that clients use {expected}"
+
+
+async def _check_address(front: Front, plain: ProbeResult) -> str:
     address, forwarded = plain.report["address"], plain.report["forwarded"]
     if forwarded == "absent":
-        return failure(
-            subject,
+        raise CheckError(
             f"the proxy hides the client's address: the gateway sees {address} and no "
             "X-Forwarded-For, so all clients share the limits of one address; have the proxy set "
             "the header (nginx: proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for, "
-            "HAProxy: option forwardfor)",
+            "HAProxy: option forwardfor)"
         )
     if forwarded == "ignored":
-        return failure(
-            subject,
+        raise CheckError(
             f"the gateway does not trust the proxy at {address}, so all clients share the limits "
-            f"of one address; set listen.forwarded: [{address}]",
+            f"of one address; set listen.forwarded: [{address}]"
         )
     # From a machine that the gateway trusts as a proxy, what this command claims is to be believed.
     if front.proxies.trusts_all or not front.proxies.is_listed(address):
-        try:
-            claiming = await front.probe(headers={"x-forwarded-for": CLAIMED_ADDRESS})
-        except FrontError as exc:
-            return failure(subject, str(exc))
+        claiming = await front.probe(headers={"x-forwarded-for": CLAIMED_ADDRESS})
         if claiming.report["address"] == CLAIMED_ADDRESS:
-            return failure(
-                subject,
+            raise CheckError(
                 "clients can claim any address: the proxy passes their X-Forwarded-For on as it "
-                "is; have it add the address of the connection",
+                "is; have it add the address of the connection"
             )
-    return ok(subject, f"the gateway sees this client at {address}")
+    return f"the gateway sees this client at {address}"
 
 
-def _judge_scheme(front: Front, plain: ProbeResult) -> Finding:
-    subject, scheme = "front: scheme", plain.report["scheme"]
-    expected = urlsplit(front.url).scheme
-    if scheme != expected:
-        return failure(
-            subject,
-            f"the gateway takes {expected} for {scheme}; have the proxy set X-Forwarded-Proto, and "
-            "name it in listen.forwarded",
-        )
-    return ok(subject, f"the gateway knows that clients use {expected}")
-
-
-async def _check_compression(front: Front, plain: ProbeResult) -> Finding:
-    subject = "front: compression"
-    try:
-        offered = await front.probe(EVENT_INTERVAL_S, {"accept-encoding": "gzip"})
-    except FrontError as exc:
-        return failure(subject, str(exc))
+async def _check_compression(front: Front, plain: ProbeResult) -> str:
+    offered = await front.probe(EVENT_INTERVAL_S, {"accept-encoding": "gzip"})
     own = offered.report["coding"]
     if plain.coding != "identity" or (own == "identity" and offered.coding != "identity"):
-        return failure(
-            subject,
+        raise CheckError(
             "the proxy compresses streams itself, once for each client, and may hold events back "
             "for it; have it leave responses as they are (nginx: gzip off), and pass on "
-            "Accept-Encoding",
+            "Accept-Encoding"
         )
     if own != offered.coding:
-        return failure(
-            subject,
+        raise CheckError(
             f"the gateway sent {own} and {offered.coding} arrived; have the proxy leave "
-            "Content-Encoding as it is",
+            "Content-Encoding as it is"
         )
     if own == "identity":
-        return warning(
-            subject, "Accept-Encoding does not arrive, so streams are sent uncompressed; pass it on"
+        raise CheckError(
+            "Accept-Encoding does not arrive, so streams are sent uncompressed; pass it on",
+            FindingState.WARNING,
         )
     if plain.is_prompt and not offered.is_prompt:
-        return failure(
-            subject, "the proxy holds back events that the gateway compressed; turn buffering off"
+        raise CheckError(
+            "the proxy holds back events that the gateway compressed; turn buffering off"
         )
-    return ok(subject, "streams arrive as the gateway compressed them")
+    return "streams arrive as the gateway compressed them"
 
 
-async def _check_position(front: Front, place: Literal["header", "query"]) -> Finding:
-    subject = f"front: long positions in the {place}"
-    is_header = place == "header"
-    what = "Last-Event-ID" if is_header else "the parameter lastEventId"
+async def _check_header(front: Front, plain: ProbeResult) -> str:
+    probe = front.probe(headers={"last-event-id": LONG_POSITION})
+    return await _check_position("Last-Event-ID", probe, lambda r: r["headers"]["last-event-id"])
+
+
+async def _check_query(front: Front, plain: ProbeResult) -> str:
+    probe = front.probe(position=LONG_POSITION)
+    return await _check_position("the parameter lastEventId", probe, lambda r: r["query"])
+
+
+async def _check_position(
+    what: str, probe: Awaitable[ProbeResult], get_length: Callable[[Mapping[str, Any]], int]
+) -> str:
     try:
-        result = await front.probe(
-            headers={"last-event-id": LONG_POSITION} if is_header else None,
-            position="" if is_header else LONG_POSITION,
-        )
-    except FrontError as exc:
-        return failure(
-            subject,
+        received = get_length((await probe).report)
+    except CheckError as exc:
+        raise CheckError(
             f"the proxy caps the size of request heads: with 12 KB in {what}, {exc}; allow 64 KB "
-            "(nginx: large_client_header_buffers 4 64k, HAProxy: tune.bufsize 65536)",
-        )
-    received = result.report["headers"]["last-event-id"] if is_header else result.report["query"]
+            "(nginx: large_client_header_buffers 4 64k, HAProxy: tune.bufsize 65536)"
+        ) from None
     if received != len(LONG_POSITION):
-        return failure(subject, f"of 12 KB in {what}, {received} bytes arrive; allow 64 KB")
-    return ok(subject, f"12 KB in {what} arrive")
+        raise CheckError(f"of 12 KB in {what}, {received} bytes arrive; allow 64 KB")
+    return f"12 KB in {what} arrive"
 
 
-async def _check_idle(front: Front) -> Finding:
-    subject = "front: idle streams"
+async def _check_idle(front: Front, plain: ProbeResult) -> str:
     try:
         result = await front.probe(front.idle_s)
-    except FrontError as exc:
-        return failure(subject, f"after {front.idle_s:g} s without an event, {exc}")
+    except CheckError as exc:
+        raise CheckError(f"after {front.idle_s:g} s without an event, {exc}") from None
     if result.interval_s is None:
-        return failure(
-            subject,
+        raise CheckError(
             f"the proxy cuts idle streams: after {result.duration_s:.1f} s without an event; its "
             f"timeout must exceed the heartbeat of the routes, {front.idle_s:g} s with a margin "
-            "(nginx: proxy_read_timeout 60s, HAProxy: timeout server 60s)",
+            "(nginx: proxy_read_timeout 60s, HAProxy: timeout server 60s)"
         )
-    return ok(subject, f"a stream without events lasts {front.idle_s:g} s")
+    return f"a stream without events lasts {front.idle_s:g} s"
 
 
-async def _check_websocket(front: Front) -> Finding:
-    subject = "front: WebSocket"
+async def _check_websocket(front: Front, plain: ProbeResult) -> str:
     try:
         cut_after_s = await front.hold_websocket()
     except InvalidStatus as exc:
         status = exc.response.status_code
         is_answer_of_gateway = "problem+json" in exc.response.headers.get("content-type", "")
         if status in (401, 503) and is_answer_of_gateway:
-            return ok(subject, f"upgrades reach the gateway, which answers {status}")
+            return f"upgrades reach the gateway, which answers {status}"
         if status == 403 and is_answer_of_gateway:
-            return failure(
-                subject,
+            raise CheckError(
                 f"the gateway refuses pages of {front.origin}: the proxy does not pass on Host "
-                "with its port (nginx: proxy_set_header Host $http_host)",
-            )
-        return failure(
-            subject,
+                "with its port (nginx: proxy_set_header Host $http_host)"
+            ) from None
+        raise CheckError(
             f"the proxy blocks WebSockets: an upgrade is answered with {status}; have it pass on "
-            "Upgrade and Connection (nginx: proxy_set_header Upgrade $http_upgrade)",
-        )
+            "Upgrade and Connection (nginx: proxy_set_header Upgrade $http_upgrade)"
+        ) from None
     except (InvalidHandshake, InvalidURI, OSError, TimeoutError, EOFError) as exc:
-        return failure(subject, f"the proxy blocks WebSockets: {exc or type(exc).__name__}")
+        raise CheckError(f"the proxy blocks WebSockets: {exc or type(exc).__name__}") from None
     if cut_after_s is not None:
-        return failure(
-            subject,
+        raise CheckError(
             f"the proxy cuts idle WebSockets: after {cut_after_s:.1f} s; its timeout must exceed "
-            f"the {PING_INTERVAL_S:g} s between pings (HAProxy: timeout tunnel 60s)",
+            f"the {PING_INTERVAL_S:g} s between pings (HAProxy: timeout tunnel 60s)"
         )
-    return ok(subject, f"upgrades pass, and an idle one lasts {front.websocket_idle_s:g} s")
+    return f"upgrades pass, and an idle one lasts {front.websocket_idle_s:g} s"
 
 
-async def _check_version(front: Front) -> Finding:
-    subject = "front: HTTP/2"
+async def _check_version(front: Front, plain: ProbeResult) -> str:
     try:
         selected = await front.select_protocol()
     except (OSError, TimeoutError) as exc:
-        return failure(subject, f"TLS: {exc or 'it does not answer'}")
-    if selected == "h2":
-        return ok(subject, "all streams of a browser share one connection")
-    return warning(
-        subject,
-        "browsers get HTTP/1.1, and open six streams at most; offer HTTP/2 over TLS (nginx: listen "
-        "443 ssl http2, HAProxy: alpn h2,http/1.1)",
-    )
+        raise CheckError(f"TLS: {exc or 'it does not answer'}") from None
+    if selected != "h2":
+        raise CheckError(
+            "browsers get HTTP/1.1, and open six streams at most; offer HTTP/2 over TLS (nginx: "
+            "listen 443 ssl http2, HAProxy: alpn h2,http/1.1)",
+            FindingState.WARNING,
+        )
+    return "all streams of a browser share one connection"
+
+
+CHECKS: Mapping[str, Callable[[Front, ProbeResult], Awaitable[str]]] = {
+    "events at once": _check_interval,
+    "headers": _check_headers,
+    "scheme": _check_scheme,
+    "client address": _check_address,
+    "compression": _check_compression,
+    "long positions in the header": _check_header,
+    "long positions in the query": _check_query,
+    "idle streams": _check_idle,
+    "WebSocket": _check_websocket,
+    "HTTP/2": _check_version,
+}
+"""What the findings are about. Each check returns what is well; `CheckError` has the others."""
 
 
 def _title(name: str) -> str:

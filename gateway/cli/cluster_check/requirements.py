@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gateway.cli.output import format_count, format_list
 from gateway.config import Kafka, Route, Settings
 from gateway.config.source.substitution import suggest
 from gateway.core.channel.filters import is_glob, matches_glob
@@ -12,8 +13,6 @@ from gateway.core.error_code import ErrorCode
 from gateway.kafka.protocol.requests import TopicMetadata, TopicOperation
 
 from .finding import Finding, FindingState, ok, warning
-
-MAX_LISTED_NAMES = 5  # names in one finding
 
 
 class TopicRequirement(NamedTuple):
@@ -108,8 +107,7 @@ def check_topic(
     if not problems:
         both = "read and written" if requirement.write else "read"
         rights = both if requirement.read else "written"
-        count = len(metadata.partitions)
-        yield ok(subject, f"{count} partition{'s' * (count > 1)}, may be {rights}")
+        yield ok(subject, f"{format_count(len(metadata.partitions), 'partition')}, may be {rights}")
 
 
 def _iter_problems(
@@ -134,7 +132,7 @@ def _iter_problems(
         number for number, partition in metadata.partitions.items() if partition.leader < 0
     )
     if leaderless:
-        which = f"partition{'s' * (len(leaderless) > 1)} {_join_names(map(str, leaderless))}"
+        which = f"partition{'s' * (len(leaderless) > 1)} {format_list(map(str, leaderless))}"
         yield (
             FindingState.WARNING,
             f"{which} of {len(metadata.partitions)} without a leader; look at the brokers",
@@ -153,12 +151,6 @@ def check_pattern(pattern: TopicPattern, topics: Mapping[str, TopicMetadata]) ->
     if not matching:
         return warning(subject, "no topic matches it yet")
     if denied:
-        what = f"{len(denied)} of {len(matching)} topics may not be read: {_join_names(denied)}"
+        what = f"{len(denied)} of {len(matching)} topics may not be read: {format_list(denied)}"
         return warning(subject, f"{what}; allow the gateway READ on them")
     return ok(subject, f"{len(matching)} topic{'s' * (len(matching) > 1)}, may be read")
-
-
-def _join_names(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = ", ..." if len(listed) > MAX_LISTED_NAMES else ""
-    return ", ".join(listed[:MAX_LISTED_NAMES]) + more

@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 from cryptography import x509
 
-from gateway.config import Http, Influx, Jwt, SchemaRegistry, Settings, Tls
+from gateway.config import Http, Jwt, ListenTls, SchemaRegistry, Settings, Tls
 from gateway.config.sections.security import create_client_context
 from gateway.config.types.address import describe_ssl_error
 from gateway.http_client import HTTP_ERRORS, describe_http_failure
 from gateway.web.access.external_http import ExternalHttp, ExternalHttpError
 from gateway.web.access.jwks import build_metadata_url, request_jwks_url, request_keys
 
-from .finding import CheckProgress, Finding, failure, ok, warning
+from .finding import CheckError, CheckProgress, Finding, FindingState, failure, judge, ok, warning
 
 REQUEST_TIMEOUT_S = 10.0  # seconds, where the configuration has no timeout
 Headers = Mapping[str, str]
@@ -32,15 +32,16 @@ Headers = Mapping[str, str]
 async def send_request(
     method: str,
     url: str,
-    headers: Headers | None = None,
+    headers: Headers,
     *,
+    to: str,
     timeout_s: float = REQUEST_TIMEOUT_S,
     client: httpx.AsyncClient | None = None,
 ) -> int:
     """Send a request, and return the status. Redirects are not followed, as by the gateway.
 
     Raises:
-        ExternalHttpError: The server cannot be reached or is too slow.
+        CheckError: The server, which messages call `to`, cannot be reached or is too slow.
     """
     # With an explicit transport, httpx ignores the proxies of the environment, as guards do.
     http = client or httpx.AsyncClient(transport=httpx.AsyncHTTPTransport())
@@ -52,141 +53,125 @@ async def send_request(
         ):
             return response.status_code
     except TimeoutError:
-        raise ExternalHttpError(f"it does not answer within {timeout_s:g} s") from None
+        reason = f"it does not answer within {timeout_s:g} s"
     except HTTP_ERRORS as exc:
-        raise ExternalHttpError(describe_http_failure(exc, url)) from None
+        reason = describe_http_failure(exc, url)
+    raise CheckError(f"{to} does not respond: {reason}")
 
 
-async def check_keys(name: str, guard: Jwt, issuer: str, steps: CheckProgress) -> Finding:
+async def check_keys(guard: Jwt, issuer: str) -> str:
     """Check that an issuer, if keys are discovered, has keys that a guard can use (RFC 7517)."""
-    subject = f"guard {name}"
     external_http = ExternalHttp()
     url = guard.keys if isinstance(guard.keys, str) else None
-    with steps.track(f"{subject} at {url or build_metadata_url(issuer)}"):
-        try:
-            url = url or await request_jwks_url(issuer, guard.jwks, external_http)
-            keys = await request_keys(url, guard.jwks, external_http)
-        except ExternalHttpError as exc:
-            return failure(subject, str(exc))
-        finally:
-            await external_http.close()
+    try:
+        url = url or await request_jwks_url(issuer, guard.jwks, external_http)
+        keys = await request_keys(url, guard.jwks, external_http)
+    except ExternalHttpError as exc:
+        raise CheckError(str(exc)) from None
+    finally:
+        await external_http.close()
     if not len(keys):
-        return failure(subject, f"{url} lists no key yet; ask the issuer for one")
+        raise CheckError(f"{url} lists no key yet; ask the issuer for one")
     algorithms = ", ".join(sorted(keys.algorithms))
     if guard.algorithms and not keys.algorithms.intersection(guard.algorithms):
-        accepted = ", ".join(guard.algorithms)
-        what = f"the keys of {url} are for {algorithms}, but the guard accepts {accepted}"
-        return failure(subject, f"{what}; correct algorithms")
-    return ok(subject, f"{len(keys)} key{'s' * (len(keys) > 1)} for {algorithms} at {url}")
-
-
-async def check_application(name: str, guard: Http, steps: CheckProgress) -> Finding:
-    subject, url = f"guard {name}", guard.url
-    headers = {"x-forwarded-method": "GET", "x-forwarded-uri": "/", "accept": "application/json"}
-    with steps.track(f"{subject} at {url}"):
-        try:
-            status = await send_request("GET", url, headers, timeout_s=guard.timeout)
-        except ExternalHttpError as exc:
-            return failure(subject, f"the application at {url} does not respond: {exc}")
-    if status in (401, 403):
-        return ok(subject, f"{url} answers {status} to a request without credentials")
-    if 200 <= status < 300:
-        return warning(subject, f"{url} admits a request without credentials; it should answer 401")
-    if status == 400:
-        return warning(
-            subject, f"{url} answers 400 to a request without credentials; it should answer 401"
+        raise CheckError(
+            f"the keys of {url} are for {algorithms}, but the guard accepts "
+            f"{', '.join(guard.algorithms)}; correct algorithms"
         )
-    return failure(
-        subject, f"{url} answers {status}, but only 200, 401 and 403 are understood; correct url"
+    return f"{len(keys)} key{'s' * (len(keys) > 1)} for {algorithms} at {url}"
+
+
+async def check_application(guard: Http) -> str:
+    url = guard.url
+    headers = {"x-forwarded-method": "GET", "x-forwarded-uri": "/", "accept": "application/json"}
+    status = await send_request(
+        "GET", url, headers, to=f"the application at {url}", timeout_s=guard.timeout
+    )
+    if status in (401, 403):
+        return f"{url} answers {status} to a request without credentials"
+    if 200 <= status < 300 or status == 400:
+        does = "answers 400 to" if status == 400 else "admits"
+        what = f"{url} {does} a request without credentials; it should answer 401"
+        raise CheckError(what, FindingState.WARNING)
+    raise CheckError(
+        f"{url} answers {status}, but only 200, 401 and 403 are understood; correct url"
     )
 
 
-async def check_registry(
-    name: str, catalog: SchemaRegistry, base: str, steps: CheckProgress
-) -> Finding:
-    subject, url = f"catalog {name}", f"{base.rstrip('/')}/subjects"
+async def check_registry(catalog: SchemaRegistry, base: str) -> str:
+    url = f"{base.rstrip('/')}/subjects"
     headers = {}
     if catalog.password is not None:
         userinfo = f"{catalog.username}:{catalog.password.get_secret_value()}".encode()
         headers["authorization"] = f"Basic {base64.b64encode(userinfo).decode()}"
     elif catalog.token is not None:
         headers["authorization"] = f"Bearer {catalog.token.get_secret_value()}"
-    with steps.track(f"{subject} at {base}"):
-        try:
-            verify = True if catalog.tls is None else create_client_context(catalog.tls)
-            client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(verify=verify))
-            status = await send_request("GET", url, headers, client=client)
-        except (ExternalHttpError, OSError, ValueError) as exc:
-            return failure(subject, f"the registry at {base} does not respond: {exc}")
+    to = f"the registry at {base}"
+    try:
+        verify = True if catalog.tls is None else create_client_context(catalog.tls)
+    except (OSError, ValueError) as exc:
+        raise CheckError(f"{to} does not respond: {exc}") from None
+    client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(verify=verify))
+    status = await send_request("GET", url, headers, to=to, client=client)
     if status in (401, 403):
         which = "the username or password" if headers else "a request without credentials"
         which = "the token" if catalog.token is not None else which
-        return failure(subject, f"{base} refuses {which} ({status})")
+        raise CheckError(f"{base} refuses {which} ({status})")
     if status != 200:
-        return failure(subject, f"{url} answers {status}; correct url")
-    return ok(subject, f"{base} lists its schemas")
+        raise CheckError(f"{url} answers {status}; correct url")
+    return f"{base} lists its schemas"
 
 
-def iter_telemetry_endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
-    telemetry = settings.telemetry
-    for signal, url in (("metrics", telemetry.metrics.otlp), ("traces", telemetry.traces.otlp)):
-        if url is not None:
-            from gateway.telemetry.otlp import build_endpoint
-
-            yield signal, build_endpoint(url, signal)
-
-
-async def check_telemetry_back_end(
-    signal: str, url: str, settings: Settings, steps: CheckProgress
-) -> Finding:
-    headers = {name: value.get_secret_value() for name, value in settings.telemetry.headers.items()}
-    headers["content-type"] = "application/x-protobuf"
-    return await check_push(f"telemetry.{signal}", url, headers, "telemetry.headers", steps)
-
-
-async def check_influx(section: Influx, steps: CheckProgress) -> Finding:
-    from gateway.telemetry.influx import build_auth_headers, build_write_url
-
-    token = None if section.token is None else section.token.get_secret_value()
-    url = build_write_url(section.url, section.org, section.bucket, section.db)
-    return await check_push(
-        "telemetry.metrics.influx", url, build_auth_headers(token), "the token", steps
-    )
-
-
-async def check_push(
-    subject: str, url: str, headers: Headers, credentials: str, steps: CheckProgress
-) -> Finding:
+async def check_push(url: str, headers: Headers, credentials: str) -> str:
     """Check that a server accepts an empty POST request; findings name the `credentials`."""
-    with steps.track(f"{subject} at {url}"):
-        try:
-            # The exporters use the proxies of the environment, so this client does, too.
-            status = await send_request("POST", url, headers, client=httpx.AsyncClient())
-        except ExternalHttpError as exc:
-            return failure(subject, f"{url} does not respond: {exc}")
+    # The exporters use the proxies of the environment, so this client does, too.
+    status = await send_request("POST", url, headers, to=url, client=httpx.AsyncClient())
     if status in (401, 403):
-        return failure(subject, f"{url} refuses {credentials} ({status})")
+        raise CheckError(f"{url} refuses {credentials} ({status})")
     if status == 400:
-        return warning(subject, f"{url} answers 400 to an empty message; no other was tried")
+        what = f"{url} answers 400 to an empty message; no other was tried"
+        raise CheckError(what, FindingState.WARNING)
     if not 200 <= status < 300:
-        return failure(subject, f"{url} answers {status}; correct the URL")
-    return ok(subject, f"{url} accepts them")
+        raise CheckError(f"{url} answers {status}; correct the URL")
+    return f"{url} accepts them"
 
 
 def iter_checks(settings: Settings, steps: CheckProgress) -> Iterator[Coroutine[Any, Any, Finding]]:
+    for subject, place, check in _iter_server_checks(settings):
+        yield judge(subject, f"at {place}", check, steps)
+
+
+def _iter_server_checks(
+    settings: Settings,
+) -> Iterator[tuple[str, str, Coroutine[Any, Any, str]]]:
+    """Yield the subject, the place and the check of each server."""
     for name, catalog in settings.catalogs.items():
         for url in catalog.url:
-            yield check_registry(name, catalog, url, steps)
+            yield f"catalog {name}", url, check_registry(catalog, url)
     for name, guard in settings.guards.items():
         if isinstance(guard, Jwt) and (guard.keys is None or isinstance(guard.keys, str)):
             for issuer in guard.issuer if guard.keys is None else ("",):
-                yield check_keys(name, guard, issuer, steps)
+                place = guard.keys or build_metadata_url(issuer)
+                yield f"guard {name}", place, check_keys(guard, issuer)
         elif isinstance(guard, Http):
-            yield check_application(name, guard, steps)
-    for signal, url in iter_telemetry_endpoints(settings):
-        yield check_telemetry_back_end(signal, url, settings, steps)
-    if settings.telemetry.metrics.influx is not None:
-        yield check_influx(settings.telemetry.metrics.influx, steps)
+            yield f"guard {name}", guard.url, check_application(guard)
+    telemetry, influx = settings.telemetry, settings.telemetry.metrics.influx
+    endpoints = {"metrics": telemetry.metrics.otlp, "traces": telemetry.traces.otlp}
+    for signal, endpoint in endpoints.items():
+        if endpoint is not None:
+            from gateway.telemetry.otlp import build_endpoint
+
+            headers = {name: value.get_secret_value() for name, value in telemetry.headers.items()}
+            headers["content-type"] = "application/x-protobuf"
+            url = build_endpoint(endpoint, signal)
+            yield f"telemetry.{signal}", url, check_push(url, headers, "telemetry.headers")
+    if influx is not None:
+        from gateway.telemetry.influx import build_auth_headers, build_write_url
+
+        token = None if influx.token is None else influx.token.get_secret_value()
+        url = build_write_url(influx.url, influx.org, influx.bucket, influx.db)
+        check = check_push(url, build_auth_headers(token), "the token")
+        yield "telemetry.metrics.influx", url, check
 
 
 EXPIRY_WARNING_PERIOD = timedelta(days=14)
@@ -194,23 +179,17 @@ EXPIRY_WARNING_PERIOD = timedelta(days=14)
 
 def check_certificates(settings: Settings, now: datetime | None = None) -> Iterator[Finding]:
     now = now or datetime.now(UTC)
-    listen = settings.listen.tls
-    if listen is not None:
-        yield check_key_pair("listen.tls.certificate", listen.certificate, listen.key, None, now)
-        if listen.ca is not None:
-            yield check_authorities("listen.tls.ca", listen.ca, now)
+    sections: dict[str, Tls | ListenTls | None] = {"listen.tls": settings.listen.tls}
     for name, kafka in settings.clusters.items():
-        if kafka.security.tls is not None:
-            option = f"kafka.{name}" if name else "kafka"
-            yield from _check_client_tls(f"{option}.security.tls", kafka.security.tls, now)
-
-
-def _check_client_tls(option: str, tls: Tls, now: datetime) -> Iterator[Finding]:
-    if tls.certificate is not None and tls.key is not None:
-        password = None if tls.key_password is None else tls.key_password.get_secret_value()
-        yield check_key_pair(f"{option}.certificate", tls.certificate, tls.key, password, now)
-    if tls.ca is not None:
-        yield check_authorities(f"{option}.ca", tls.ca, now)
+        option = f"kafka.{name}" if name else "kafka"
+        sections[f"{option}.security.tls"] = kafka.security.tls
+    for option, tls in sections.items():
+        if tls is not None and tls.certificate is not None and tls.key is not None:
+            secret = tls.key_password if isinstance(tls, Tls) else None
+            password = None if secret is None else secret.get_secret_value()
+            yield check_key_pair(f"{option}.certificate", tls.certificate, tls.key, password, now)
+        if tls is not None and tls.ca is not None:
+            yield check_authorities(f"{option}.ca", tls.ca, now)
 
 
 def check_key_pair(
@@ -233,14 +212,11 @@ def check_key_pair(
         return failure(subject, f"it or its key {key} cannot be read: {_describe_error(exc)}")
     for each in chain:
         if each.not_valid_before_utc > now:
-            return failure(
-                subject,
-                f"{_format_subject(each)} is valid from {_format_day(each.not_valid_before_utc)}",
-            )
+            day = f"{each.not_valid_before_utc:%Y-%m-%d}"
+            return failure(subject, f"{_format_subject(each)} is valid from {day}")
         if each.not_valid_after_utc <= now:
             return failure(
-                subject,
-                f"{_format_subject(each)} expired on {_format_expiry(each)}; renew it",
+                subject, f"{_format_subject(each)} expired on {_format_expiry(each)}; renew it"
             )
     first = min(chain, key=lambda each: each.not_valid_after_utc)
     if first.not_valid_after_utc - now < EXPIRY_WARNING_PERIOD:
@@ -291,8 +267,4 @@ def _format_subjects(certificates: Iterable[x509.Certificate]) -> str:
 
 
 def _format_expiry(certificate: x509.Certificate) -> str:
-    return _format_day(certificate.not_valid_after_utc)
-
-
-def _format_day(at: datetime) -> str:
-    return at.strftime("%Y-%m-%d")
+    return f"{certificate.not_valid_after_utc:%Y-%m-%d}"

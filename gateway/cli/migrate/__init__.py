@@ -10,13 +10,13 @@ JSON schemas (2.4). This module has the command; start reading at `migrate_sourc
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.cli.init import print_next_commands
 from gateway.cli.options import DEFAULT_CONFIG_FILE
 from gateway.cli.output import replace_file, require_writable
 from gateway.errors import GatewayError
@@ -32,13 +32,7 @@ _EXPRESSION = re.compile(r"\$\{\{\s*env\.([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 
 def migrate(
     file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="A zilla.yaml.",
-        ),
+        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A zilla.yaml.")
     ],
     output: Annotated[
         Path,
@@ -47,8 +41,7 @@ def migrate(
         ),
     ] = DEFAULT_CONFIG_FILE,
     show_all: Annotated[
-        bool,
-        typer.Option("--all", help="Also list what was carried, and where it is now."),
+        bool, typer.Option("--all", help="Also list what was carried, and where it is now.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
@@ -177,7 +170,5 @@ def _print_next_steps(draft: Draft, output: Path) -> None:
         typer.echo("set the variables:", err=is_error)
     for variable, description in variables.items():
         typer.echo(f"  {variable}{f': {description}' if description else ''}", err=is_error)
-    option = f" -c {shlex.quote(str(output))}" if output != DEFAULT_CONFIG_FILE else ""
     if not is_error:
-        typer.echo(f"check it:  gateway check{option} --cluster")
-        typer.echo(f"start it:  gateway run{option}")
+        print_next_commands(output)

@@ -8,20 +8,10 @@ from dataclasses import dataclass
 
 from gateway.config import PathPattern
 
-from .report import SourceValue
+from .report import SourceValue, load_reasons
 
 PROXY_TYPES = ("sse-kafka", "http-kafka", "ws-kafka")
 """The types of bindings that map paths to topics."""
-_NO_MQTT = "the gateway has no MQTT; keep Zilla, or an MQTT broker, for it"
-_NO_GRPC = "the gateway has no gRPC; keep Zilla for it"
-_NO_FILES = "the gateway serves no files; let a web server such as nginx do that"
-_NO_DOCUMENTS = "the gateway has no such binding; write routes for the paths that Kafka answers"
-_REASONS = {
-    "mqtt": _NO_MQTT, "mqtt-kafka": _NO_MQTT,
-    "grpc": _NO_GRPC, "grpc-kafka": _NO_GRPC, "kafka-grpc": _NO_GRPC,
-    "filesystem": _NO_FILES, "http-filesystem": _NO_FILES,
-    "asyncapi": _NO_DOCUMENTS, "openapi": _NO_DOCUMENTS, "openapi-asyncapi": _NO_DOCUMENTS,
-}  # fmt: skip
 _OTHER_REASON = "no chain leads from here to a topic, and the gateway does nothing else"
 _CORRELATION = "${correlationId}"
 
@@ -147,7 +137,7 @@ class BindingGraph:
 
 
 def _describe_type(binding: Binding) -> str:
-    reason = _REASONS.get(binding.type, _OTHER_REASON)
+    reason = load_reasons()["unused binding"]["omitted"].get(binding.type, _OTHER_REASON)
     return f"is of type {binding.type or 'none'}; {reason}"
 
 

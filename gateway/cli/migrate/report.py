@@ -205,13 +205,13 @@ def move(loc: Loc, changes: Mapping[Loc, Loc]) -> Loc:
     return loc
 
 
+@dataclass(frozen=True, slots=True)
 class SourceValue:
     """A value of the source, with its place and the report on it. Missing ones have None."""
 
-    def __init__(self, report: MigrationReport, loc: Loc, value: Any) -> None:
-        self.report = report
-        self.loc = loc
-        self.value = value
+    report: MigrationReport
+    loc: Loc
+    value: Any
 
     @property
     def exists(self) -> bool:
@@ -261,7 +261,7 @@ class SourceValue:
 
     def explain(self, place: str, near: Loc = ()) -> None:
         """Record what `reasons.yaml` says of this place, for values that have no outcome yet."""
-        reasons = _load_reasons().get(place, {})
+        reasons = load_reasons().get(place, {})
         for path, reason in reasons.get("implied", {}).items():
             for value in self._select(path.split(".")):
                 value.imply(reason)
@@ -282,7 +282,7 @@ class SourceValue:
 
 
 @cache
-def _load_reasons() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+def load_reasons() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     text = files(__package__).joinpath("reasons.yaml").read_text("utf-8")
     reasons: Mapping[str, Mapping[str, Mapping[str, str]]] = YAML(typ="safe").load(text)
     return reasons

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.config.source.problems import format_loc
@@ -31,16 +32,16 @@ _CERTIFICATE_FIELDS = {
 }  # fmt: skip
 
 
+@dataclass
 class RouteConverter:
-    def __init__(self, graph: BindingGraph, clusters: ClusterConverter, draft: Draft) -> None:
-        self._graph = graph
-        self._clusters = clusters
-        self._draft = draft
-        self._guard_names: set[str] = set()
+    graph: BindingGraph
+    clusters: ClusterConverter
+    draft: Draft
+    guard_names: set[str] = field(default_factory=set)
 
     def convert(self) -> None:
-        for binding in self._graph.proxies:
-            ways = self._graph.find_ways(binding)
+        for binding in self.graph.proxies:
+            ways = self.graph.find_ways(binding)
             for source in binding.routes:
                 paths = _find_paths(source, ways)
                 if paths:
@@ -63,7 +64,7 @@ class RouteConverter:
         paths: list[tuple[NarrowedPath, SourceValue | None]],
         ways: list[Way],
     ) -> None:
-        draft = self._draft
+        draft = self.draft
         loc = draft.append(("routes",), {"when": [], "guarded": {}, "with": {}})
         draft.comment(loc, f"from {format_loc(source.loc)}")
         route = _Route(draft, loc, paths[0][0], source.get("with"))
@@ -88,7 +89,7 @@ class RouteConverter:
             if step.binding.type == "http"
         }
         # With one http server its CORS is that of `listen`.
-        if len(https) == 1 and len(self._graph.list_used("http", "server")) > 1:
+        if len(https) == 1 and len(self.graph.list_used("http", "server")) > 1:
             (http,) = https.values()
             carry_access_control(http.options.get("access-control"), draft, loc)
 
@@ -115,21 +116,21 @@ class RouteConverter:
             if when is not None:
                 when.get("path").carry(*place, "path")
                 when.get("method").carry(*place, "method" if "method" in whens[-1] else "path")
-        self._draft.set((*loc, "when"), whens)
+        self.draft.set((*loc, "when"), whens)
 
     def _set_guards_and_cluster(
         self, loc: Loc, source: SourceValue, start: str, ways: list[Way]
     ) -> None:
         """Set the cluster of a route, and the guards of all bindings on its way."""
-        draft = self._draft
+        draft = self.draft
         is_read = draft.get((*loc, "with", "capability")) != "produce"
         topic, reply_topic = (draft.get((*loc, "with", name)) for name in ("topic", "replyTo"))
         # A value that is no text is refused later.
         topic = topic if isinstance(topic, str) else ""
-        cluster, behind = self._clusters.use_topic(start, topic, is_read=is_read)
+        cluster, behind = self.clusters.use_topic(start, topic, is_read=is_read)
         if isinstance(reply_topic, str):
-            self._clusters.use_topic(start, reply_topic, is_read=False)
-        if self._clusters.has_several:
+            self.clusters.use_topic(start, reply_topic, is_read=False)
+        if self.clusters.has_several:
             draft.set((*loc, "with", "kafka"), cluster)
         steps = [step for way in ways for step in way] + behind
         sources = [source, *(step.route for step in steps if step.route is not None)]
@@ -139,7 +140,7 @@ class RouteConverter:
                 known = guards.setdefault(name, [])
                 known += [role for role in roles.list_texts() if role not in known]
                 roles.carry(*loc, "guarded", name)
-        self._guard_names |= guards.keys()
+        self.guard_names |= guards.keys()
         if not guards:
             draft.get(loc).pop("guarded")
 
@@ -149,12 +150,12 @@ class RouteConverter:
         """Convert the guards of routes. Guards for Kafka are converted with the clusters."""
         for name, guard in root.get("guards").items():
             kind = guard.get("type").text
-            if name not in self._guard_names:
+            if name not in self.guard_names:
                 guard.omit("no route is guarded by it")
             elif kind in ("jwt", "x509"):
                 section = ("guards", name)
-                self._draft.comment(section, f"from guard {name}")
-                self._draft.carry(guard.get("type"), *section, "type")
+                self.draft.comment(section, f"from guard {name}")
+                self.draft.carry(guard.get("type"), *section, "type")
                 convert = self._convert_jwt if kind == "jwt" else self._convert_x509
                 convert(guard.get("options"), section)
             elif kind == "inline":
@@ -167,12 +168,12 @@ class RouteConverter:
                     f"there is no guard of type {kind}; use jwt, http or x509. Its routes are left "
                     "out"
                 )
-        for http in self._graph.list_used("http", "server"):
+        for http in self.graph.list_used("http", "server"):
             for name, authorization in http.options.get("authorization").items():
                 self._convert_credentials(name, authorization)
 
     def _convert_jwt(self, options: SourceValue, section: Loc) -> None:
-        draft = self._draft
+        draft = self.draft
         for option in ("issuer", "audience", "roles", "identity", "attributes"):
             draft.carry(options.get(option), *section, option)
         keys = options.get("keys")
@@ -186,32 +187,32 @@ class RouteConverter:
         for name, value in options.get("attributes").items():
             fields.append((value, (*section, "attributes", name)))
         for source, target in fields:
-            if field := _CERTIFICATE_FIELDS.get(source.text):
-                self._draft.carry(source, *target, value=field)
+            if part := _CERTIFICATE_FIELDS.get(source.text):
+                self.draft.carry(source, *target, value=part)
         options.explain("guard x509", section)
 
     def _convert_credentials(self, name: str, authorization: SourceValue) -> None:
-        if self._draft.get(("guards", name)) is None:
+        if self.draft.get(("guards", name)) is None:
             what = f"no route is guarded by '{name}', or its guard is not carried over"
             authorization.omit(what)
             return
         for place in ("headers", "cookies", "query"):
             for key, form in authorization.get("credentials", place).items():
                 target = ("guards", name, "credentials", place, key)
-                if self._draft.get(target) is None:
+                if self.draft.get(target) is None:
                     text = re.sub(r"\{\s*credentials\s*\}", "{credentials}", form.text)
-                    self._draft.set(target, text)
+                    self.draft.set(target, text)
                 form.carry(*target)
 
 
+@dataclass
 class _Route:
     """A route whose `with` is converted: its place in the draft, and a path of its requests."""
 
-    def __init__(self, draft: Draft, loc: Loc, path: NarrowedPath, options: SourceValue) -> None:
-        self.options = options
-        self._draft = draft
-        self._loc = loc
-        self._path = path
+    draft: Draft
+    loc: Loc
+    path: NarrowedPath
+    options: SourceValue
 
     def convert_stream(self) -> None:
         self._take("topic", "topic")
@@ -221,7 +222,7 @@ class _Route:
             event.imply("the id of an event is its position")
         if capability.text == "produce":
             self._set(capability, True, "produce")
-        self.options.explain("stream", self._loc)
+        self.options.explain("stream", self.loc)
 
     def convert_fetch(self) -> None:
         filters = list(self.options.get("filters"))
@@ -229,9 +230,9 @@ class _Route:
         if is_document and not self.options.get("merge").exists:
             self._take("capability", "capability")
         else:
-            self._draft.set((*self._loc, "with", "mode"), "snapshot")
-            self.options.get("capability").carry(*self._loc, "with", "mode")
-            self.options.explain("fetch", self._loc)
+            self.draft.set((*self.loc, "with", "mode"), "snapshot")
+            self.options.get("capability").carry(*self.loc, "with", "mode")
+            self.options.explain("fetch", self.loc)
         self._take("topic", "topic")
         self._take_filters()
 
@@ -243,7 +244,7 @@ class _Route:
             self._set(template, template.value, "overrides", name)
         if options.get("acks").text in ("none", "in_sync_replicas"):
             self._take("acks", "acks")
-        options.explain("produce", self._loc)
+        options.explain("produce", self.loc)
         self._take("reply-to", "replyTo")
         has_replies = options.get("reply-to").exists
         if has_replies:
@@ -252,13 +253,13 @@ class _Route:
                 self._set(header, header.value, "correlation", option)
         location = options.get("async", "location")
         if location.exists and not has_replies:
-            options.get("async").omit("there is no reply without reply-to", self._loc)
+            options.get("async").omit("there is no reply without reply-to", self.loc)
             return
         converted = convert_location(location.text)
         self._set(location, converted, "async", "location")
         if location.exists and converted != location.text:
             comment = f"was {location.text}: an id is a segment of its own. Clients follow Location"
-            self._draft.comment((*self._loc, "with", "async"), comment)
+            self.draft.comment((*self.loc, "with", "async"), comment)
 
     def _take(self, option: str, target: str) -> None:
         source = self.options.get(option)
@@ -266,25 +267,25 @@ class _Route:
 
     def _set(self, source: SourceValue, value: Any, *target: str) -> None:
         if isinstance(value, str):
-            value = self._path.bind(value)
+            value = self.path.bind(value)
         if source.exists:
-            self._draft.set((*self._loc, "with", *target), value)
-            source.carry(*self._loc, "with", *target)
+            self.draft.set((*self.loc, "with", *target), value)
+            source.carry(*self.loc, "with", *target)
 
     def _take_filters(self) -> None:
         filters: list[dict[str, Any]] = []
         for source in self.options.get("filters"):
             condition: dict[str, Any] = {}
-            place = (*self._loc, "with", "filters", len(filters))
+            place = (*self.loc, "with", "filters", len(filters))
             if source.get("key").exists:
-                condition["key"] = self._path.bind(source.get("key").text)
+                condition["key"] = self.path.bind(source.get("key").text)
                 source.get("key").carry(*place, "key")
             for name, value in source.get("headers").items():
-                condition.setdefault("headers", {})[name] = self._path.bind(value.text)
+                condition.setdefault("headers", {})[name] = self.path.bind(value.text)
                 value.carry(*place, "headers", name)
             filters.append(condition)
         if filters:
-            self._draft.set((*self._loc, "with", "filters"), filters)
+            self.draft.set((*self.loc, "with", "filters"), filters)
 
 
 def _find_paths(

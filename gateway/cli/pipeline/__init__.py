@@ -33,10 +33,7 @@ class _SparkGroup(TyperGroup):
 
 
 pipeline = typer.Typer(
-    cls=_SparkGroup,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog=format_exit_codes(),
+    cls=_SparkGroup, no_args_is_help=True, rich_markup_mode=None, epilog=format_exit_codes()
 )
 
 

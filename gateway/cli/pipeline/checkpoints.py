@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.commands import EXIT_FAILURE
-from gateway.cli.options import ConfigFileOption
+from gateway.cli.options import ConfigFileOption, JsonOption
 
-from .jobs import JobArgument, find_job, load_pipelines
+from .jobs import JobArgument, load_job
 
 if TYPE_CHECKING:
     from gateway.config import Pipelines
-
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def state(
@@ -28,8 +25,7 @@ def state(
         typer.Option("--keys", min=0, help="Count the keys, and print this many of them."),
     ] = None,
     verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Read every file that a restart needs."),
+        bool, typer.Option("--verify", help="Read every file that a restart needs.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,19 +40,13 @@ def state(
     gateway pipeline state sessions -c gateway.yaml --keys 5
     gateway pipeline state sessions -c gateway.yaml --verify --json | jq .bytes
     """
-    from contextlib import ExitStack
-
     from gateway.pipeline.checkpoint import damage, maintenance, report
-    from gateway.pipeline.spark.session import create_session
 
-    _, pipelines = load_pipelines(config)
-    find_job(pipelines, name)
+    _, pipelines, _ = load_job(config, name)
     root = pipelines.checkpoints
     with ExitStack() as stack:
-        spark = None
-        if keys is not None or maintenance.is_remote(root):
-            spark = create_session(pipelines.spark, f"state {name}")
-            stack.callback(spark.stop)
+        needs_spark = keys is not None or maintenance.is_remote(root)
+        spark = _start_spark(pipelines, stack, f"state {name}") if needs_spark else None
         files = maintenance.open_current(root, name, spark)
         check_content = damage.create_content_check(spark) if verify and spark is not None else None
         job_state = report.read_state(files, name, verify=verify, check_content=check_content)
@@ -99,10 +89,9 @@ def backup(
     from gateway.pipeline.checkpoint.files import open_files
     from gateway.pipeline.checkpoint.maintenance import create_backup
 
-    _, pipelines = load_pipelines(config)
-    find_job(pipelines, name)
+    _, pipelines, _ = load_job(config, name)
     with ExitStack() as stack:
-        spark = _start_spark(pipelines, stack, pipelines.checkpoints, to)
+        spark = _start_spark_for_files(pipelines, stack, to)
         source = maintenance.open_current(pipelines.checkpoints, name, spark)
         copy = create_backup(source, open_files(to, spark), name)
     typer.echo(
@@ -140,11 +129,10 @@ def restore(
     from gateway.pipeline.checkpoint.files import open_files
     from gateway.pipeline.checkpoint.maintenance import read_manifest, restore_backup
 
-    _, pipelines = load_pipelines(config)
-    find_job(pipelines, name)
+    _, pipelines, _ = load_job(config, name)
     root = pipelines.checkpoints
     with ExitStack() as stack:
-        spark = _start_spark(pipelines, stack, root, from_)
+        spark = _start_spark_for_files(pipelines, stack, from_)
         source = open_files(from_, spark)
         if (job := read_manifest(source).job) != name:
             raise PipelineError(f"{from_} is a backup of {job}, not of {name}")
@@ -154,15 +142,19 @@ def restore(
     typer.echo(f"{name}: continues after batch {copy.batch}, from {path}")
 
 
-def _start_spark(pipelines: Pipelines, stack: ExitStack, *paths: str) -> Any:
-    from gateway.pipeline.checkpoint import maintenance
+def _start_spark(pipelines: Pipelines, stack: ExitStack, purpose: str) -> Any:
     from gateway.pipeline.spark.session import create_session
 
-    if not any(map(maintenance.is_remote, paths)):
-        return None
-    spark = create_session(pipelines.spark, "backup")
+    spark = create_session(pipelines.spark, purpose)
     stack.callback(spark.stop)
     return spark
+
+
+def _start_spark_for_files(pipelines: Pipelines, stack: ExitStack, path: str) -> Any:
+    from gateway.pipeline.checkpoint.maintenance import is_remote
+
+    is_needed = is_remote(path) or is_remote(pipelines.checkpoints)
+    return _start_spark(pipelines, stack, "backup") if is_needed else None
 
 
 def rescale(
@@ -184,13 +176,10 @@ def rescale(
     """
     from gateway.pipeline.checkpoint import maintenance
     from gateway.pipeline.checkpoint.maintenance import rescale_state
-    from gateway.pipeline.spark.session import create_session
 
-    _, pipelines = load_pipelines(config)
-    job = find_job(pipelines, name)
+    _, pipelines, job = load_job(config, name)
     with ExitStack() as stack:
-        spark = create_session(pipelines.spark, f"rescale {name}")
-        stack.callback(spark.stop)
+        spark = _start_spark(pipelines, stack, f"rescale {name}")
         stack.enter_context(
             maintenance.require_idle(pipelines.checkpoints, name, spark, force=force)
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,16 +15,17 @@ from gateway.cli.options import (
     CONFIG_HELP,
     ConfigFileOption,
     build_config_option,
+    build_file_option,
+    build_time_option,
     complete_job,
     find_config_file,
 )
 from gateway.errors import PipelineError
 
-from .jobs import JobArgument, JsonOption, find_job, load_pipelines
+from .jobs import JobArgument, JsonOption, load_job
 
 if TYPE_CHECKING:
     from gateway.pipeline.doctor.diagnosis import Diagnosis
-    from gateway.pipeline.doctor.query_run import Thresholds
 
 
 def doctor(
@@ -39,11 +41,8 @@ def doctor(
     config: Annotated[Path | None, build_config_option(CONFIG_HELP)] = None,
     source_file: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            exists=True,
-            help="Saved progress (JSON: an object, a list, or one per line).",
+        build_file_option(
+            "--from", help="Saved progress (JSON: an object, a list, or one per line)."
         ),
     ] = None,
     cores: Annotated[
@@ -51,9 +50,8 @@ def doctor(
         typer.Option(min=1, help="Cores of all executors, if the records do not say it."),
     ] = None,
     above: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="Report causes that take at least this much of a batch."),
-    ] = "500ms",
+        float, build_time_option("Report causes that take at least this much of a batch.")
+    ] = "500ms",  # type: ignore[assignment]
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per query.")
     ] = False,
@@ -70,6 +68,8 @@ def doctor(
     gateway pipeline doctor sessions -c gateway.yaml
     gateway pipeline doctor --from progress.json --cores 16 --json | jq '.causes[0].name'
     """
+    from gateway.pipeline.doctor.diagnosis import render_text, to_json
+
     if source_file is None:
         config = find_config_file(config)
         if name is None or config is None:
@@ -79,60 +79,48 @@ def doctor(
         if source_file
         else _diagnose_job(name, config, cores, above)
     )
-    for index, diagnosis in enumerate(diagnoses):
-        _print_diagnosis(diagnosis, as_json=as_json, first=index == 0)
+    for index, each in enumerate(diagnoses):
+        text = json.dumps(to_json(each)) if as_json else render_text(each)
+        typer.echo(text if as_json or index == 0 else f"\n{text}")
     if any(diagnosis.causes for diagnosis in diagnoses):
         raise typer.Exit(EXIT_FAILURE)
 
 
-def _print_diagnosis(diagnosis: Diagnosis, *, as_json: bool, first: bool) -> None:
-    from gateway.pipeline.doctor.diagnosis import render_text, to_json
-
-    if as_json:
-        typer.echo(json.dumps(to_json(diagnosis)))
-    else:
-        typer.echo(("" if first else "\n") + render_text(diagnosis))
-
-
-def _diagnose_file(path: Path, name: str | None, cores: int | None, above: str) -> list[Diagnosis]:
+def _diagnose_file(
+    path: Path, name: str | None, cores: int | None, above: float
+) -> list[Diagnosis]:
     from gateway.pipeline.doctor.diagnosis import diagnose
-    from gateway.pipeline.doctor.query_run import build_run, group_by_query, load_records
+    from gateway.pipeline.doctor.query_run import (
+        Thresholds,
+        build_run,
+        group_by_query,
+        load_records,
+    )
 
     by_name = group_by_query(load_records(path))
     if name is not None and name not in by_name:
         raise PipelineError(f"{path} has no query '{name}'; it has {', '.join(by_name)}")
     chosen = [by_name[name]] if name is not None else list(by_name.values())
-    limits = _parse_limits(above)
+    limits = Thresholds(min_seconds=above)
     return [diagnose(build_run(records, cores), limits) for records in chosen]
 
 
 def _diagnose_job(
-    name: str | None, config: Path | None, cores: int | None, above: str
+    name: str | None, config: Path | None, cores: int | None, above: float
 ) -> list[Diagnosis]:
     from gateway.pipeline.doctor.diagnosis import diagnose
-    from gateway.pipeline.doctor.query_run import build_run
+    from gateway.pipeline.doctor.query_run import Thresholds, build_run
     from gateway.pipeline.progress.records import get_progress_path, read_records
 
     assert name is not None and config is not None
-    _, pipelines = load_pipelines(config)
-    job = find_job(pipelines, name)
+    _, pipelines, job = load_job(config, name)
     path = get_progress_path(pipelines.checkpoints, name)
     records = read_records(path)
     if not records:
         what = "run it on this machine, or give --from with saved progress"
         raise PipelineError(f"job '{name}' has no progress yet ({path} is missing); {what}")
-    limits = _parse_limits(above)._replace(max_late_share=job.alert_late)
+    limits = Thresholds(min_seconds=above, max_late_share=job.alert_late)
     return [diagnose(build_run(records, cores), limits)]
-
-
-def _parse_limits(above: str) -> Thresholds:
-    from gateway.config.types.units import parse_duration
-    from gateway.pipeline.doctor.query_run import Thresholds
-
-    try:
-        return Thresholds(min_seconds=parse_duration(above))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--above") from None
 
 
 def skew(
@@ -161,8 +149,7 @@ def skew(
     from gateway.pipeline.skew import measure_skew, render_report
     from gateway.pipeline.spark.session import create_session
 
-    settings, pipelines = load_pipelines(config)
-    job = find_job(pipelines, name)
+    settings, pipelines, job = load_job(config, name)
     spark = create_session(pipelines.spark, f"skew {name}")
     try:
         reports = measure_skew(spark, job, settings.clusters, settings.catalogs, last)
@@ -189,41 +176,18 @@ def _parse_positive(text: str) -> float:
     return value
 
 
-def _parse_duration(text: str) -> float:
-    from gateway.config.types.units import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+def _number(metavar: str, help: str, parser: Callable[[str], float] = _parse_number) -> Any:
+    return typer.Option(parser=parser, metavar=metavar, help=help)
 
 
 def plan(
     kind: Annotated[
         str, typer.Option(help="Kind of job: stateless, aggregate, sessions, join or enrich.")
     ] = "stateless",
-    events: Annotated[
-        float,
-        typer.Option(
-            parser=_parse_number, metavar="RATE", help="Events per second, such as 10M/s."
-        ),
-    ] = "1000",  # type: ignore[assignment]
-    state: Annotated[
-        float,
-        typer.Option(
-            parser=_parse_number, metavar="SIZE", help="Size of the whole state, such as 200GB."
-        ),
-    ] = "0",  # type: ignore[assignment]
-    keys: Annotated[
-        float,
-        typer.Option(
-            parser=_parse_number, metavar="N", help="Keys with state, or in use, such as 50M."
-        ),
-    ] = "0",  # type: ignore[assignment]
-    output: Annotated[
-        float | None,
-        typer.Option(parser=_parse_number, metavar="RATE", help="Output rows per second."),
-    ] = None,
+    events: Annotated[float, _number("RATE", "Events per second, such as 10M/s.")] = "1000",  # type: ignore[assignment]
+    state: Annotated[float, _number("SIZE", "Size of the whole state, such as 200GB.")] = "0",  # type: ignore[assignment]
+    keys: Annotated[float, _number("N", "Keys with state, or in use, such as 50M.")] = "0",  # type: ignore[assignment]
+    output: Annotated[float | None, _number("RATE", "Output rows per second.")] = None,
     guarantee: Annotated[
         str, typer.Option(help="Guarantee: exactly-once or at-least-once.")
     ] = "exactly-once",
@@ -232,51 +196,22 @@ def plan(
         int | None, typer.Option(min=1, help="Number of executors.  [computed]")
     ] = None,
     memory: Annotated[
-        float | None,
-        typer.Option(
-            parser=_parse_number, metavar="SIZE", help="Memory for state per executor.  [computed]"
-        ),
+        float | None, _number("SIZE", "Memory for state per executor.  [computed]")
     ] = None,
     active: Annotated[
-        float,
-        typer.Option(
-            parser=_parse_positive, metavar="SHARE", help="Share of the state that is in use."
-        ),
+        float, _number("SHARE", "Share of the state that is in use.", _parse_positive)
     ] = "20%",  # type: ignore[assignment]
-    hot: Annotated[
-        float,
-        typer.Option(
-            parser=_parse_number, metavar="SHARE", help="Share of events that have the same key."
-        ),
-    ] = "0%",  # type: ignore[assignment]
+    hot: Annotated[float, _number("SHARE", "Share of events that have the same key.")] = "0%",  # type: ignore[assignment]
     bandwidth: Annotated[
-        float,
-        typer.Option(
-            parser=_parse_positive, metavar="RATE", help="Bandwidth per executor to the checkpoint."
-        ),
+        float, _number("RATE", "Bandwidth per executor to the checkpoint.", _parse_positive)
     ] = "500MB",  # type: ignore[assignment]
-    gap: Annotated[
-        float, typer.Option(parser=_parse_duration, metavar="TIME", help="Gap that ends a session.")
-    ] = "0s",  # type: ignore[assignment]
-    watermark: Annotated[
-        float,
-        typer.Option(parser=_parse_duration, metavar="TIME", help="Watermark delay of sessions."),
-    ] = "0s",  # type: ignore[assignment]
-    max_length: Annotated[
-        float, typer.Option(parser=_parse_duration, metavar="TIME", help="Longest session.")
-    ] = "0s",  # type: ignore[assignment]
+    gap: Annotated[float, build_time_option("Gap that ends a session.")] = "0s",  # type: ignore[assignment]
+    watermark: Annotated[float, build_time_option("Watermark delay of sessions.")] = "0s",  # type: ignore[assignment]
+    max_length: Annotated[float, build_time_option("Longest session.")] = "0s",  # type: ignore[assignment]
     table: Annotated[
-        float,
-        typer.Option(
-            parser=_parse_number,
-            metavar="SIZE",
-            help="Size of the table to enrich from, such as 500GB.",
-        ),
+        float, _number("SIZE", "Size of the table to enrich from, such as 500GB.")
     ] = "0",  # type: ignore[assignment]
-    staleness: Annotated[
-        float,
-        typer.Option(parser=_parse_duration, metavar="TIME", help="Greatest age of cached values."),
-    ] = "5s",  # type: ignore[assignment]
+    staleness: Annotated[float, build_time_option("Greatest age of cached values.")] = "5s",  # type: ignore[assignment]
 ) -> None:
     """Compute what a job needs: cores, memory, partitions.
 

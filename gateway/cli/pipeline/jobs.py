@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.commands import EXIT_CONFIG_ERROR
+from gateway.cli.local import PrintDemoOption, require_free_port
 from gateway.cli.options import ConfigFileOption, complete_job, complete_job_or_all
 from gateway.cli.output import format_table
 from gateway.errors import PipelineError
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 JobArgument = Annotated[
     str,
     typer.Argument(
-        metavar="NAME",
-        show_default=False,
-        help="The name of a job.",
-        autocompletion=complete_job,
+        metavar="NAME", show_default=False, help="The name of a job.", autocompletion=complete_job
     ),
 ]
 JobsArgument = Annotated[
@@ -59,8 +57,15 @@ def find_job(pipelines: Pipelines, name: str) -> Job:
     return job
 
 
-def find_jobs(pipelines: Pipelines, name: str) -> list[Job]:
-    return list(pipelines.jobs) if name == "all" else [find_job(pipelines, name)]
+def load_job(file: Path, name: str) -> tuple[Settings, Pipelines, Job]:
+    settings, pipelines = load_pipelines(file)
+    return settings, pipelines, find_job(pipelines, name)
+
+
+def load_jobs(file: Path, name: str) -> tuple[Settings, Pipelines, list[Job]]:
+    settings, pipelines = load_pipelines(file)
+    jobs: list[Job] = list(pipelines.jobs) if name == "all" else [find_job(pipelines, name)]
+    return settings, pipelines, jobs
 
 
 def list_(config: ConfigFileOption, as_json: JsonOption = False) -> None:
@@ -74,13 +79,9 @@ def list_(config: ConfigFileOption, as_json: JsonOption = False) -> None:
     """
     _, pipelines = load_pipelines(config)
     jobs = [_describe_job(pipelines, job) for job in pipelines.jobs]
-    if as_json:
-        for row in jobs:
-            typer.echo(json.dumps(row))
-    else:
-        heads = [name.rstrip("_").upper() for name in jobs[0]]
-        for line in format_table([heads, *(list(row.values()) for row in jobs)]):
-            typer.echo(line)
+    heads = [name.rstrip("_").upper() for name in jobs[0]]
+    table = format_table([heads, *(list(row.values()) for row in jobs)])
+    typer.echo("\n".join(map(json.dumps, jobs) if as_json else table))
 
 
 def _describe_job(pipelines: Pipelines, job: Job) -> dict[str, str]:
@@ -149,12 +150,9 @@ def check(
     """
     from gateway.pipeline import check as checks
 
-    settings, pipelines = load_pipelines(config)
-    jobs = find_jobs(pipelines, name)
+    settings, _, jobs = load_jobs(config, name)
     checks.raise_for_problems(config, settings, jobs)
-    external = (
-        checks.check_externals(settings, jobs) if not offline else checks.ExternalCheck([], [])
-    )
+    external = checks.ExternalCheck([], []) if offline else checks.check_externals(settings, jobs)
     for reason in external.skipped_checks:
         typer.echo(f"{config}: not checked: {reason}", err=True)
     for line in checks.format_problems(config, external.problems):
@@ -187,8 +185,7 @@ def run(name: JobsArgument, config: ConfigFileOption, fresh: FreshOption = False
     from gateway.pipeline.run.runner import run_jobs
     from gateway.telemetry import logs
 
-    settings, pipelines = load_pipelines(config)
-    jobs = find_jobs(pipelines, name)
+    settings, pipelines, jobs = load_jobs(config, name)
     configured = settings.telemetry.logs
     levels = {str(package): str(level) for package, level in configured.levels.items()}
     logs.configure(configured.format, configured.level, levels)
@@ -230,8 +227,7 @@ def submit(
     from gateway.pipeline.spark.session import build_command, run_command
     from gateway.pipeline.spark.spark_home import build_archive, fetch_connector_jars
 
-    settings, pipelines = load_pipelines(config)
-    jobs = find_jobs(pipelines, name)
+    settings, pipelines, jobs = load_jobs(config, name)
     check.raise_for_problems(config, settings, jobs)
     spark = pipelines.spark
     if master is not None:
@@ -297,12 +293,7 @@ def demo(
     seed: Annotated[
         int, typer.Option(help="Seed of the generator: the same seed gives the same traffic.")
     ] = 1,
-    print_config: Annotated[
-        bool,
-        typer.Option(
-            "--print-config", help="Print the demo's configuration, as a start for your own."
-        ),
-    ] = False,
+    print_config: PrintDemoOption = False,
 ) -> None:
     """Run a shop, jobs over its events, and a page with their rows.
 
@@ -314,7 +305,6 @@ def demo(
     gateway pipeline demo --port 9000 --clicks 500 --late 0.2
     gateway pipeline demo --print-config > pipeline.yaml
     """
-    from gateway.cli.local import require_free_port
     from gateway.web.pipeline_demo import CONFIG, run_shop_demo
     from gateway.web.pipeline_demo.generate import ShopTraffic
 

@@ -18,6 +18,7 @@ from gateway.cli.options import (
     DEFAULT_SERVERS,
     KafkaConfigOption,
     ServersOption,
+    build_file_option,
     complete_topic,
     is_given,
 )
@@ -29,14 +30,6 @@ _TOPIC_OPTIONS = {"config": "--config", "servers": "--servers"}
 _URL_OPTIONS = {
     "headers": "--header", "token": "--token", "cacert": "--cacert", "insecure": "--insecure"
 }  # fmt: skip
-
-
-def _complete_from() -> list[str]:
-    return ["live", "earliest", "-5m", "-1h", "-1d"]
-
-
-def _complete_until() -> list[str]:
-    return ["latest", "-5m"]
 
 
 def tail(
@@ -55,7 +48,7 @@ def tail(
         typer.Option(
             "--from",
             metavar="WHERE",
-            autocompletion=_complete_from,
+            autocompletion=lambda: ["live", "earliest", "-5m", "-1h", "-1d"],
             help="Start at live, earliest, -5m, an ISO 8601 time, or a position as ^C prints it.",
         ),
     ] = None,
@@ -63,7 +56,7 @@ def tail(
         str | None,
         typer.Option(
             metavar="WHERE",
-            autocompletion=_complete_until,
+            autocompletion=lambda: ["latest", "-5m"],
             help="End at latest, or at a time as above.",
         ),
     ] = None,
@@ -123,12 +116,7 @@ def tail(
     ] = None,
     cacert: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Trust only the certificates in this file (PEM).",
-        ),
+        build_file_option("--cacert", help="Trust only the certificates in this file (PEM)."),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Accept any certificate. Tokens may be stolen.")
@@ -153,36 +141,35 @@ def tail(
     gateway tail orders --servers localhost:9092 --from earliest --until latest | jq .value
     gateway tail orders --position orders.position --format value >> orders.jsonl
     """
-    from .run import TailOptions, run_tail
-    from .target import Target
+    import asyncio
+
+    from .run import TailSession
+    from .target import PositionFile, Target
 
     try:
         target = Target.parse(stream)
     except ValueError as exc:
         raise typer.BadParameter(str(exc), param_hint="URL|TOPIC") from None
-    _refuse_unused_options(ctx, is_url=bool(target.scheme))
+    unused = _TOPIC_OPTIONS if target.scheme else _URL_OPTIONS
+    hint = "for topics; a URL needs none" if target.scheme else "for URLs; for topics give --config"
+    for name, option in unused.items():
+        if is_given(ctx, name):
+            raise typer.BadParameter(f"is {hint}", param_hint=option)
     query = target.query.with_start(begin).with_end(until).with_selection(filters or [], fields)
     if count is not None:
         query = replace(query, count=count)
-    options = TailOptions(
+    session = TailSession(
+        target=replace(target, query=query),
         kafka=None if target.scheme else KafkaSource.find(ctx, servers, config),
         style=style,
         quiet=quiet,
         strict=strict,
-        position=position,
+        position_file=PositionFile(position) if position else None,
         headers=_parse_headers(headers or [], token),
         cacert=cacert,
         insecure=insecure,
     )
-    run_tail(replace(target, query=query), options)
-
-
-def _refuse_unused_options(ctx: typer.Context, *, is_url: bool) -> None:
-    unused = _TOPIC_OPTIONS if is_url else _URL_OPTIONS
-    hint = "is for topics; a URL needs none" if is_url else "is for URLs; for topics give --config"
-    for name, option in unused.items():
-        if is_given(ctx, name):
-            raise typer.BadParameter(hint, param_hint=option)
+    asyncio.run(session.run())
 
 
 def _parse_headers(texts: list[str], token: str | None) -> dict[str, str]:

@@ -52,51 +52,37 @@ class ReconnectBackoff:
 
 # Reasons of `end` after which there is nothing to reconnect for, with the error if it is one.
 FINAL_REASONS = {"until": None, "offset-out-of-range": "Kafka no longer has the next record"}
-MISSING_RECORD_CODES = (
-    "value-not-text",
-    "value-not-json",
-    "value-invalid",
-)  # of an `error` instead of a record
+# Codes of an `error` instead of a record.
+MISSING_RECORD_CODES = ("value-not-text", "value-not-json", "value-invalid")
 
 
+@dataclass
 class StreamFollower:
-    """The run of one stream from its start to its end. `run.run_tail` creates one.
+    """The run of one stream from its start to its end. `run.TailSession` creates one.
 
     Attributes:
         position: The start of the next connection; None for the start of the query.
         remaining: How many more records are wanted; None for all.
-        was_opened: Whether a connection has delivered something.
-
-    Args:
         strict: A gap or a missing record is an error, and the position stays before it.
         explain_absence: Returns the error if the first connection fails. None: it is one only if
             the server was not reached, and otherwise the follower tries again.
+        was_opened: Whether a connection has delivered something.
     """
 
-    def __init__(
-        self,
-        source: SseSource,
-        printer: Printer,
-        output: OutputWriter,
-        notes: StatusReporter,
-        *,
-        position: str | None = None,
-        count: int | None = None,
-        strict: bool = False,
-        explain_absence: Callable[[], Awaitable[str]] | None = None,
-    ) -> None:
-        self.position = position
-        self.remaining = count
-        self.was_opened = False
-        self._source = source
-        self._printer = printer
-        self._output = output
-        self._notes = notes
-        self._strict = strict
-        self._explain_absence = explain_absence
+    source: SseSource
+    printer: Printer
+    output: OutputWriter
+    notes: StatusReporter
+    position: str | None = None
+    remaining: int | None = None
+    strict: bool = False
+    explain_absence: Callable[[], Awaitable[str]] | None = None
+    was_opened: bool = False
+
+    def __post_init__(self) -> None:
         self._reconnects = ReconnectBackoff()
         self._lines = bytearray()  # formatted, and not written yet
-        self._reached_position = position  # after the last event of `_lines`
+        self._reached_position = self.position  # after the last event of `_lines`
 
     async def run(self) -> None:
         while True:
@@ -105,22 +91,20 @@ class StreamFollower:
                     return
             except ConnectionLost as lost:
                 await self._raise_if_never_opened(lost)
-                wait = self._reconnects.next_delay(self._source.retry, lost.retry_after)
-                self._notes.report(f"{lost}; connecting again in {wait:.1f} s", "warn")
+                wait = self._reconnects.next_delay(self.source.retry, lost.retry_after)
+                self.notes.report(f"{lost}; connecting again in {wait:.1f} s", "warn")
                 await asyncio.sleep(wait)
 
     async def _raise_if_never_opened(self, lost: ConnectionLost) -> None:
         """Fail if there was never a stream: the address is probably wrong."""
-        if self.was_opened or (lost.was_reached and self._explain_absence is None):
+        explain = self.explain_absence
+        if self.was_opened or (lost.was_reached and explain is None):
             return
-        if self._explain_absence is None:
-            reason = f"{lost}; is it running there?"
-        else:
-            reason = await self._explain_absence()
-        raise GatewayError(f"no stream from {self._source.display_name}: {reason}") from lost
+        reason = f"{lost}; is it running there?" if explain is None else await explain()
+        raise GatewayError(f"no stream from {self.source.display_name}: {reason}") from lost
 
     async def _follow_connection(self) -> bool:
-        events = self._source.iter_events(self.position)
+        events = self.source.iter_events(self.position)
         async with contextlib.aclosing(events) as batches:
             async for batch in batches:
                 self.was_opened = True
@@ -132,7 +116,7 @@ class StreamFollower:
     async def _handle_batch(self, batch: list[StreamEvent]) -> bool:
         for event in batch:
             if event.name in RECORD_EVENTS:
-                self._lines += self._printer.format_line(event)
+                self._lines += self.printer.format_line(event)
                 if self.remaining is not None:
                     self.remaining -= 1
             elif event.name != "position":
@@ -148,18 +132,18 @@ class StreamFollower:
     async def _flush_lines(self) -> None:
         """Write the formatted lines; the position follows only after that."""
         lines, self._lines = bytes(self._lines), bytearray()
-        await self._output.write(lines)
+        await self.output.write(lines)
         self.position = self._reached_position
 
     def _handle_control_event(self, event: StreamEvent) -> bool:
         data = _parse_object(event.data)
-        if self._strict and event.name == "gap":
+        if self.strict and event.name == "gap":
             raise GatewayError(f"{describe_gap(data)}; without --strict it is skipped")
-        if self._strict and event.name == "error" and data.get("code") in MISSING_RECORD_CODES:
+        if self.strict and event.name == "error" and data.get("code") in MISSING_RECORD_CODES:
             raise GatewayError(f"{data.get('message')}")
-        self._notes.report_event(event, data)
+        self.notes.report_event(event, data)
         if event.name == "begin":
-            self._printer.start_stream(list(data.get("partitions") or ()))
+            self.printer.start_stream(list(data.get("partitions") or ()))
         return event.name == "end" and self._handle_end(data, event.position)
 
     def _handle_end(self, data: dict[str, Any], position: str | None) -> bool:

@@ -55,10 +55,8 @@ async def open_in_process(target: Target, kafka: KafkaSource) -> AsyncIterator[S
             display_name=",".join(settings.clusters[""].servers),
             suggest=partial(transport.suggest_topic, target.topics),
         )
-        try:
+        async with contextlib.aclosing(source):
             yield source
-        finally:
-            await source.close()
 
 
 class InProcessTransport(httpx.AsyncBaseTransport):

@@ -23,7 +23,15 @@ from typing import Any
 
 import orjson
 
-from gateway.cli.output import NO_COLOURS, Colours, escape_controls, paint, paint_json
+from gateway.cli.output import (
+    NO_COLOURS,
+    Colours,
+    escape_controls,
+    format_count,
+    format_list,
+    paint,
+    paint_json,
+)
 from gateway.core.channel.exact_json import parse_json
 from gateway.formats.event import json_to_bytes
 
@@ -86,8 +94,8 @@ class Printer:
                 self._paint_time(envelope["timestamp"]),
                 self._paint_offset(envelope),
                 self._paint_text(envelope["key"], "-"),
+                self._paint_deleted() if value is None else self._paint_value(value),
             ]
-            parts.append(self._paint_deleted() if value is None else self._paint_value(value))
         elif event.name == "delete":
             key = parse_json(event.data).get("key")
             parts = [self._paint_text(key, "-"), self._paint_deleted()]
@@ -205,9 +213,6 @@ def _set_ready(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-MAX_SHOWN_PARTITIONS = 8  # pending partitions that are named
-
-
 class StatusReporter:
     def __init__(self, *, quiet: bool, colours: Colours) -> None:
         self._quiet = quiet
@@ -253,15 +258,10 @@ def describe_gap(data: dict[str, Any]) -> str:
 
 def _describe_begin(data: dict[str, Any]) -> str:
     counts = data.get("partitions") or {}
-    topics = ", ".join(
-        f"{name} ({count} partition{'' if count == 1 else 's'})" for name, count in counts.items()
-    )
+    topics = ", ".join(f"{name} ({format_count(n, 'partition')})" for name, n in counts.items())
     pending = [_format_partition(each) for each in data.get("pending") or ()]
-    if not pending:
-        return f"following {topics}"
-    unnamed = len(pending) - MAX_SHOWN_PARTITIONS
-    more = f" and {unnamed} more" if unnamed > 0 else ""
-    return f"following {topics}; not ready yet: {', '.join(pending[:MAX_SHOWN_PARTITIONS])}{more}"
+    late = f"; not ready yet: {format_list(pending)}" if pending else ""
+    return f"following {topics}{late}"
 
 
 def _format_groups(data: dict[str, Any]) -> str:

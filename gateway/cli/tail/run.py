@@ -10,7 +10,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.cli.kafka_connection import KafkaSource, find_connection_error
@@ -29,39 +29,36 @@ MAX_PRINTED_POSITION_CHARS = 4096  # a longer position is not printed for --from
 NO_KAFKA_MESSAGE = "this Kafka answers, but not in time; see --servers and --config"
 
 
-@dataclass(frozen=True)
-class TailOptions:
-    """The options of the command. `kafka` is None for a URL; only `cacert` is trusted, if given."""
+@dataclass
+class TailSession:
+    """One run of the command, with its options.
 
-    kafka: KafkaSource | None = None
-    style: OutputFormat | None = None
-    quiet: bool = False
-    strict: bool = False
-    position: Path | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    cacert: Path | None = None
-    insecure: bool = False
+    Attributes:
+        kafka: The Kafka of topics; None for a URL.
+        cacert: Only these authorities are trusted, if they are given.
+    """
 
+    target: Target
+    kafka: KafkaSource | None
+    style: OutputFormat | None
+    quiet: bool
+    strict: bool
+    position_file: PositionFile | None
+    headers: Mapping[str, str]
+    cacert: Path | None
+    insecure: bool
 
-def run_tail(target: Target, options: TailOptions) -> None:
-    """Follow a target until it ends, standard output is closed, or SIGTERM arrives."""
-    asyncio.run(_TailSession(target, options).run())
-
-
-class _TailSession:
-    def __init__(self, target: Target, options: TailOptions) -> None:
-        self._target = target
-        self._options = options
-        self._notes = StatusReporter(quiet=options.quiet, colours=select_colours(sys.stderr))
-        self._position_file = PositionFile(options.position) if options.position else None
+    def __post_init__(self) -> None:
+        self._notes = StatusReporter(quiet=self.quiet, colours=select_colours(sys.stderr))
         self._follower: StreamFollower | None = None
 
     async def run(self) -> None:
-        query = self._target.query
-        position = (self._position_file.read() if self._position_file else None) or query.position
+        """Follow the target until it ends, standard output is closed, or SIGTERM arrives."""
+        query = self.target.query
+        position = (self.position_file.read() if self.position_file else None) or query.position
         output = OutputWriter(sys.stdout.fileno())
         tty = sys.stdout.isatty()
-        style = self._options.style or (OutputFormat.PRETTY if tty else OutputFormat.JSON)
+        style = self.style or (OutputFormat.PRETTY if tty else OutputFormat.JSON)
         async with self._open_source() as source:
             follower = StreamFollower(
                 source,
@@ -69,9 +66,9 @@ class _TailSession:
                 output,
                 self._notes,
                 position=position,
-                count=query.count,
-                strict=self._options.strict,
-                explain_absence=None if self._target.scheme else self._explain_absence,
+                remaining=query.count,
+                strict=self.strict,
+                explain_absence=None if self.target.scheme else self._explain_absence,
             )
             self._follower = follower
             await self._follow(follower, output)
@@ -108,13 +105,13 @@ class _TailSession:
             self._save_position(follower)
 
     def _save_position(self, follower: StreamFollower) -> None:
-        if self._position_file is not None:
-            self._position_file.write(follower.position)
+        if self.position_file is not None:
+            self.position_file.write(follower.position)
 
     def _report_how_to_resume(self, position: str | None) -> None:
-        if self._position_file is not None:
+        if self.position_file is not None:
             self._notes.report(
-                f"to go on here, run the same command; {self._position_file.path} has the position"
+                f"to go on here, run the same command; {self.position_file.path} has the position"
             )
         elif position is not None and len(position) <= MAX_PRINTED_POSITION_CHARS:
             self._notes.report(f"to go on here: --from {position}")
@@ -127,47 +124,41 @@ class _TailSession:
 
     @asynccontextmanager
     async def _open_source(self) -> AsyncIterator[SseSource]:
-        if self._target.scheme:
-            source = await asyncio.to_thread(self._create_remote_source)
-            try:
+        if self.target.scheme:
+            remote = await asyncio.to_thread(self._create_remote_source)
+            async with contextlib.aclosing(remote) as source:
                 yield source
-            finally:
-                await source.close()
             return
         from .in_process import open_in_process
 
-        if self._options.quiet:
+        if self.quiet:
             logging.getLogger().addHandler(logging.NullHandler())
         # The gateway in this process reports what aiokafka does.
         logging.getLogger("aiokafka").addHandler(logging.NullHandler())
         outage_log = logging.getLogger("gateway.kafka.client.outages")
         outage_log.addFilter(self._should_log_outage)
         try:
-            async with open_in_process(self._target, self._kafka) as source:
+            assert self.kafka is not None
+            async with open_in_process(self.target, self.kafka) as source:
                 yield source
         finally:
             outage_log.removeFilter(self._should_log_outage)
 
     def _create_remote_source(self) -> SseSource:
         tls: ssl.SSLContext | bool = True
-        if self._target.scheme == "https":
-            cacert = self._options.cacert
+        if self.target.scheme == "https":
             try:
-                tls = create_trusting_context(cacert)
+                tls = create_trusting_context(self.cacert)
             except ValueError as exc:
                 raise GatewayError(f"--cacert {exc}") from exc
-            if self._options.insecure:
+            if self.insecure:
                 tls.check_hostname = False
                 tls.verify_mode = ssl.CERT_NONE
-        return SseSource(self._target, headers=self._options.headers, tls=tls)
-
-    @property
-    def _kafka(self) -> KafkaSource:
-        assert self._options.kafka is not None
-        return self._options.kafka
+        return SseSource(self.target, headers=self.headers, tls=tls)
 
     async def _explain_absence(self) -> str:
-        error = await find_connection_error(self._kafka, self._target.topics, "tail")
+        assert self.kafka is not None
+        error = await find_connection_error(self.kafka, self.target.topics, "tail")
         return NO_KAFKA_MESSAGE if error is None else str(error)
 
     def _should_log_outage(self, record: logging.LogRecord) -> bool:

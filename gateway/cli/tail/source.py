@@ -161,7 +161,7 @@ class SseSource:
             follow_redirects=True,
         )
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await self._http.aclose()
 
     async def iter_events(self, position: str | None) -> AsyncGenerator[list[StreamEvent]]:

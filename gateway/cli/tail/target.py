@@ -25,9 +25,7 @@ class OutputFormat(StrEnum):
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _TOPICS = re.compile(r"[A-Za-z0-9._-]{1,249}(,[A-Za-z0-9._-]{1,249})*")
-_POSITION = re.compile(
-    r"[A-Za-z0-9_-]{24,}"
-)  # a resume token: longer than any time without a colon
+_POSITION = re.compile(r"[A-Za-z0-9_-]{24,}")  # longer than any time without a colon
 _COUNT = re.compile(r"[0-9]{1,12}")
 _TOKEN = re.compile(r"[!-~]+")
 

@@ -17,7 +17,10 @@ import typer
 from gateway.cli.commands import EXIT_FAILURE, format_exit_codes
 from gateway.cli.options import (
     ConfigFileOption,
+    JsonOption,
     build_config_option,
+    build_file_option,
+    build_time_option,
     complete_guard,
     require_config_file,
 )
@@ -31,7 +34,6 @@ TokenArgument = Annotated[
         metavar="TOKEN", show_default=False, help="The token, or - to read standard input."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 token = typer.Typer(
     no_args_is_help=True,
@@ -64,12 +66,7 @@ def create(
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Sign with this private key in PEM: RSA, EC or Ed25519.",
-        ),
+        build_file_option("--key", help="Sign with this private key in PEM: RSA, EC or Ed25519."),
     ] = None,
     guard: Annotated[
         str | None,
@@ -95,9 +92,7 @@ def create(
             help='A further claim; JSON such as 7 or ["a"] is read as such. Repeatable.',
         ),
     ] = None,
-    expires: Annotated[
-        str, typer.Option(metavar="TIME", help="How long it is valid, such as 1h.")
-    ] = "1h",
+    expires: Annotated[float, build_time_option("How long it is valid, such as 1h.")] = "1h",  # type: ignore[assignment]
     key_id: Annotated[
         str | None, typer.Option("--kid", help="The key id in the token and in --jwk.")
     ] = None,
@@ -117,14 +112,12 @@ def create(
     gateway token create --key dev.pem --jwk            # for guards.NAME.keys
     gateway token create --guard login -c gateway.yaml --subject alice
     """
-    from .json_web_token import build_claims, load_signing_key, parse_claims
+    from .json_web_token import build_claims, find_jwt_guard, load_signing_key, parse_claims
 
     if (secret is not None) + (key is not None) > 1:
         raise typer.BadParameter("give either --secret or --key")
     section = None
     if guard is not None:
-        from .json_web_token import find_jwt_guard
-
         section = find_jwt_guard(require_config_file(config), guard)
     elif config is not None:
         raise typer.BadParameter("is for --guard", param_hint="--config")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
+from gateway.cli.output import escape_controls, format_table, format_value
 from gateway.core.times import format_time
 from gateway.errors import GatewayError, GuardUnavailable, RequestError
 
@@ -114,17 +115,11 @@ def parse_claims(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def build_claims(
-    own: Mapping[str, Any], further: Mapping[str, Any], expires: str
+    own: Mapping[str, Any], further: Mapping[str, Any], lifetime_s: float
 ) -> dict[str, Any]:
     """Return all claims of a token without those that are None; `further` override all others."""
-    from gateway.config.types.units import parse_duration
-
-    try:
-        seconds = parse_duration(expires)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc), param_hint="--expires") from None
     now = int(time.time())
-    claims = {**own, "iat": now, "exp": now + int(seconds), **further}
+    claims = {**own, "iat": now, "exp": now + int(lifetime_s), **further}
     return {name: value for name, value in claims.items() if value is not None}
 
 
@@ -152,19 +147,14 @@ class DecodedJwt:
         return {"header": self.header, "claims": self.claims, "signature": "not verified"}
 
     def to_table(self) -> str:
-        return "\n".join(self._iter_lines())
-
-    def _iter_lines(self) -> Iterator[str]:
-        header = " ".join(f"{name}={_format_value(value)}" for name, value in self.header.items())
+        header = " ".join(f"{name}={format_value(value)}" for name, value in self.header.items())
         rows = [("header", header), ("signature", "not verified; see `gateway token check`")]
-        rows += [(name, self.format_claim(name)) for name in self.claims]
-        width = max(len(name) for name, _ in rows)
-        for name, value in rows:
-            yield f"{_format_value(name):<{width}}  {value}"
+        rows += [(format_value(name), self.format_claim(name)) for name in self.claims]
+        return "\n".join(format_table(rows))
 
     def format_claim(self, name: str) -> str:
         value = self.claims[name]
-        text = _format_value(value)
+        text = format_value(value)
         if name in TIME_CLAIMS and isinstance(value, int | float) and not isinstance(value, bool):
             moment = format_time(value * 1000, "seconds")
             expired = ", expired" if name == "exp" and value <= time.time() else ""
@@ -178,19 +168,10 @@ def _decode_part(part: str, what: str) -> dict[str, Any]:
     except (ValueError, binascii.Error, RecursionError):
         raise GatewayError(f"{what} not JSON in base64url; copy the token again") from None
     if not isinstance(decoded, dict):
-        kind = {list: "a list", str: "text", type(None): "null"}.get(type(decoded), "a number")
-        kind = "true or false" if isinstance(decoded, bool) else kind
+        kinds = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
+        kind = kinds.get(type(decoded), "a number")
         raise GatewayError(f"{what} {kind} and not a JSON object; ask whoever issued the token")
     return decoded
-
-
-def _format_value(value: Any) -> str:
-    """Return a value as text. The token may be of anyone, so control characters are escaped."""
-    from gateway.cli.output import escape_controls
-
-    return escape_controls(
-        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    )
 
 
 @dataclass(frozen=True)
@@ -227,8 +208,6 @@ class Verdict:
         }
 
     def to_text(self) -> str:
-        from gateway.cli.output import escape_controls
-
         return "\n".join(escape_controls(line) for line in self._iter_lines())
 
     def _iter_lines(self) -> Iterator[str]:

@@ -13,7 +13,7 @@ from gateway.errors import TokenCorrupt, TokenForeign
 
 if TYPE_CHECKING:
     from gateway.config import Settings
-    from gateway.core.token.resume_token import ResumeToken, TokenTopic
+    from gateway.core.token.resume_token import ResumeToken
 
 
 class SignatureState(StrEnum):
@@ -121,18 +121,16 @@ def _check_signature(token: ResumeToken, settings: Settings | None) -> Signature
 def _find_names(
     token: ResumeToken, topics: Sequence[str], settings: Settings | None
 ) -> dict[int, str]:
-    configured = (
-        [topic.name for kafka in settings.clusters.values() for topic in kafka.topics]
-        if settings is not None
-        else []
-    )
+    clusters = {} if settings is None else settings.clusters
+    configured = [topic.name for kafka in clusters.values() for topic in kafka.topics]
     matched = token.match_topics(dict.fromkeys([*topics, *configured], ""))
     for name in topics:
         if name not in matched:
             raise TokenForeign(f"the resume token is not of a topic '{name}'; leave out --topic")
-    return {_find_index(token.topics, topic): name for name, topic in matched.items()}
-
-
-def _find_index(topics: Sequence[TokenTopic], wanted: TokenTopic) -> int:
-    """Return the index of the very object: topics of a token can be equal."""
-    return next(index for index, topic in enumerate(topics) if topic is wanted)
+    # The very objects are compared: topics of a token can be equal.
+    return {
+        index: name
+        for name, wanted in matched.items()
+        for index, topic in enumerate(token.topics)
+        if topic is wanted
+    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,7 +59,7 @@ def topics(
     if name is None:
         summaries = asyncio.run(_list_topics(source, everything))
         _print_lines(
-            (json.dumps(each.to_json()) for each in summaries)
+            (json.dumps(asdict(each)) for each in summaries)
             if as_json
             else _format_summaries(summaries)
         )
@@ -99,22 +100,17 @@ def _format_summaries(summaries: Sequence[TopicSummary]) -> Iterator[str]:
         return
     rows = [("TOPIC", "PARTITIONS", "REPLICAS", "RECORDS")]
     rows += [
-        (
-            each.name,
-            str(each.partitions),
-            str(each.replicas),
-            "unknown" if each.records is None else str(each.records),
-        )
+        (each.name, str(each.partitions), str(each.replicas), _format_number(each.records))
         for each in summaries
     ]
     yield from format_table(rows)
 
 
 def _format_details(details: TopicDetails) -> Iterator[str]:
-    records = "unknown" if details.records is None else str(details.records)
     yield f"topic    {details.name}"
     yield f"cleanup  {details.cleanup_policy or 'unknown'}"
-    yield f"records  {records}, {details.rate:.1f}/s in the last {details.seconds:.1f} s"
+    rate = f"{details.rate:.1f}/s in the last {details.seconds:.1f} s"
+    yield f"records  {_format_number(details.records)}, {rate}"
     yield ""
     rows = [("PARTITION", "LEADER", "IN SYNC", "REPLICAS", "START", "END")]
     rows += [
@@ -123,8 +119,8 @@ def _format_details(details: TopicDetails) -> Iterator[str]:
             "none" if each.leader < 0 else str(each.leader),
             ",".join(map(str, each.in_sync)) or "none",
             ",".join(map(str, each.replicas)),
-            "unknown" if each.start is None else str(each.start),
-            "unknown" if each.end is None else str(each.end),
+            _format_number(each.start),
+            _format_number(each.end),
         )
         for each in details.partitions
     ]
@@ -136,6 +132,10 @@ def _format_details(details: TopicDetails) -> Iterator[str]:
         yield f"  key    {_format_text(sample.key)}"
         yield f"  value  {_format_text(sample.value)}"
         yield from (f"  {name}: {_format_text(value)}" for name, value in sample.headers)
+
+
+def _format_number(number: int | None) -> str:
+    return "unknown" if number is None else str(number)
 
 
 def _format_text(text: str | None) -> str:

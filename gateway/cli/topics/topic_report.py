@@ -125,9 +125,6 @@ class TopicSummary:
     replicas: int
     records: int | None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class PartitionDetails:

@@ -119,7 +119,7 @@ def test_a_missing_topic_is_told_with_the_nearest_that_there_is():
             TopicRequirement("orders"),
             topic(leaderless=9),
             FindingState.WARNING,
-            "0, 1, 2, 3, 4, ... of 12",
+            "0, 1, 2, 3, 4, 5, 6, 7, and 1 more of 12",
         ),
         (TopicRequirement("orders"), topic(error=17), FindingState.FAILS, "error 17"),
     ],

@@ -102,7 +102,7 @@ async def test_a_count_is_of_all_connections_and_ends_within_a_batch():
     source = Played(
         [[BEGIN, record(1), deleted], ConnectionLost("cut")], [[record(3), record(4), record(5)]]
     )
-    it, written = follower(source, count=4)
+    it, written = follower(source, remaining=4)
     await it.run()
     assert written.data == b"1\n3\n4\n"
     assert source.asked == [None, "p2"]
