@@ -180,8 +180,9 @@ class SharedCatchUp:
         subscription = self.subscription
         if not self._is_reading or (self.is_full and not subscription.end_reason):
             return
-        # It is read for in the turns of all of its members: none makes the others wait.
-        if self._has_other_members:
+        # It is read for in the turns of all of its members: none makes the others wait. After the
+        # last one left, it has their turns: without any it would be behind all others.
+        if self._has_other_members and self._member_counts:
             subscription.client_key = frozenset(self._member_counts)
             self._has_other_members = False
         data = self._leader.take()

@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import dropwhile
 from time import perf_counter
@@ -85,13 +86,18 @@ class _Version(NamedTuple):
     topic: Topic
 
 
-class _ReadRequest(NamedTuple):
-    """A read that one client waits for."""
+@dataclass(eq=False, slots=True)
+class _ReadRequest:
+    """A read that one client waits for.
+
+    `postponed` is how often it was put behind all that waited, for its clients had had a turn.
+    """
 
     start: OffsetStart
     version: _Version
     client_keys: frozenset[str]
     result: asyncio.Future[EntryRun]
+    postponed: int = 0
 
 
 class _CachedRead(NamedTuple):
@@ -282,9 +288,14 @@ class BackfillReader:
             self._readers.pop(tp, None)
             return
         topic, first = self._get_topic_settings(tp.topic), next(iter(queue.values()))
-        # The next turn of its clients is after those of all others that wait.
+        # The next turn of its clients is after those of all others that wait. A request that was
+        # postponed more often stays: so it is postponed only by requests that are older than it,
+        # and not for ever by crowds that its client is in, too, which ask again and again.
         for request in list(queue.values()):
-            if request.client_keys <= first.client_keys and request is not first:
+            if request is first or request.postponed > first.postponed:
+                continue
+            if request.client_keys <= first.client_keys:
+                request.postponed += 1
                 queue[request.result] = queue.pop(request.result)
         reader = self._readers[tp] = create_reader(tp, first.start, topic)
         # If the topic was created again since, the client gets the gap of that.

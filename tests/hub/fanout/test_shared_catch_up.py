@@ -285,3 +285,7 @@ async def test_a_shared_catch_up_takes_the_turns_of_all_its_members():
     (shared,) = find_shared(first)
     shared.push()
     assert shared.subscription.client_key == {"first", "other", "third"}
+    for client in clients:
+        client.close()
+    shared.push()  # it reads on for those who may still join
+    assert shared.subscription.client_key == {"first", "other", "third"}

@@ -17,6 +17,7 @@ from support.waiting import wait_until
 
 from gateway.config import Topic
 from gateway.core.client.read_buffer import EntryRun
+from gateway.core.client.terms import ClientKey
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import (
     EARLIEST,
@@ -223,6 +224,33 @@ async def test_who_reads_for_several_waits_for_the_others_of_none(held):
         fetcher.answer_fetch(build_records(order[-1] + 1))  # of use to this one only
     await asyncio.wait(reads)
     assert order == [50, 40, 7, 30]
+
+
+async def test_crowds_that_go_on_reading_postpone_no_stream_of_their_member_for_ever(held):
+    """Each turn of one of three crowds that a client was in, too, put that client's own stream
+    behind the others, which had asked again by then."""
+    made, _ = held
+    fetcher = made.fetcher
+
+    async def keep_reading(offset: int, client_key: ClientKey) -> None:
+        while True:
+            await made.read(TP, PartitionPosition(offset, 0), client_key)
+            offset += 10
+
+    crowds = [
+        asyncio.create_task(keep_reading(offset, frozenset({name, "bob"})))
+        for offset, name in enumerate(("ada", "dan", "eve"))
+    ]
+    await asyncio.sleep(0)
+    reading = asyncio.create_task(made.read(TP, PartitionPosition(5, 0), "bob"))
+    order = list[int]()
+    while 5 not in order and len(order) < 20:
+        await wait_until(lambda: fetcher.readers)
+        order.append(fetcher.readers[TP].position.offset)
+        fetcher.answer_fetch(build_records(order[-1] + 1))  # of use to this one only
+    for task in (*crowds, reading):
+        task.cancel()
+    assert order[-1] == 5
 
 
 async def test_a_partition_that_is_slow_holds_up_no_other(orders: EmbeddedKafka):
