@@ -77,6 +77,7 @@ def create_client(
     deadline: float = 0.0,
     rate_limiter: RateLimiter | None = None,
     traffic: StreamCounts = UNREPORTED_TRAFFIC,
+    start: StreamStart = StreamStart(),  # noqa: B008
     **options: Any,
 ) -> Client:
     """ready: the partition can be read. sibling: another of the same hub, whatever `hub` is, and
@@ -95,9 +96,7 @@ def create_client(
         terms = SubscriptionTerms(slow_policy, ends, credit=credit)
         subscription = Subscription(channel, None, terms, traffic)
     made = ClientOptions(**{"heartbeat": 60.0, **options})
-    client = Client(
-        hub, shared_tail, subscription, wire, StreamStart(), made, number=0, deadline=deadline
-    )
+    client = Client(hub, shared_tail, subscription, wire, start, made, number=0, deadline=deadline)
     if rate_limiter is not None:
         client.limit_rate(rate_limiter)
     return client

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason, SubscriptionTerms
+from gateway.core.log.partition_reader import TimestampStart
 from gateway.core.log.record import GapReason, Position, TopicPartition
 from gateway.hub.reads.backfill import Backfill
 from gateway.hub.reads.position_resolver import StreamStart
@@ -229,6 +230,10 @@ class ClientSource:
         """Return how many seconds its route lets it go back; None for no limit."""
         token = None if self._backfill is None else self._backfill.token
         return None if token is None else token.max_age
+
+    @property
+    def since(self) -> TimestampStart | None:
+        return None if self._backfill is None else self._backfill.start.since
 
     def get_position(self) -> ClientPosition:
         """Return where it stands, also while a shared catch-up reads for it.

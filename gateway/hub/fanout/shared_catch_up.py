@@ -341,7 +341,11 @@ class SharedCatchUps:
         ):
             return None
         positions = frozenset(subscription.private_positions.items())
-        key = (subscription.channel, positions, subscription.resolve_since, source.max_age)
+        # The leader looks for where pending partitions start by its own start, in milliseconds.
+        since = source.since
+        if since is not None and not any(position.is_pending for _, position in positions):
+            since = None
+        key = (subscription.channel, positions, since, subscription.resolve_since, source.max_age)
         shared_catch_up = self._newest_by_key.get(key)
         if shared_catch_up is None or not shared_catch_up.can_join:
             if now - self._seen_at.get(key, -JOIN_WINDOW_S) >= JOIN_WINDOW_S:

@@ -7,17 +7,24 @@ import gzip
 import re
 from collections.abc import Sequence
 
+import pytest
 from support.outlet import FakeOutlet
 from support.single_client import TP, FakeHub, create_client, drain_outlet, get_hub, write_records
 from support.waiting import wait_until
 
 from gateway.core.client.subscription import Subscription
-from gateway.core.client.terms import EndReason
+from gateway.core.client.terms import EndReason, SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
-from gateway.core.log.record import PartitionPosition, TopicPartition
+from gateway.core.log.record import (
+    NO_EPOCH,
+    UNVERIFIED_LINEAGE,
+    PartitionPosition,
+    TopicPartition,
+)
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client
 from gateway.hub.fanout.shared_catch_up import JOIN_WINDOW_S, SharedCatchUp
+from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
 from gateway.hub.wires.wrapping import GzipWire
@@ -69,6 +76,29 @@ async def test_who_has_a_partition_from_the_channel_alone_does_not_join():
     first.subscription.channel.tail.add_partition(log, PartitionPosition(0, 0, log.lineage))
     attach_late_clients(first, [FakeOutlet() for _ in range(3)], 100)
     assert not find_shared(first)
+
+
+@pytest.mark.parametrize(("offset", "is_shared"), [(None, False), (5, True)])
+async def test_starts_in_one_second_are_shared_only_once_they_are_found(
+    offset: int | None, is_shared: bool
+):
+    """Where a pending partition starts was looked for by the start of one of them: another, which
+    asked for 0.8 s more, lost these records without a gap."""
+    first = create_client()
+    position = {TP: PartitionPosition(offset, NO_EPOCH, UNVERIFIED_LINEAGE)}
+    clients = []
+    for origin in (5900, 5900, 5100):
+        subscription = Subscription(
+            first.subscription.channel, position, SubscriptionTerms(resolve_since=5)
+        )
+        start = StreamStart(origin=origin)
+        clients.append(create_client(sibling=first, subscription=subscription, start=start))
+        clients[-1].attach(FakeOutlet())
+    shared = [client.shared_catch_up is not None for client in clients]
+    for client in (first, *clients):
+        client.close()
+    get_hub(first).shared_catch_ups.close()
+    assert shared == [False, True, is_shared]
 
 
 async def test_they_are_read_for_once_and_ride_from_where_the_leader_came_to(monkeypatch):
