@@ -230,6 +230,23 @@ async def test_a_change_to_another_topic_begins_there_and_to_one_more_keeps_its_
         )
 
 
+async def test_a_stream_to_the_latest_that_is_changed_to_another_topic_ends_behind_all_of_that(
+    gateway: GatewayThread, oracle: StreamOracle
+):
+    """It ended at once, as if all had been sent: it knew where the earlier topic ended only."""
+    await oracle.produce_records("orders", 10)
+    await oracle.produce_records("stock", 20)
+    ends = oracle.get_start_offsets("stock", 2)
+    async with MultiplexClient(gateway.base_url) as socket:
+        await socket.subscribe("a", "/orders?from=earliest&until=latest", credit=1)
+        await socket.wait_until(lambda: len(socket.get_records("a")) == 1)
+        await socket.change("a", path="/stock?from=earliest")
+        await socket.send_message("credit", id="a", n=100_000)
+        end = await socket.wait_for_message("a", "end")
+        assert end["reason"] == "until"
+        assert len(socket.get_records("a")) == 1 + sum(ends.values())
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"path": "/nowhere"}, "unknown-path"),
     ({"path": "/fixed", "filter": {"key": "x"}}, "not-to-be-chosen"),

@@ -336,14 +336,16 @@ class Routes:
     ) -> Client:
         """Subscribe a client that continues another one, from the position of that one.
 
-        If the other client read none of the topics, the query says where the new one starts. It
-        raises as `open_client`.
+        If the other client read none of the topics, the query says where the new one starts and
+        ends. It raises as `open_client`.
         """
         view, overrides = await self.get_view(match, query_pairs), {"lastEventId": ""}
         if handover.cluster != view.cluster:
             # A position in another cluster means nothing in this one.
-            handover = handover._replace(topics=frozenset(), until=None)
-        if not handover.topics.isdisjoint(view.topics):
+            handover = handover._replace(topics=frozenset())
+        if handover.topics.isdisjoint(view.topics):
+            handover = handover._replace(until=None)
+        else:
             overrides["lastEventId"] = handover.position.decode()
         start, _ = self._resolve_start(
             match.route, view, build_request("/", merge_query(query_pairs, overrides))
