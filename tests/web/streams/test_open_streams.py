@@ -10,6 +10,7 @@ import pytest
 from starlette.requests import Request
 from support.outlet import FakeOutlet
 from support.single_client import create_client, write_records
+from support.waiting import wait_until
 
 from gateway.client_memory import ClientMemory
 from gateway.config import Route
@@ -26,8 +27,8 @@ ROUTE = Route.model_validate({"when": [{"path": "/"}], "with": {"topic": "t"}})
 class FakeRoutes:
     """As far as a stream knows them. Brokers are asked for a view until `answered` is set."""
 
-    def __init__(self) -> None:
-        self.stream_registry = StreamRegistry()
+    def __init__(self, stream_registry: StreamRegistry) -> None:
+        self.stream_registry = stream_registry
         self.answered = asyncio.Event()
 
     async def get_view(self, match: Match, query: object) -> Any:
@@ -40,9 +41,9 @@ class FakeRoutes:
     def get_challenge_lead(self, guard: str) -> None: ...
 
 
-def build_stream() -> HttpStream:
+def build_stream(stream_registry: StreamRegistry | None = None) -> HttpStream:
     request = Request({"type": "http", "headers": [], "path": "/", "query_string": b""})
-    routes: Any = FakeRoutes()
+    routes: Any = FakeRoutes(stream_registry or StreamRegistry())
     return HttpStream(routes, build_match("/old"), request, SseWire(), lambda: None)
 
 
@@ -89,6 +90,20 @@ async def test_a_change_that_waits_for_brokers_undoes_no_later_one(change: str):
     stream.routes.answered.set()  # type: ignore[attr-defined]
     await waiting
     assert [match.path for match in stream.matches] == ["/old", "/new"]
+
+
+async def test_a_reload_does_not_wait_for_the_brokers_of_one_stream_to_look_at_the_next():
+    """While a cluster was frozen, each stream of its topics by a pattern took a timeout before the
+    next one was looked at, and streams of other clusters showed what was taken away."""
+    waiting = build_stream()
+    registry = waiting.routes.stream_registry
+    other = build_stream(registry)
+    other.routes.answered.set()  # type: ignore[attr-defined]
+    reload = asyncio.create_task(registry.apply_reload(set(), set()))
+    await wait_until(lambda: len(other.matches) == 2)
+    assert len(waiting.matches) == 1
+    waiting.routes.answered.set()  # type: ignore[attr-defined]
+    assert sum((await reload).values()) == len(waiting.matches) == 2
 
 
 async def test_streams_of_long_paths_count_as_memory_and_end_above_its_limit():
