@@ -20,8 +20,10 @@ def build_cli_page() -> str:
     """Return the page."""
     parts = [
         "# Command line\n\n"
-        "What the commands do, and how they are called. `--help` lists the options of each. "
-        "`gateway --install-completion` sets up completion of your shell.\n"
+        "What the commands do, and how they are called; `--help` lists their options. `gateway "
+        "--install-completion` sets up completion of your shell.\n\n"
+        "Exit codes: 0 success, 1 failure or what a command says, 2 wrong usage, 78 wrong "
+        "configuration, 130 interrupted by ^C.\n"
     ]
     for words, command in iter_commands():
         parts.append(_build_command(words, command))
@@ -44,22 +46,13 @@ def _iter_below(
 
 def _build_command(words: tuple[str, ...], command: Command) -> str:
     name = " ".join(words)
-    context = command.make_context(name, [], resilient_parsing=True)
-    usage = " ".join([name, *command.collect_usage_pieces(context)])
-    anchor = "-".join(words)
-    parts = [f"## `{name}` {{ #{anchor} }}\n", f"`{usage}`\n"]
+    parts = [f"## `{name}`\n"]
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     # What it does, and how it is called; `--help` says the rest, where it is used.
     parts += [_format_help(text) for text in paragraphs if text is paragraphs[0] or text[0] == "\b"]
-    if hasattr(command, "commands"):
-        links = [
-            f"[`{name} {each}`](#{anchor}-{each})"
-            for each, below in command.commands.items()
-            if not below.hidden
-        ]
-        parts.append(f"Commands: {', '.join(links)}.\n")
-    if command.epilog:
-        parts.append(f"{command.epilog}\n")
+    failure = re.search(r"\b1 (.*), 2 wrong usage", command.epilog or "")
+    if failure and failure[1] != "failure":
+        parts.append(f"Exit code 1: {failure[1]}.\n")
     return "\n".join(part for part in parts if part)
 
 

@@ -1,36 +1,42 @@
 """Write the configuration reference: a page for each top-level option, from the JSON Schema.
 
-Every section has an example, cut from a configuration in `examples`, which the tests load.
+Every kind of section has an example, cut from a configuration in `examples`, which the tests load.
+A section that stands in several places is described once. Headings are given no ids, so that
+GitHub, too, finds their anchors.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from gateway.config import build_json_schema
+from gateway.config import Settings, build_json_schema
 from gateway.config.types.fields import DURATION_PATTERN, SIZE_PATTERN
+from gateway.config.types.forms import expand
 
 from .markdown import escape_markdown
-from .schema import Node, Section, build_anchor, is_substitution, iter_sections, iter_values
+from .schema import Node, Section, find_sections, is_substitution, iter_sections, iter_values
 
 FOLDER = "reference/configuration"
 EXAMPLES = Path(__file__).parent / "examples"
 
 _PATTERN_NAMES = {DURATION_PATTERN: "duration", SIZE_PATTERN: "size", "^https?://": "URL"}
 _FLOW_WIDTH = 60
+_MAX_INLINED_OPTIONS = 3
+_MIN_SHARED_OPTIONS = 5
 
 _INTRODUCTION = """\
 # Configuration
 
 A configuration is one YAML file. `gateway check FILE` reports everything that is wrong with it,
-with line and column; `gateway check FILE --print` prints it with every default filled in.
+with line and column; with `--print` it prints the file with every default filled in.
 
 ```yaml title="gateway.yaml"
 kafka:
@@ -38,16 +44,12 @@ kafka:
   topics:
     - name: orders
 routes:
-  - when: [{path: /events/orders}]
-    with: {topic: orders}
+  - path: /events/orders
+    topic: orders
 ```
 
-`kafka.servers` is the only option that must be set. An unknown option is an error.
+Only `kafka.servers` must be set. An unknown option is an error.
 
-## Sections
-
-| Option | What it configures |
-|---|---|
 """
 
 _VALUES = """
@@ -55,15 +57,15 @@ _VALUES = """
 
 | Type | Written as |
 |---|---|
-| duration | A number and a unit: `250ms`, `5s`, `10m`, `24h`, `7d` |
-| size | A number and a unit: `512kB`, `64MiB`, `1GiB` |
-| rate | A number and a unit of time: `20/s`, `100/m`, `1000/h` |
+| duration | `250ms`, `5s`, `10m`, `24h`, `7d` |
+| size | `512kB`, `64MiB`, `1GiB` |
+| rate | `20/s`, `100/m`, `1000/h` |
 | text | YAML text; quote what YAML reads as something else, such as `"on"` or `"1.10"` |
 
 ## Environment variables and files
 
-Any value can come from the environment or from a file. The file is read once, when the
-configuration is loaded or reloaded; a relative path starts at the folder of the configuration.
+Any value can come from the environment or from a file, which is read when the configuration is
+loaded or reloaded; a relative path starts at the folder of the configuration.
 
 | In the file | Becomes |
 |---|---|
@@ -83,13 +85,12 @@ kafka:
       password: ${env.KAFKA_PASSWORD}
 ```
 
-`${params.NAME}` and `${message.…}` are filled in later, for each request and each record. The
-options that take them say so.
+`${params.NAME}` and `${message.…}` are filled in for each request and each record, in options that
+say so.
 
 ## Completion in an editor
 
-`gateway check --schema` prints the JSON Schema of the configuration. Editors with the YAML language
-server read it from the first line of the file:
+Editors with the YAML language server take the schema from the first line of the file:
 
 <!-- check: yaml -->
 ```yaml
@@ -109,6 +110,17 @@ class _Option(NamedTuple):
     is_required: bool
 
 
+class _Example(NamedTuple):
+    """A value of an example: the path to it in the file, and the file."""
+
+    keys: tuple[str | int, ...]
+    config: Any
+
+    def covers(self, other: _Example) -> bool:
+        """Return whether another value is a part of this one."""
+        return other.keys[: len(self.keys)] == self.keys
+
+
 def build_configuration_pages() -> dict[str, str]:
     """Return the pages of the configuration reference, by their path below docs/."""
     schema = build_json_schema()
@@ -126,6 +138,14 @@ def load_examples() -> dict[str, Any]:
     return {path.stem: yaml.load(path.read_text()) for path in sorted(EXAMPLES.glob("*.yaml"))}
 
 
+def iter_examples(schema: Node) -> Iterator[tuple[str, Section, _Example]]:
+    """Yield each section of the examples, with the name of the example's file."""
+    for name, config in load_examples().items():
+        expansion = expand(Settings, config)  # the schema has the sections of the long form
+        for section, keys, _ in iter_values(schema, expansion.values):
+            yield name, section, _Example(_find_written(tuple(keys), expansion.moves), config)
+
+
 class _Writer:
     """Writes the pages of one schema."""
 
@@ -133,62 +153,134 @@ class _Writer:
         self._schema = schema
         self.sections = list(iter_sections(schema))
         self._by_title = {section.title: section for section in self.sections}
-        self._examples: dict[str, str] = {}
-        for name, config in load_examples().items():
-            for section, keys, value in iter_values(schema, config):
-                if self._by_title[section.title].page == name:
-                    self._examples.setdefault(section.title, _cut(schema, config, keys, value))
+        self._uses = Counter(
+            used.title
+            for section in (Section("", "", schema), *self.sections)
+            for option in section.node.get("properties", {}).values()
+            for used in find_sections(schema, "", option)
+        )
+        self._values = list(iter_examples(schema))
+        self._examples = self._choose_examples()
 
     def build_index(self) -> str:
         """Return the page that lists the top-level options, and explains values."""
-        parts = [_INTRODUCTION]
         pages = {section.page for section in self.sections}
-        alone = []
-        for option in _iter_options("", self._schema):
-            target = f"{option.name}.md" if option.name in pages else f"#{option.name}"
-            parts.append(f"| [`{option.name}`]({target}) | {_get_description(option.node)} |\n")
-            if option.name not in pages:
-                alone.append(self._build_option(option, "index", level=2))
-        return "".join([*parts, _VALUES, "\n", "\n".join(alone)])
+        lines = [
+            f"- [`{option.name}`]({option.name}.md): {_get_description(option.node)}\n"
+            if option.name in pages
+            else self._build_option(option, "index", "")
+            for option in _iter_options("", self._schema)
+        ]
+        return "".join([_INTRODUCTION, *lines, _VALUES])
 
     def build_page(self, name: str) -> str:
         """Return the page of one top-level option."""
-        option = self._schema["properties"][name]
-        parts = [f"# {name}\n\n{_get_description(option)}\n"]
-        parts += [self._build_section(s) for s in self.sections if s.page == name]
-        return "\n".join(parts)
+        sections = [section for section in self.sections if section.page == name]
+        parts = [f"# {name}\n"]
+        if sections[0].path != name:
+            parts.append(f"{_get_description(self._schema['properties'][name])}\n")
+        written: set[str] = set()
+        for section in sections:
+            kinds = [each for each in sections if each.path == section.path]
+            common = _find_common_options(kinds)
+            if common and section.path not in written:
+                option = section.kind.partition(":")[0]
+                parts.append(f"## `{section.path}`\n\nOptions of every `{option}`.\n")
+                parts.append(self._build_list(section, common))
+                written.add(section.path)
+            if not self._is_inlined(section):
+                parts.append(self._build_section(section, common))
+        return "\n".join(part for part in parts if part)
 
-    def _build_section(self, section: Section) -> str:
-        kind = f" of {section.kind.replace(': ', ' `')}`" if section.kind else ""
-        is_whole = section.path == section.page
-        title = "Options" if is_whole else f"`{section.path}`{kind}"
-        parts = [f"## {title} {{ #{section.anchor} }}\n"]
-        if not is_whole:
-            parts.append(f"{_get_description(section.node)}\n")
+    def _build_section(self, section: Section, common: Collection[str]) -> str:
+        parts = [f"{_get_description(section.node)}\n"]
+        if section.path != section.page:
+            parts.insert(0, f"## {section.heading}\n")
         if section.title in self._examples:
-            parts.append(f"```yaml\n{self._examples[section.title]}```\n")
-        for option in _iter_options(section.path, section.node):
-            above = build_anchor(section.path) if not section.kind else section.anchor
-            anchor = f"{above}-{option.name.lower()}"
-            parts.append(self._build_option(option, section.page, anchor=anchor))
-        return "\n".join(parts)
+            parts.append(f"```yaml\n{self._cut(self._examples[section.title])}```\n")
+        names = section.node.get("properties", {}).keys() - {
+            section.kind.partition(":")[0],
+            *common,
+        }
+        other, shared = self._find_shared_options(section)
+        lines = self._build_list(section, names - set(shared))
+        if other:
+            listed = ", ".join(f"`{name}`" for name in shared)
+            lines = f"- As of [`{other.path}`](#{other.anchor}): {listed}.\n{lines}"
+        parts.append(lines)
+        return "\n".join(part for part in parts if part)
 
-    def _build_option(self, option: _Option, page: str, *, level: int = 3, anchor: str = "") -> str:
-        types = self._describe_type(option.node, page)
-        facts = [types, _describe_default(option)]
-        return (
-            f"{'#' * level} `{option.path}` {{ #{anchor or build_anchor(option.path)} }}\n\n"
-            f"{' · '.join(fact for fact in facts if fact)}\n\n"
-            f"{_get_description(option.node)}\n"
+    def _find_shared_options(self, section: Section) -> tuple[Section | None, list[str]]:
+        """Return the section above on the page that has many options of this one, and which."""
+        own = section.node.get("properties", {})
+        for other in self.sections[: self.sections.index(section)]:
+            options = other.node.get("properties", {})
+            shared = [name for name, node in own.items() if options.get(name) == node]
+            is_beside = other.page == section.page and other.path != section.path
+            if is_beside and len(shared) >= _MIN_SHARED_OPTIONS:
+                return other, shared
+        return None, []
+
+    def _build_list(self, section: Section, names: Collection[str], indent: str = "") -> str:
+        return "".join(
+            self._build_option(option, section.page, indent)
+            for option in _iter_options(section.path, section.node)
+            if option.name in names
         )
+
+    def _build_option(self, option: _Option, page: str, indent: str) -> str:
+        name, facts = f"`{option.name}`", self._describe_facts(option, page)
+        sections = list(find_sections(self._schema, option.path, option.node))
+        below = ""
+        if len(sections) == 1 and sections[0].path == option.path and not sections[0].kind:
+            facts = "required" if option.is_required else ""
+            section = self._by_title[sections[0].title]
+            if self._is_inlined(section):
+                below = self._build_list(section, section.node["properties"], f"{indent}    ")
+            else:
+                name = f"[{name}]({self._find_target(section, page)})"
+        facts = f" ({facts})" if facts else ""
+        return f"{indent}- {name}{facts}: {_get_description(option.node)}\n{below}"
+
+    def _is_inlined(self, section: Section) -> bool:
+        """Return whether a section is listed below its option, and has no heading itself."""
+        is_named = section.path.endswith(("[]", ".NAME")) or section.path == section.page
+        size = len(section.node.get("properties", {}))
+        is_small = self._uses[section.title] == 1 and size <= _MAX_INLINED_OPTIONS
+        return is_small and not is_named and not section.kind
+
+    def _choose_examples(self) -> dict[str, _Example]:
+        """Return the examples by section: of each kind, and else of whole pages; no part twice."""
+        found: dict[str, _Example] = {}
+        for name, section, example in self._values:
+            if self._by_title[section.title].page == name:
+                found.setdefault(section.title, example)
+        kinds = {t: e for t, e in found.items() if self._by_title[t].kind}
+        chosen: dict[str, _Example] = {}
+        for title, example in sorted(kinds.items(), key=lambda item: len(item[1].keys)):
+            if not any(each.covers(example) for each in chosen.values()):
+                chosen[title] = example
+        for title, example in found.items():
+            if not any(e.covers(example) or example.covers(e) for e in chosen.values()):
+                chosen[title] = example
+        return chosen
+
+    def _describe_facts(self, option: _Option, page: str) -> str:
+        """Return the type and the default of an option; of a plain type the default says enough."""
+        types, default = self._describe_type(option.node, page), option.node.get("default")
+        if option.is_required:
+            return f"{types}; required" if "`" in types else f"{types}, required"
+        if default in (None, "", []) or isinstance(default, Mapping):
+            return types
+        shown = f"`{default if isinstance(default, str) else json.dumps(default)}`"
+        is_plain = not any(word in types for word in ("`", " or ", " from "))
+        return f"default {shown}" if is_plain else f"{types}; default {shown}"
 
     def _describe_type(self, node: Node, page: str) -> str:
         """Return the types of an option, as Markdown with links to sections."""
-        if "else" in node:
-            section = self._describe_type(node["else"], page)
-            return f"{section}, or a mapping of names to these"
-        if "anyOf" in node or "oneOf" in node:
+        if "anyOf" in node or "oneOf" in node or "else" in node:
             alternatives = [*node.get("anyOf", ()), *node.get("oneOf", ())]
+            alternatives += [node[name] for name in ("then", "else") if name in node]
             names = [
                 self._describe_type(each, page)
                 for each in alternatives
@@ -202,7 +294,8 @@ class _Writer:
         if "const" in node:
             return f"`{node['const']}`"
         if "enum" in node:
-            return ", ".join(f"`{value}`" for value in node["enum"])
+            # A format may also be written as a number, which its guide says.
+            return ", ".join(f"`{value}`" for value in node["enum"] if isinstance(value, str))
         return self._describe_plain_type(node, page)
 
     def _describe_plain_type(self, node: Node, page: str) -> str:
@@ -216,22 +309,48 @@ class _Writer:
                 values = node.get("additionalProperties")
                 values = next(iter(node.get("patternProperties", {}).values()), values)
                 if isinstance(values, Mapping):
-                    return f"mapping of names to {self._describe_type(values, page)}"
+                    return f"mapping to {self._describe_type(values, page)}"
                 return "mapping"
             case "string":
                 return "text"
             case "boolean":
-                return "`true` or `false`"
+                return "boolean"
             case "integer" | "number" as name:
                 return f"{name}{_describe_range(node)}"
         return "any value"
 
     def _link(self, title: str, page: str) -> str:
         section = self._by_title[title]
-        target = "" if section.page == page else f"{section.page}.md"
-        kind = f" ({section.kind.partition(': ')[2]})" if section.kind else ""
         name = section.path.removesuffix("[]").removesuffix(".NAME").rpartition(".")[2]
-        return f"[{name}{kind}]({target}#{section.anchor})"
+        kind = section.kind.partition(": ")[2]
+        return f"[{kind or name}]({self._find_target(section, page)})"
+
+    def _find_target(self, section: Section, page: str) -> str:
+        anchor = "" if section.path == section.page else f"#{section.anchor}"
+        return anchor if anchor and section.page == page else f"{section.page}.md{anchor}"
+
+    def _cut(self, example: _Example) -> str:
+        """Return the YAML of an example, below the options that it stands in.
+
+        Beside it stand those that its surroundings must have, such as the name of a topic.
+        """
+        stands = {
+            other.keys: section
+            for _, section, other in self._values
+            if other.config is example.config
+        }
+        part: Any = _flow(_find(example.config, example.keys))
+        for depth in range(len(example.keys) - 1, -1, -1):
+            key, above = example.keys[depth], example.keys[:depth]
+            if isinstance(key, int):
+                part = CommentedSeq([part])
+                continue
+            parent = _find(example.config, above)
+            wanted = stands[above].node.get("required", ()) if above in stands else ()
+            kind = stands[above].kind.partition(": ")[0] if above in stands else ""
+            names = [name for name in parent if name in (key, kind) or name in wanted]
+            part = CommentedMap({n: part if n == key else _flow(parent[n]) for n in names})
+        return _dump(part)
 
 
 def _iter_options(path: str, node: Node) -> Iterator[_Option]:
@@ -247,43 +366,28 @@ def _get_description(node: Node) -> str:
 
 def _describe_range(node: Node) -> str:
     least, most = node.get("minimum"), node.get("maximum")
-    if least is not None and most is not None:
-        return f" from {least} to {most}"
-    if least is not None:
-        return f" of at least {least}"
-    return "" if most is None else f" of at most {most}"
+    return "" if least is None or most is None else f" from {least} to {most}"
 
 
-def _describe_default(option: _Option) -> str:
-    if option.is_required:
-        return "**required**"
-    default = option.node.get("default")
-    if default in (None, "", []) or isinstance(default, Mapping):
-        return ""
-    return f"default `{json.dumps(default) if not isinstance(default, str) else default}`"
+def _find_common_options(kinds: Sequence[Section]) -> list[str]:
+    """Return the options that all kinds of a section have alike."""
+    if len(kinds) == 1:
+        return []
+    first, *others = (kind.node.get("properties", {}) for kind in kinds)
+    return [n for n, node in first.items() if all(other.get(n) == node for other in others)]
 
 
-def _cut(schema: Node, config: Any, keys: list[str | int], value: Any) -> str:
-    """Return the YAML of one value of a configuration, below the options that it stands in.
-
-    Beside it stand those that its surroundings must have, such as the name of a topic.
-    """
-    stands = {tuple(path): section for section, path, _ in iter_values(schema, config)}
-    part: Any = _flow(value)
-    for depth in range(len(keys) - 1, -1, -1):
-        key, above = keys[depth], tuple(keys[:depth])
-        if isinstance(key, int):
-            part = CommentedSeq([part])
-            continue
-        parent = _find(config, keys[:depth])
-        wanted = stands[above].node.get("required", ()) if above in stands else ()
-        kind = stands[above].kind.partition(": ")[0] if above in stands else ""
-        names = [name for name in parent if name in (key, kind) or name in wanted]
-        part = CommentedMap({n: part if n == key else _flow(parent[n]) for n in names})
-    return _dump(part)
+def _find_written(
+    keys: tuple[str | int, ...], moves: Mapping[tuple[str | int, ...], tuple[str | int, ...]]
+) -> tuple[str | int, ...]:
+    """Return where the file has the value of a path of the long form."""
+    for count in range(len(keys), 0, -1):
+        if keys[:count] in moves:
+            return (*moves[keys[:count]], *keys[count:])
+    return keys
 
 
-def _find(config: Any, keys: list[str | int]) -> Any:
+def _find(config: Any, keys: Iterable[str | int]) -> Any:
     for key in keys:
         config = config[key]
     return config

@@ -40,55 +40,55 @@ PROBLEMS = {
     "Access denied": "Kafka does not let the gateway's user read or write the topic. Grant it.",
     "Bad message": "A WebSocket message is no JSON object of a known shape. Correct it.",
     "Bad request": "A parameter, a header or the body is wrong. The detail says which.",
-    "Busy": "All places are taken (503), or those of the address or of the identity (429), or "
-    "`memory` is used up. Come back after `Retry-After`.",
+    "Busy": "Connections (503), those of the address or identity (429), or `memory` are used up. "
+    "Come back after `Retry-After`.",
     "Configuration refused": "The configuration to load has mistakes. The detail lists them.",
-    "Configured anew": "The configuration was replaced while the record was on its way. Nothing "
-    "was written. Send it again.",
-    "Conflict": "Another reload is under way, or what is asked for does not fit the present state.",
+    "Configured anew": "The configuration was replaced meanwhile. Nothing was written. Send it "
+    "again.",
+    "Conflict": "Another reload is under way, or the request does not fit the present state.",
     "Content too large": "The body or the record is larger than the gateway or its topic takes.",
-    "Draining": "The gateway is about to end. Send the request again: another one answers.",
+    "Draining": "The gateway is about to end. Send it again: another one answers.",
     "Expectation failed": "`Expect` is not `100-continue`. Leave it out.",
     "Forbidden": "A guard knows the client and does not admit it. The detail names missing roles.",
     "Foreign origin": "A page of another site asks. List its origin in `access-control`.",
-    "Guard unavailable": "The issuer or the application that decides is away. Come back later.",
+    "Guard unavailable": "The issuer or the application of the guard is away. Come back later.",
     "HTTP version not supported": "The request is neither HTTP/1.1 nor HTTP/1.0.",
     "History is limited": "The position or `?from=` is older than the route's `history` allows.",
     "Idempotency key reused": "The key was used for another record. Use a new key.",
     "Internal error": "The gateway failed. Its log says why.",
-    "Invalid document": "The latest record of the key is no document that can be shown.",
+    "Invalid document": "The latest record of the key cannot be shown.",
     "Kafka is unavailable": "No broker answers as it should. Try again; the log says why.",
     "Method not implemented": "The method of the request is unknown.",
-    "Misdirected request": "The gateway is asked by a name that `listen.hosts` does not list.",
+    "Misdirected request": "`listen.hosts` does not list the name in `Host`.",
     "No dictionary": "The route has no compression dictionary: see `compression` and `history`.",
-    "No document": "There is no record with this key, or it was deleted.",
+    "No document": "No record has this key, or it was deleted.",
     "No progress": "Jobs write no progress to a topic. Set `pipelines.progress.topic`.",
     "No reply in time": "No reply arrived within the route's `timeout`. It may still arrive.",
     "No such reply": "No request with this correlation id is known.",
     "Not found": "The entry of the list does not exist.",
     "Not of the model": "The record does not match the schema of its topic. Correct it.",
     "Not to be chosen": "The route does not let clients choose this filter, field or topic.",
-    "Nothing to be shown": "The client has no role that any field of the route needs.",
+    "Nothing to be shown": "The client lacks the roles of all fields of the route.",
     "Paused": "An operator paused the route. Come back later.",
     "Precondition failed": "The document has changed since it was read. Read it again.",
-    "Rate limited": "The address asks more often than `listen.limits.rate` allows. Wait.",
-    "Record refused": "Kafka or the topic does not take the record as it is. Change it.",
+    "Rate limited": "The address exceeds `listen.limits.rate`. Wait.",
+    "Record refused": "Kafka does not take the record as it is. Change it.",
     "Registry away": "The schema registry does not answer. Come back later.",
     "Reply gone": "The reply is no longer kept, or the request was never answered.",
-    "Reply not understood": "The reply has a status or a header that cannot be sent to a client.",
+    "Reply not understood": "The reply's status or headers cannot be sent to a client.",
     "Request header fields too large": "The head of the request is over 64 KiB.",
     "Request timeout": "The request did not arrive in time. Send it again.",
-    "Resume token refused": "The position is damaged, or of another cluster or other topics. Start "
-    "without it.",
+    "Resume token refused": "The position is damaged, or of another cluster or other topics. "
+    "Start without it.",
     "Subscription exists": "The socket has a stream with this `id`. Use another one.",
-    "The gateway is not started": "An application mounts the gateway and did not start it.",
+    "The gateway is not started": "The application that mounts the gateway did not start it.",
     "Too many keys": "The topic has more keys than its cache or `memory` holds. Raise them.",
     "Too many pipelined requests": "The connection has too many unanswered requests.",
     "Too many produces": "The socket has 100 writes without an answer. Wait for one.",
-    "Too many subscriptions": "The socket has 100 streams, or 640 conditions and fields that "
-    "they choose. Open another socket.",
-    "Transaction open": "`If-Match` or `If-None-Match` cannot be compared while a program has a "
-    "Kafka transaction open in the topic. Come back later.",
+    "Too many subscriptions": "The socket has 100 streams, or 640 conditions and fields. Open "
+    "another socket.",
+    "Transaction open": "A Kafka transaction in the topic holds up `If-Match` or "
+    "`If-None-Match`. Come back later.",
     "Transfer coding not implemented": "The body has a transfer coding other than `chunked`.",
     "URI too long": "The address of the request is over 64 KiB.",
     "Unauthorized": "Credentials are missing or not valid. Log in again.",
@@ -97,19 +97,19 @@ PROBLEMS = {
     "Unknown path": "No route has this path.",
     "Unknown route": "The configuration has no route of this path.",
     "Unknown stream": "The stream does not exist (any more).",
-    "Unknown subscription": "The socket has no stream with this `id`. Subscribe first.",
+    "Unknown subscription": "The socket has no stream with this `id`.",
     "Unknown topic": "No broker knows the topic, or the route does not offer it.",
     "Unknown type": "The `type` of a WebSocket message is unknown.",
-    "Unsupported media type": "The body has a `Content-Type` that the route does not take.",
+    "Unsupported media type": "The route does not take this `Content-Type`.",
 }
 """What the title of each problem means, and what to do."""
 
 SIDECAR_CODES = {
-    "ASSAULT": "An assault of `sidecar.admin.chaos` failed the request on purpose.",
+    "ASSAULT": "`sidecar.admin.chaos` failed the request on purpose.",
     "BACKEND_UNAVAILABLE": "The back end does not answer. Nothing was changed. Try again.",
-    "CHAOS_OFF": "Assaults are not enabled. Set `sidecar.admin.chaos`.",
+    "CHAOS_OFF": "Set `sidecar.admin.chaos`.",
     "DEAD_LETTER_TOPIC": "Dead letters get none of their own. Retry or commit those of the topic.",
-    "FORMAT_MISMATCH": "The instance was created with another format than is asked for.",
+    "FORMAT_MISMATCH": "The instance was created with another format.",
     "GROUP_FAILED": "The group cannot be joined or used. The description says why.",
     "GROUP_IN_USE": "The group has members. Stop them first.",
     "GROUP_NOT_FOUND": "No reactive group has this name.",
@@ -117,40 +117,40 @@ SIDECAR_CODES = {
     "INSTANCE_EXISTS": "The group has an instance with this name. Use another one.",
     "INSTANCE_NOT_FOUND": "The instance was deleted, expired, or never created. Create it.",
     "INTERNAL_ERROR": "The sidecar failed. Its log says why.",
-    "INTERNAL_TOPIC": "Kafka or the sidecars rely on this topic. Name a topic of your own.",
-    "INVALID_BODY": "A member of the body is wrong. The message names it.",
-    "INVALID_CONFIGURATION": "An option of the new instance is wrong. The message names it.",
-    "INVALID_REQUEST": "A parameter or a member of the body is wrong. The message names it.",
+    "INTERNAL_TOPIC": "Kafka or the sidecars rely on this topic. Name one of your own.",
+    "INVALID_BODY": "The message names the wrong member of the body.",
+    "INVALID_CONFIGURATION": "The message names the wrong option of the new instance.",
+    "INVALID_REQUEST": "The message names the wrong parameter or member.",
     "KAFKA_ACCESS_DENIED": "Kafka does not let the sidecar's user do this. Grant it.",
     "KAFKA_UNAVAILABLE": "No broker answers as it should. Try again; the log says why.",
     "KEY_REUSED": "The idempotency key was used for another request. Use a new one.",
     "KEY_SCHEMA_MISSING": "The keys need `key_schema` or `key_schema_id`.",
     "KSQLDB_ROW": "A row of ksqlDB cannot be handed on.",
     "KSQLDB_UNAVAILABLE": "ksqlDB does not answer. Try again.",
-    "NOT_ASSIGNED": "The partition is not assigned to the instance. Read its assignments.",
+    "NOT_ASSIGNED": "The partition is not assigned to the instance.",
     "NOT_OWNED": "Another instance of the sidecar has the partition now.",
     "NOT_READY": "The component starts. Try again.",
-    "NOT_SUBSCRIBED": "The instance has no subscription. Subscribe first.",
+    "NOT_SUBSCRIBED": "Subscribe first.",
     "NO_OFFSET": "The group has no offset of the partition, and `autoOffsetReset` is none.",
     "OFFSET_OUT_OF_RANGE": "Kafka does not have the offset. The message names those that it has.",
     "OTHER_SUBSCRIPTION": "Topics, patterns and assignments exclude each other. Unsubscribe first.",
     "PARTLY_WRITTEN": "Some records of the request were written. Send the others again.",
     "RECORDS_TOO_LARGE": "The records, or the answer to them, are too large. Send fewer at a time.",
-    "RECORDS_UNREADABLE": "A batch is damaged or too large. The message names it. Go on after it.",
-    "REPLAY_ENDED": "The replay has ended, so that it cannot be changed.",
+    "RECORDS_UNREADABLE": "A batch is damaged or too large. Go on behind it.",
+    "REPLAY_ENDED": "The replay has ended and cannot be changed.",
     "REPLAY_IN_DOUBT": "Kafka does not say whether the replay was created; look for it.",
     "REPLAY_NOT_FOUND": "No replay has this id.",
-    "RETRIED_ELSEWHERE": "Another request sends the same records again. Come back later.",
-    "TOO_MANY_INSTANCES": "`sidecar.consumer.instances` are in use, or too many are yours. Delete "
-    "one, or wait.",
-    "TOO_MANY_REPLAYS": "Too many replays run, in all or of yours. Cancel one, or wait.",
-    "UNKNOWN_ASSAULT": "There is no assault of this name.",
+    "RETRIED_ELSEWHERE": "Another request retries the same records. Come back later.",
+    "TOO_MANY_INSTANCES": "`sidecar.consumer.instances` are in use, or too many are yours. "
+    "Delete one, or wait.",
+    "TOO_MANY_REPLAYS": "Cancel one, or wait.",
+    "UNKNOWN_ASSAULT": "No assault has this name.",
     "UNKNOWN_GROUP": "The group does not exist, or is not configured.",
     "UNKNOWN_PARTITION": "The topic has no such partition.",
     "UNKNOWN_TOPIC": "No broker knows the topic.",
     "VALUE_SCHEMA_MISSING": "The values need `value_schema` or `value_schema_id`.",
     "REGISTRY_UNAVAILABLE": "The schema registry does not answer. Come back later.",
-    "WRITES_FULL": "Too much waits to be written. Try again, or send fewer records at once.",
+    "WRITES_FULL": "Too much waits to be written. Try again, or send fewer records.",
     "WRONG_FORMAT": "A record does not match its format or schema. Correct it.",
 }
 """What each code of the sidecar's Status means, and what to do."""
@@ -190,37 +190,35 @@ WebSocket it is an `error` message, whose `code` is the title in lower case with
 }
 ```
 
-`detail` says what happened, with what, and what to do. Programs should decide by `status` and
-`title`, for `detail` may change. A 503 and a 429 have a `Retry-After`.
+Programs should decide by `status` and `title`, for `detail` may change. A 503 and a 429 have a
+`Retry-After`.
 
-An `EventSource` gives up for good at any status but 200. So it gets 200, the event `end` with a
-reason, and a time to come back, where other clients get 503 or 429.
+An `EventSource`, which gives up at any status but 200, [gets 200 and an event](../sse.md#errors).
 
 ## Problems
+
 """
 
-_SIDECAR = """\
+_SIDECAR = """
 ## Codes of the sidecar
 
 Errors of the sidecar are `{"statusCode", "code", "message", "description"}`. A code that is not
 listed is the HTTP status in words, such as `NOT_ACCEPTABLE` for 406. Codes that begin with
 `KSQLDB_` and end in a number have ksqlDB's own number.
 
-| Code | What it means, and what to do |
-|---|---|
 """
 
 
 def build_errors_page() -> str:
     """Return the page."""
     found = find_problems()
-    parts = [_INTRODUCTION, "\n| Title | Status | What it means, and what to do |\n|---|---|---|\n"]
+    parts = [_INTRODUCTION]
     for title in sorted(found):
         statuses = ", ".join(map(str, sorted(found[title]))) or "WebSocket"
-        parts.append(f"| {title} | {statuses} | {PROBLEMS.get(title, '')} |\n")
-    parts += ["\n", _SIDECAR]
+        parts.append(f"- **{title}** ({statuses}): {PROBLEMS.get(title, '')}\n")
+    parts.append(_SIDECAR)
     for code in sorted(find_sidecar_codes()):
-        parts.append(f"| `{code}` | {SIDECAR_CODES.get(code, '')} |\n")
+        parts.append(f"- `{code}`: {SIDECAR_CODES.get(code, '')}\n")
     return "".join(parts)
 
 

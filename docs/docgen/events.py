@@ -12,54 +12,42 @@ from .markdown import escape_markdown
 _INTRODUCTION = """\
 # Events
 
-A stream is made of records and of the control events below. Their names and data are the same on
-every wire: an SSE event has the name in `event:` and the data in `data:`, a line of NDJSON is
-`{"@NAME": DATA}`, and a WebSocket message has the name as its `type`, beside the members of the
-data.
+A stream is made of records and of these control events; `begin` is the first, `end` the last. An
+SSE event has the name in `event:` and the data in `data:`, a line of NDJSON is `{"@NAME": DATA}`,
+and a WebSocket message has the name as its `type`, beside the members of the data.
 
 A record is an SSE event without a name (`message`), a line without `@`, and one of `records` in a
 WebSocket message. A record without a value (a tombstone) is `delete`, with the data `{"key": KEY}`.
 
-| Event | When |
-|---|---|
+A position goes with each event that does not say otherwise.
 """
 
 _CONDITIONS = {
     "snapshot": "Only routes with `mode: snapshot` send it.",
     "challenge": "Only routes with a guard that has a `challenge` send it.",
 }
-_POSITIONS = {
-    "always": "A position always goes with it.",
-    "data": "A position always goes with it.",
-    "sometimes": "A position may go with it.",
-    "never": "No position goes with it.",
-}
+_POSITIONS = {"sometimes": "A position may go with it.", "never": "No position goes with it."}
 
 
 def build_events_page() -> str:
     """Return the page."""
-    rows = [
-        f"| [`{n}`](#{n}) | {escape_markdown(event.summary)} |\n"
-        for n, event in CONTROL_EVENTS.items()
-    ]
-    return "\n".join(["".join([_INTRODUCTION, *rows]), *map(_build_event, CONTROL_EVENTS.values())])
+    return "\n".join([_INTRODUCTION, *map(_build_event, CONTROL_EVENTS.values())])
 
 
 def _build_event(event: ControlEvent) -> str:
     schema = dict(event.schema or {})
-    parts = [f"## `{event.name}` {{ #{event.name} }}\n", f"{escape_markdown(event.summary)}"]
-    if "description" in schema:
-        parts.append(f" {escape_markdown(schema['description'])}")
-    condition = _CONDITIONS.get(event.condition or "", "")
-    parts.append(f" {condition} {_POSITIONS[event.position]}".replace("  ", " ") + "\n\n")
-    members = schema.get("properties", {})
-    if members:
-        parts.append("| Member | Value |\n|---|---|\n")
-        required = schema.get("required", ())
-        for name, member in members.items():
-            optional = "" if name in required else ", optional"
-            parts.append(f"| `{name}` | {_describe(member)}{optional} |\n")
-    return "".join([parts[0], "\n", *parts[1:]])
+    sentences = [
+        escape_markdown(str(schema.get("description", event.summary))),
+        _CONDITIONS.get(event.condition or "", ""),
+        _POSITIONS.get(event.position, ""),
+    ]
+    parts = [f"## `{event.name}`\n\n{' '.join(filter(None, sentences))}\n"]
+    required = schema.get("required", ())
+    members = [
+        f"- `{name}`: {_describe(member)}{'' if name in required else ', optional'}\n"
+        for name, member in schema.get("properties", {}).items()
+    ]
+    return "\n".join([*parts, "".join(members)]) if members else parts[0]
 
 
 def _describe(member: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from gateway.telemetry import catalog
 from gateway.telemetry.catalog import METRICS, Metric, MetricKind
@@ -10,7 +10,19 @@ from gateway.telemetry.catalog import METRICS, Metric, MetricKind
 from .markdown import escape_markdown
 
 _GROUPS = {
-    "gateway_sidecar_": "Sidecar",
+    **dict.fromkeys(
+        (
+            "gateway_sidecar_",
+            "gateway_ksqldb_",
+            "gateway_audit_",
+            "gateway_reactive_",
+            "gateway_consumer_",
+            "gateway_dead_letters",
+            "gateway_replays",
+            "gateway_chaos_",
+        ),
+        "Sidecar",
+    ),
     "gateway_pipeline_": "Pipelines",
     "gateway_partition_": "Partitions",
     "gateway_broker_": "Brokers",
@@ -23,11 +35,12 @@ _OTHER = "Clients and the gateway"
 _INTRODUCTION = f"""\
 # Metrics
 
-Every metric of a scrape of `telemetry.metrics.prometheus`. By OTLP they have the same names without
-`_total`. If the configuration names its clusters, metrics of partitions, brokers, memory and writes
-have the label `{catalog.CLUSTER}`, too.
+Every metric of a scrape of `telemetry.metrics.prometheus`, with its labels. Names that end in
+`_total` are counters, those marked as histograms have buckets, and others are gauges. In InfluxDB
+they have the same names, by OTLP those without `_total`. If the configuration names its clusters,
+metrics of partitions, brokers, memory and writes have the label `{catalog.CLUSTER}`, too. No label
+identifies a client.
 
-No label identifies a client: routes, topics and reasons are the only values.
 """
 
 
@@ -37,19 +50,22 @@ def build_metrics_page() -> str:
     for metric in METRICS:
         name = next((g for prefix, g in _GROUPS.items() if metric.name.startswith(prefix)), _OTHER)
         groups.setdefault(name, []).append(metric)
-    return "\n".join([_INTRODUCTION, *(_build_group(*group) for group in groups.items())])
+    parts = [_INTRODUCTION + "\n".join(_describe_buckets()) + "\n"]
+    return "\n".join([*parts, *(_build_group(*group) for group in groups.items())])
+
+
+def _describe_buckets() -> Iterator[str]:
+    """Yield a line for the buckets of each unit, which its histograms share."""
+    histograms = {m.unit: m.bounds for m in METRICS if m.kind is MetricKind.HISTOGRAM}
+    for unit, bounds in histograms.items():
+        yield f"- Buckets of {unit}: {', '.join(f'{bound:g}' for bound in bounds)}."
 
 
 def _build_group(name: str, metrics: Iterable[Metric]) -> str:
-    lines = [f"## {name}\n"]
+    lines = [f"## {name}\n\n"]
     for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        facts = [str(metric.kind), metric.unit, labels and f"labels {labels}"]
-        lines.append(f"### `{metric.exposed_name}` {{ #{metric.exposed_name} }}\n")
-        lines.append(
-            f"{' · '.join(fact for fact in facts if fact)}\n\n{escape_markdown(metric.help)}\n"
-        )
-        if metric.kind is MetricKind.HISTOGRAM:
-            bounds = ", ".join(f"{bound:g}" for bound in metric.bounds)
-            lines.append(f"Buckets: {bounds}.\n")
-    return "\n".join(lines)
+        labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+        kind = " (histogram)" if metric.kind is MetricKind.HISTOGRAM else ""
+        text = escape_markdown(metric.help)
+        lines.append(f"- `{metric.exposed_name}{labels}`{kind}: {text}\n")
+    return "".join(lines)

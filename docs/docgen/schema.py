@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -31,19 +32,14 @@ class Section(NamedTuple):
         return self.path.partition(".")[0].removesuffix("[]")
 
     @property
+    def heading(self) -> str:
+        """The text of its heading, as Markdown."""
+        return f"`{self.path}`{f' of `{self.kind}`' if self.kind else ''}"
+
+    @property
     def anchor(self) -> str:
-        """The id of its heading. The option that it is the value of has the id without the end."""
-        if self.path == self.page:
-            return "options"
-        kind = self.kind.partition(": ")[2]
-        return build_anchor(f"{self.path}.{kind or 'options'}")
-
-
-def build_anchor(path: str) -> str:
-    """Return the id of a heading for an option."""
-    return (
-        path.replace("[]", "").replace("NAME.", "").replace(".NAME", "").replace(".", "-").lower()
-    )
+        """The id that Markdown gives its heading."""
+        return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", self.heading).lower())
 
 
 def iter_sections(schema: Node) -> Iterator[Section]:

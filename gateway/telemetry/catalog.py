@@ -80,12 +80,12 @@ CLIENTS = _gauge("gateway_clients", "Streams that are open.", "route", "wire")
 STREAMS_OPENED = _counter("gateway_streams_opened", "Streams that were opened.", "route", "wire")
 STREAMS_ENDED = _counter(
     "gateway_streams_ended",
-    "Streams that ended, by the reason in their end event; left: the client disconnected.",
+    "Streams that ended, by the reason of their end event; left: the client disconnected.",
     "route", "wire", "reason",
 )  # fmt: skip
 DELIVERIES = _counter(
     "gateway_deliveries",
-    "Records sent to clients. One record sent to ten clients counts ten times.",
+    "Records sent to clients; one record sent to ten clients counts ten times.",
     "route", "wire",
 )  # fmt: skip
 SENT_BYTES = _counter(
@@ -93,8 +93,8 @@ SENT_BYTES = _counter(
 )
 DELIVERY_LATENCY_SECONDS = _seconds_histogram(
     "gateway_delivery_latency_seconds",
-    "From a record's timestamp to the write to a client's connection, for records that are sent "
-    "as they arrive. Records that a client reads privately while it catches up are not included.",
+    "From a record's timestamp to the write to a connection, for records that are sent as they "
+    "arrive; those that a client reads privately are not included.",
     "route", "wire",
 )  # fmt: skip
 CLIENT_GAPS = _counter(
@@ -102,20 +102,19 @@ CLIENT_GAPS = _counter(
 )
 CLIENT_STALLS = _counter(
     "gateway_client_stalls",
-    "How often a connection did not accept everything at once, so that its client had to wait.",
+    "How often a connection did not accept everything at once.",
     "route", "wire",
 )  # fmt: skip
 CLIENT_FALLS = _counter(
     "gateway_client_falls",
-    "How often a client fell out of its channel's ring because it was too slow, by its route's "
-    "slowClient: catchUp loses nothing; skip, conflate and disconnect leave records out.",
+    "How often a client was too slow for its channel's ring, by slowClient of its route: catchUp "
+    "loses nothing; skip, conflate and disconnect leave records out.",
     "route", "wire", "policy",
 )  # fmt: skip
 CLIENTS_BEHIND = _gauge(
     "gateway_clients_behind",
     "Clients that have not received all records yet, by why: slow (the connection accepts no "
-    "more), no-credit (the client asked for no more), max-rate (limited by maxRate), catching-up "
-    "(it reads privately).",
+    "more), no-credit (the client asked for no more), max-rate, catching-up (it reads privately).",
     "route", "state",
 )  # fmt: skip
 CLIENTS_BEHIND_RECORDS = _gauge(
@@ -131,44 +130,44 @@ CLIENTS_BEHIND_RECORDS_MAX = _gauge(
 CATCHUP_RECORDS = _counter(
     "gateway_catchup_records",
     "Entries (records, and runs of offsets without one) that clients read privately, before any "
-    "filter, by source: cache (memory), kafka, table (a snapshot). Records of other keys that an "
-    "index of keys passes over are one entry.",
+    "filter, by source: cache (memory), kafka, table (a snapshot). Records that an index of keys "
+    "passes over are one entry.",
     "route", "wire", "source",
 )  # fmt: skip
 TOKEN_BYTES = Metric(
     "gateway_token_bytes", MetricKind.HISTOGRAM,
-    "Size of the resume tokens that streams began with; the id of each event is about as long.",
+    "Size of the resume tokens that streams began with; event ids are about as long.",
     ("route", "wire"), "bytes", MergeMode.SUM, SIZE_BUCKETS_BYTES,
 )  # fmt: skip
-WEBSOCKETS = _gauge("gateway_websockets", "WebSockets that are open, with any number of streams.")
+WEBSOCKETS = _gauge("gateway_websockets", "WebSockets that are open.")
 REFUSED_CONNECTIONS = _counter(
     "gateway_refused_connections",
-    "Connections and requests that were refused, by the limit: connections (of all clients), "
-    "perAddress, perIdentity, rate (too many new ones from one address), descriptors (open files, "
-    "of which some are kept for Kafka).",
+    "Refused connections and requests, by the limit: connections (of all clients), perAddress, "
+    "perIdentity, rate (too many from one address), descriptors (open files, of which some are "
+    "kept for Kafka).",
     "limit",
 )  # fmt: skip
 TLS_HANDSHAKES = _gauge(
     "gateway_tls_handshakes",
-    "TLS connections without a request yet: the handshake or the head of the first request is not"
-    " complete.",
+    "TLS connections whose handshake or first request's head is not complete.",
 )
 TLS_HANDSHAKES_REFUSED = _counter(
     "gateway_tls_handshakes_refused",
-    "TLS connections that were closed during the handshake, by reason: connections or perAddress "
-    "(too many handshakes at once), timeout (10 s), failed (no TLS, an untrusted certificate, or "
-    "the client disconnected).",
+    "TLS connections closed during the handshake, by reason: connections or perAddress (too many "
+    "at once), timeout (10 s), failed (no TLS, an untrusted certificate, or the client "
+    "disconnected).",
     "reason",
 )  # fmt: skip
 REFUSED_REQUESTS = _counter(
-    "gateway_refused_requests", "Requests that were answered with an error, by HTTP status.",
+    "gateway_refused_requests", 
+    "Requests answered with an error, by HTTP status.",
     "status",
 )  # fmt: skip
 
 GUARD_READY = _gauge(
     "gateway_guard_ready",
     "1 if the guard can decide about clients (in every worker), else 0: it lacks the keys of its "
-    "issuer, or what it asks does not answer.",
+    "issuer, or gets no answer.",
     "guard", merge=MergeMode.MIN,
 )  # fmt: skip
 
@@ -186,8 +185,8 @@ PARTITION_READY = _gauge(
 )  # fmt: skip
 PARTITION_STATE = _gauge(
     "gateway_partition_state",
-    "1 for the present state of the partition's read (with workers: how many are in it): "
-    "resolving, streaming, validating, resetting, leaderless, recovering.",
+    "1 for the state of the partition's read (with workers: how many are in it): resolving, "
+    "streaming, validating, resetting, leaderless, recovering.",
     "topic", "partition", "state",
 )  # fmt: skip
 PARTITION_RECOVERING = _gauge(
@@ -197,8 +196,8 @@ PARTITION_RECOVERING = _gauge(
 )  # fmt: skip
 PARTITION_OPEN_TRANSACTION_SECONDS = _gauge(
     "gateway_partition_open_transaction_seconds",
-    "How long an open transaction has held the last stable offset at one place. Records from there "
-    "on are sent when it ends. Partitions that none holds have no value.",
+    "How long an open transaction has held the last stable offset; later records are sent when it "
+    "ends. Partitions that none holds have no value.",
     "topic", "partition", unit="seconds", merge=MergeMode.MAX,
 )  # fmt: skip
 PARTITION_READY_SECONDS = _seconds_histogram(
@@ -212,20 +211,20 @@ PARTITION_RECONNECTS = _counter(
 )  # fmt: skip
 INVALID_RECORDS = _counter(
     "gateway_invalid_records",
-    "Records that were read and do not match the model of their topic, by what clients get "
-    "instead (`onInvalid`). A record that is read again counts again. `not-json` are values that "
-    "filters or transforms look into, and that are no JSON: they find nothing there.",
+    "Records that do not match the model of their topic, each time they are read, by what clients "
+    "get instead (`onInvalid`); not-json: values that filters or transforms look into, and that "
+    "are no JSON.",
     "topic", "outcome",
 )  # fmt: skip
 GAPS = _counter(
     "gateway_gaps",
-    "Gaps that were found while reading. A gap counts once for all clients.",
+    "Gaps found while reading; each counts once for all clients.",
     "topic",
     "reason",
 )
 GAP_RECORDS = _counter(
     "gateway_gap_records",
-    "Offsets in these gaps; reason retention: records that Kafka deleted before they were read.",
+    "Offsets in these gaps; retention: records that Kafka deleted before they were read.",
     "topic", "reason",
 )  # fmt: skip
 FETCHED_RECORDS = _counter(
@@ -240,32 +239,31 @@ FETCHED_BYTES = _counter(
 ARCHIVE_READS = _counter(
     "gateway_archive_reads",
     "Reads of a partition for a client that is behind, by source: kafka, held (read for another "
-    "client a moment ago), joined (a read that was under way).",
+    "client a moment ago), joined (a read under way).",
     "topic", "source",
 )  # fmt: skip
 CACHE_BYTES = _gauge(
     "gateway_cache_bytes",
-    "Records kept in memory for clients that connect later, with the indexes of their keys.",
+    "Records kept in memory, with the indexes of their keys.",
     "topic",
     unit="bytes",
 )
 MEMORY_BYTES = _gauge(
     "gateway_memory_bytes",
     "What the option memory limits, by part: cache, rings (recent chunks), tables (snapshots), "
-    "backlog (read for those behind), writes (records of clients that Kafka does not have yet), "
-    "keys (idempotency keys that were written), views (what clients ask for), inflated (large "
-    "batches being decoded), dictionaries (for compression); and of clients: unsent (not accepted "
-    "by slow connections), received (messages and requests, incomplete or being handled), parsed "
-    "(about what bodies take in the sidecar beside that), responses (pages being put together), "
-    "fetched (of records that consumer instances have ahead of polls), replies "
-    "(of services, for requests that ask later).",
+    "backlog (read for those behind), writes (records that Kafka does not have yet), keys "
+    "(idempotency keys), views (what clients ask for), inflated (large batches being decoded), "
+    "dictionaries (for compression); and of clients: unsent (not accepted by slow connections), "
+    "received (messages and requests, incomplete or being handled), parsed (about what bodies "
+    "take in the sidecar beside that), responses (pages being put together), fetched (ahead of "
+    "polls of consumer instances), replies (for requests that ask later).",
     "part", unit="bytes",
 )  # fmt: skip
 MEMORY_RELEASES = _counter(
     "gateway_memory_releases",
-    "How often something was let go because more than half of the option memory was held for "
-    "clients, by part: unsent and received (a client was disconnected), responses (a page was "
-    "refused), fetched (records are fetched again), replies (the older half was dropped).",
+    "How often something was let go because clients held more than half of the option memory, by "
+    "part: unsent and received (a client was disconnected), responses (a page was refused), "
+    "fetched (records are fetched again), replies (the older half was dropped).",
     "part",
 )  # fmt: skip
 MEMORY_LIMIT_BYTES = _gauge(
@@ -281,8 +279,7 @@ KAFKA_REACHABLE = _gauge(
 )
 KAFKA_REQUEST_SECONDS = _seconds_histogram(
     "gateway_kafka_request_seconds",
-    "How long brokers took to answer, by API. A Fetch may wait for records. The count is the "
-    "number of answered requests.",
+    "How long brokers took to answer, by API; a Fetch may wait for records.",
     "api",
 )  # fmt: skip
 KAFKA_REQUEST_FAILURES = _counter(
@@ -290,15 +287,13 @@ KAFKA_REQUEST_FAILURES = _counter(
 )
 KAFKA_THROTTLED_SECONDS = _counter(
     "gateway_kafka_throttled_seconds",
-    "For how long brokers throttled the gateway, because it exceeded a quota.",
+    "How long brokers throttled the gateway because of a quota.",
     unit="seconds",
 )
-BROKER_CONNECTS = _counter(
-    "gateway_broker_connects", "Connections to brokers that were established.", "role"
-)
+BROKER_CONNECTS = _counter("gateway_broker_connects", "Connections established to brokers.", "role")
 BROKER_CONNECT_FAILURES = _counter(
     "gateway_broker_connect_failures",
-    "Connections to brokers that could not be established.",
+    "Connections to brokers that failed.",
     "cause",
 )
 
@@ -306,8 +301,8 @@ BROKER_CONNECT_FAILURES = _counter(
 
 PRODUCED_RECORDS = _counter(
     "gateway_produced_records",
-    "Records that clients sent, by outcome: written, refused (by Kafka), doubtful (no answer), "
-    "unsent (too late, or too many waiting).",
+    "Records of clients, by outcome: written, refused (by Kafka), doubtful (no answer), unsent "
+    "(too late, or too many waiting).",
     "topic", "outcome",
 )  # fmt: skip
 PRODUCED_BYTES = _counter(
@@ -318,7 +313,7 @@ PRODUCED_BYTES = _counter(
 )
 PRODUCE_SECONDS = _seconds_histogram(
     "gateway_produce_seconds",
-    "From the call that hands a record over to Kafka's acknowledgement.",
+    "From handing a record over to Kafka's acknowledgement.",
     "topic",
 )
 PRODUCE_WAITING_BYTES = _gauge(
@@ -329,7 +324,7 @@ PRODUCE_WAITING_BYTES = _gauge(
 REPLIES = _counter(
     "gateway_replies",
     "Requests that waited for a reply, by outcome: answered, timeout (504), left (the client "
-    "disconnected); late: replies that came after one of the last two and were dropped.",
+    "disconnected); late: replies that came after one of the last two.",
     "topic", "outcome",
 )  # fmt: skip
 
@@ -337,23 +332,24 @@ REPLIES = _counter(
 
 SIDECAR_REQUESTS = _counter(
     "gateway_sidecar_requests",
-    "Requests to the sidecar, by endpoint (empty: no such endpoint) and HTTP status (none: the "
-    "connection was lost before the response).",
+    "Requests, by endpoint (empty: no such one) and HTTP status (none: the connection was lost "
+    "before the response).",
     "endpoint", "status",
 )  # fmt: skip
 SIDECAR_SECONDS = _seconds_histogram(
     "gateway_sidecar_seconds",
-    "From a request to the end of its response. A long poll waits for records; a stream lasts "
-    "until it is closed.",
+    "From a request to the end of its response, of which a long poll waits for records and a "
+    "stream lasts until it is closed.",
     "endpoint",
 )  # fmt: skip
 KSQLDB_QUERY_RUNNING = _gauge(
-    "gateway_ksqldb_query_running", "1 while the configured query returns rows, else 0.",
+    "gateway_ksqldb_query_running", 
+    "1 while the query returns rows, else 0.",
     "query",
 )  # fmt: skip
 KSQLDB_QUERY_BEGUN = _counter(
     "gateway_ksqldb_query_begun",
-    "How often the query was started. After each restart rows may be missing or repeated.",
+    "How often the query was started; after each restart rows may be missing or repeated.",
     "query",
 )  # fmt: skip
 KSQLDB_ROWS = _counter(
@@ -369,14 +365,13 @@ AUDIT_RECORDS = _counter(
 )  # fmt: skip
 REACTIVE_RECORDS = _counter(
     "gateway_reactive_records",
-    "Records of reactive groups that are settled, by outcome: processed (by the back end), dead "
-    "(given up, and written as dead letters), refused (those of them that are too large for that).",
+    "Records that are settled, by outcome: processed (by the back end), dead (written as dead "
+    "letters), refused (dead, and too large for that).",
     "group", "topic", "outcome",
 )  # fmt: skip
 REACTIVE_REPEATED_RECORDS = _counter(
     "gateway_reactive_repeated_records",
-    "Records that were sent to the back end again, because their batch was not settled the first "
-    "time.",
+    "Records sent to the back end again, because their batch was not settled.",
     "group",
 )  # fmt: skip
 REACTIVE_BATCHES = _counter(
@@ -387,7 +382,7 @@ REACTIVE_BATCHES = _counter(
 )  # fmt: skip
 REACTIVE_SECONDS = _seconds_histogram(
     "gateway_reactive_seconds",
-    "How long the back end took to answer for a batch, or until the gateway gave up waiting.",
+    "How long the back end took to answer for a batch, or the gateway waited.",
     "group",
 )  # fmt: skip
 REACTIVE_WAITING_RECORDS = _gauge(
@@ -395,14 +390,13 @@ REACTIVE_WAITING_RECORDS = _gauge(
 )
 REACTIVE_LAG_RECORDS = _gauge(
     "gateway_reactive_lag_records",
-    "How far the group is behind the ends of its partitions, in offsets: what is not processed "
-    "yet. Measured every 10 s; with workers and sidecars, each has its own partitions.",
+    "How far the group is behind the ends of its partitions, in offsets, measured every 10 s; "
+    "each worker and sidecar has its own partitions.",
     "group", "topic",
 )  # fmt: skip
 REACTIVE_HELD_UP_LANES = _gauge(
     "gateway_reactive_held_up_lanes",
-    "Lanes whose batch waits for its next try, or of which a partition cannot be read. "
-    "Their partitions do not advance.",
+    "Lanes that do not advance: their batch waits for its next try, or a partition cannot be read.",
     "group",
 )  # fmt: skip
 REACTIVE_REBALANCE_SECONDS = _seconds_histogram(
@@ -411,14 +405,13 @@ REACTIVE_REBALANCE_SECONDS = _seconds_histogram(
 )  # fmt: skip
 REACTIVE_LOST_PARTITIONS = _counter(
     "gateway_reactive_lost_partitions",
-    "Partitions that another member took over before this one could commit. Their last records "
+    "Partitions that another member took over before this one could commit; their last records "
     "are delivered again there.",
     "group",
 )  # fmt: skip
 CONSUMER_MISSING_RECORDS = _counter(
     "gateway_consumer_missing_records",
-    "Records that Kafka deleted before their group had read them. The group continues at the "
-    "first record that is left.",
+    "Records that Kafka deleted before their group had read them.",
     "group",
 )  # fmt: skip
 DEAD_LETTERS = _counter(
@@ -429,14 +422,13 @@ DEAD_LETTERS = _counter(
 )  # fmt: skip
 REPLAYS = _gauge(
     "gateway_replays",
-    "Replays that this sidecar knows, whichever sidecar runs them, by state.",
+    "Replays that this sidecar knows, whichever runs them, by state.",
     "state", merge=MergeMode.MAX,
 )  # fmt: skip
 REPLAYS_OWNED = _gauge("gateway_replays_owned", "Replays that this sidecar runs.")
 CONSUMER_INSTANCES = _gauge(
     "gateway_consumer_instances",
-    "Consumer instances, by state: subscribed (they read topics or partitions), idle (they do "
-    "not).",
+    "Consumer instances, by state: subscribed (to topics or partitions), idle.",
     "state",
 )  # fmt: skip
 CONSUMER_CREATED = _counter("gateway_consumer_created", "Consumer instances that were created.")
@@ -458,12 +450,12 @@ CONSUMER_RECORDS = _counter(
 )
 CONSUMER_BYTES = _counter(
     "gateway_consumer_bytes",
-    "Bytes of the keys, values and headers of these records.",
+    "Bytes of their keys, values and headers.",
     "topic",
     unit="bytes",
 )
 CHAOS_ASSAULTS = _counter(
-    "gateway_chaos_assaults", "Requests that the chaos monkey disturbed, by kind.", "assault"
+    "gateway_chaos_assaults", "Requests that the chaos monkey disturbed.", "assault"
 )
 
 # the pipeline
@@ -488,8 +480,8 @@ PIPELINE_ROWS_PER_SECOND = _gauge(
 )  # fmt: skip
 PIPELINE_BATCH_SECONDS = _seconds_histogram(
     "gateway_pipeline_batch_seconds",
-    "Duration of batches, by phase: triggerExecution is the whole batch, addBatch its work; "
-    "latestOffset, getBatch, queryPlanning, walCommit and commitOffsets are the overhead.",
+    "Duration of batches, by phase: triggerExecution (the whole batch), addBatch (its work); "
+    "latestOffset, getBatch, queryPlanning, walCommit and commitOffsets are overhead.",
     "job", "phase",
 )  # fmt: skip
 PIPELINE_STATE_ROWS = _gauge(
@@ -516,19 +508,18 @@ PIPELINE_STATE_DAMAGED = _counter(
 )  # fmt: skip
 PIPELINE_WATERMARK_AGE_SECONDS = _gauge(
     "gateway_pipeline_watermark_age_seconds",
-    "How far the watermark is behind the clock. Jobs without a watermark have no value.",
+    "How far the watermark, if there is one, is behind the clock.",
     "job", unit="seconds",
 )  # fmt: skip
 PIPELINE_LATE_ROWS = _counter(
     "gateway_pipeline_late_rows",
-    "Rows that arrived behind the watermark; for aggregates, counted after their partial "
-    "aggregation.",
+    "Rows behind the watermark; for aggregates, after their partial aggregation.",
     "job",
 )  # fmt: skip
 PIPELINE_GAPS = _counter(
     "gateway_pipeline_gaps",
     "Ranges of input that Kafka deleted before they were read. Each has a gap record beside the "
-    "output, or, of jobs that write none, a line in the log.",
+    "output; of jobs that write none, a line in the log.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_BEHIND_OFFSETS = _gauge(
@@ -542,7 +533,7 @@ PIPELINE_ALERTS = _gauge(
 )  # fmt: skip
 PIPELINE_PROGRESS_UNTOLD = _counter(
     "gateway_pipeline_progress_untold",
-    "Progress events that were dropped: too many were waiting, or Kafka did not accept them.",
+    "Progress events that were dropped: too many were waiting, or Kafka refused them.",
     "job",
 )  # fmt: skip
 
@@ -550,15 +541,16 @@ PIPELINE_PROGRESS_UNTOLD = _counter(
 
 EVENT_LOOP_LAG_SECONDS = _seconds_histogram(
     "gateway_event_loop_lag_seconds",
-    "How late the event loop runs what is due, measured four times per second.", "worker",
+    "How late the event loop runs, measured four times per second.", "worker",
 )  # fmt: skip
 LOG_LINES = _counter("gateway_log_lines", "Log lines, by level.", "level")
-WORKERS = _gauge("gateway_workers", "Workers that are included in this scrape.")
+WORKERS = _gauge("gateway_workers", "Workers in this scrape.")
 WORKERS_MISSING = _gauge(
-    "gateway_workers_missing", "Workers that did not answer and are missing from this scrape."
+    "gateway_workers_missing", "Workers missing from this scrape, because they did not answer."
 )
 WORKER_RESTARTS = _counter(
-    "gateway_worker_restarts", "How often a worker was started again, because it had crashed.",
+    "gateway_worker_restarts", 
+    "How often a worker was started again after a crash.",
     "worker",
 )  # fmt: skip
 RELOADS = _counter(
@@ -568,18 +560,18 @@ RELOADS = _counter(
 )  # fmt: skip
 LAST_RELOAD_SUCCESSFUL = _gauge(
     "gateway_last_reload_successful",
-    "0 if the last reload of the configuration was refused, else 1.",
+    "0 if the last reload was refused, else 1.",
     merge=MergeMode.MIN,
 )  # fmt: skip
 CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS = _gauge(
     "gateway_certificate_expiry_timestamp_seconds",
-    "When the certificate of listen.tls expires, in seconds since the epoch (with workers: the "
+    "When the certificate of listen.tls expires, in seconds since the epoch (of workers the "
     "earliest).",
     unit="seconds", merge=MergeMode.MIN,
 )  # fmt: skip
 INFO = _gauge(
     "gateway_info",
-    "Always 1; the labels hold the name and the version.",
+    "Always 1; the labels say the name and version.",
     "name",
     "version",
     merge=MergeMode.MAX,

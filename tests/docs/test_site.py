@@ -64,7 +64,7 @@ def test_the_site_is_built_without_a_link_that_leads_nowhere(copied: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     index = json.loads((copied / "site" / "search.json").read_text())
     found = {item["location"] for item in index["items"]}
-    assert "reference/configuration/listen/#listen-draintimeout" in found
+    assert "reference/configuration/listen/#listenlimits" in found
     for page in (copied / "site").rglob("*.html"):
         loaded = re.findall(
             r'<(?:script|img|link)\b[^>]*\b(?:src|href)="(https?:[^"]+)"', page.read_text()

@@ -26,62 +26,51 @@ class StreamWith(With):
     """A stream of records: which topics, how records are filtered, shown and sent."""
 
     capability: Literal["stream"] = Field(
-        default="stream",
-        description="What a request does: `stream` opens a stream of records. For clients.",
+        default="stream", description="`stream` opens a stream of records."
     )
     topics: tuple[RequestTemplate, ...] = Field(
-        default=(),
-        description="Several topics in one stream, instead of `topic`. For clients that need them "
-        "in order of arrival.",
+        default=(), description="Several topics in one stream, instead of `topic`."
     )
     heartbeat: Annotated[Duration, in_range(0.1, 600)] = Field(
         default=15.0,
-        description="How often something is written to an idle stream, which must be more often "
-        "than proxies close idle connections. For proxies in front.",
+        description="How often an idle stream gets a heartbeat; it must be more often than "
+        "proxies close idle connections.",
     )
-    history: History = Field(
-        default="all",
-        description="How far back ?from= may go: none, all or a duration. For owners of large "
-        "topics.",
-    )
+    history: History = Field(default="all", description="How far back `?from=` may go.")
     slow_client: Literal["catchUp", "skip", "conflate", "disconnect"] = Field(
         default="catchUp",
-        description="What a client gets that reads too slowly: all that it missed (catchUp), a gap "
-        "(skip), the latest record of each key (conflate) or the end of its stream (disconnect). "
-        "For mobile clients.",
+        description="What a client that reads too slowly gets: all that it missed (catchUp), a "
+        "gap (skip), the latest record of each key (conflate) or the end of its stream "
+        "(disconnect).",
     )
     mode: Literal["live", "snapshot"] = Field(
         default="live",
-        description="live begins at the client's position; snapshot sends the latest record of "
-        "each key first. For compacted topics.",
+        description="live begins at the client's position; snapshot first sends the latest record "
+        "of each key.",
     )
     interval: Annotated[Duration, in_range(0.01, 60)] | None = Field(
         default=None,
-        description="Send at most once in this time, and only the latest record of each key; "
-        "default every record. For displays.",
+        description="Send at most once in this time, and only the latest record of each key.",
     )
     compression: Literal["dictionary", "gzip", "none"] = Field(
         default="dictionary",
-        description="Compression for clients that accept it, once for all of them. dictionary is "
-        "for browsers that have loaded the dictionary of the route, which holds some of its "
-        "records, and gzip for others; gzip has no dictionaries. Use none if secret records are "
-        "sent together with ones that strangers write, because the length of the compressed data "
-        "tells something about the secret. For clients on slow networks.",
+        description="dictionary compresses by a dictionary of the route's records for browsers "
+        "that have loaded it, and by gzip for others; gzip is for all. Use none if secrets are "
+        "sent together with what strangers write, because the compressed length tells something "
+        "about them.",
     )
     max_rate: Rate | None = Field(
         default=None,
         description="The most records for each client in a time, such as 100/s; a client that "
-        "falls behind by it gets what `slowClient` says. For displays, and for small devices.",
+        "falls behind by it gets what `slowClient` says.",
     )
     max_lifetime: Annotated[Duration, in_range(1, 30 * 86_400)] | None = Field(
         default=None,
-        description="How long a stream may last before it is ended and the client resumes; default "
-        "no limit. For load balancers that move clients to new replicas.",
+        description="When a stream is ended so that its client connects again, perhaps to another "
+        "replica, and resumes.",
     )
     produce: Flag = Field(
-        default=False,
-        description="Whether clients of the stream may write records, over WebSocket. For commands "
-        "of clients.",
+        default=False, description="Whether clients may write records over WebSocket."
     )
 
     @property
@@ -110,8 +99,7 @@ class FetchWith(With):
     """The latest record of a key as a document: of which topic and key, and how it is shown."""
 
     capability: Literal["fetch"] = Field(
-        description="What a request does: `fetch` gets the latest record of a key as a document. "
-        "For clients."
+        description="`fetch` gets the latest record of a key as a document."
     )
 
     @classmethod
@@ -167,22 +155,18 @@ class Correlation(Section):
 
     reply_to: Text = Field(
         default="zilla:reply-to",
-        description="Header of a request's record that names the topic of the reply. For services "
-        "that reply.",
+        description="Header of a request's record that names the topic of the reply.",
     )
     correlation_id: Text = Field(
         default="zilla:correlation-id",
-        description="Header of a request's record that the reply repeats. For services that reply.",
+        description="Header of a request's record that the reply repeats.",
     )
 
 
 class Async(Section):
     """How a client gets a reply that it does not wait for (RFC 7240 4.1)."""
 
-    location: Location = Field(
-        description="Path at which the reply can be fetched later, such as "
-        "/replies/${correlationId}. For slow services."
-    )
+    location: Location = Field(description="Path of the reply, such as /replies/${correlationId}.")
 
 
 class ProduceWith(With):
@@ -191,43 +175,35 @@ class ProduceWith(With):
     methods: ClassVar[tuple[str, ...]] = WRITE_METHODS
 
     capability: Literal["produce"] = Field(
-        description="What a request does: `produce` writes its body as a record. For clients."
+        description="`produce` writes the body of a request as a record."
     )
     key: WriteTemplate | None = Field(
-        default=None,
-        description="Key of the records that are written, such as ${params.id} or "
-        "${idempotencyKey}. For order, and for compacted topics.",
+        default=None, description="Key of the records, such as ${params.id} or ${idempotencyKey}."
     )
     overrides: dict[Text, WriteTemplate] = Field(
-        default={},
-        description="Headers of the records that are written, which override those of the request. "
-        "For services that must know the sender.",
+        default={}, description="Headers of the records, which override those of the request."
     )
     acks: Literal["in_sync_replicas", "none"] | None = Field(
         default=None,
         description="When a request is answered: when the in-sync replicas have its record "
-        "(default), or at once (none). For records that may be lost.",
+        "(default), or at once (none), when it may still be lost.",
     )
     reply_to: TopicName | None = Field(
         default=None,
-        description="The topic of replies; a request is answered with the reply to its record. For "
-        "services behind Kafka.",
+        description="The topic of replies: a request is answered with the reply to its record.",
     )
     correlation: Correlation | None = Field(
         default=None,
-        description="Headers by which a request and its reply are matched; default those of Zilla. "
-        "For services that reply.",
+        description="Headers by which a request and its reply are matched; default Zilla's.",
     )
     timeout: Annotated[Duration, in_range(0.1, 300)] | None = Field(
-        default=None,
-        description="How long to wait for a reply before the request is answered with 504; default "
-        "30s. For slow services.",
+        default=None, description="How long to wait for a reply before 504; default 30s."
     )
     async_: Async | None = Field(
         default=None,
         alias="async",
-        description="Where a request with Prefer: respond-async can fetch its reply later; default "
-        "such requests wait, too. For slow services.",
+        description="Where a request with `Prefer: respond-async` can fetch its reply later (RFC "
+        "7240); without it, such requests wait, too.",
     )
 
     @property

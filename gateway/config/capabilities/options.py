@@ -20,10 +20,10 @@ WRITE_METHODS = ("POST", "PUT", "PATCH", "DELETE")
 class Shown(Section):
     """A field that only clients with certain roles are shown."""
 
-    field: Pointer = Field(description="JSON pointer of the field. For data protection.")
+    field: Pointer = Field(description="JSON pointer of the field.")
     guarded: Guarded = Field(
         description="Guards of the route, each with the roles that it must grant; all of them "
-        "must. For masking by role.",
+        "must.",
         json_schema_extra={"minProperties": 1},
     )
 
@@ -69,47 +69,39 @@ class With(Section):
     """The HTTP methods that a path may have; the first is the default."""
 
     capability: str
-    topic: RequestTemplate | None = Field(
-        default=None, description="The topic to read or write. For clients."
-    )
+    topic: RequestTemplate | None = Field(default=None, description="The topic to read or write.")
     kafka: Text | None = Field(
         default=None,
-        description="Name of the Kafka cluster, if `kafka` has several; default the one that lists "
-        "the topics. For topics that several clusters list.",
+        description="Name of the Kafka cluster; default the one that lists the topics.",
     )
     allow: tuple[TopicGlob, ...] = Field(
         default=(),
-        description="Topics, or patterns of them, that clients may choose in the path, which then "
-        "may also name a list or a pattern; default those of kafka.topics. For dashboards.",
+        description="Topics or patterns that clients may choose in the path, also as a list or a "
+        "pattern; default those of kafka.topics.",
     )
     filters: tuple[Filter, ...] = Field(
-        default=(),
-        description="A record is sent if any of these filters matches; default all records are. "
-        "For clients that need some of the records.",
+        default=(), description="A record is sent if any of these matches; default all are."
     )
     client_filters: Flag = Field(
-        default=False,
-        description="Whether clients may filter a stream further by ?filter=. For dashboards.",
+        default=False, description="Whether clients may filter further by `?filter=`."
     )
     fields: tuple[ShownField, ...] = Field(
         default=(),
-        description="JSON pointers of the fields of a value that clients are shown, optionally "
-        "only with certain roles; default all fields. For data protection.",
+        description="JSON pointers of the fields that clients are shown, optionally by role; "
+        "default all.",
     )
     client_fields: Flag = Field(
-        default=False,
-        description="Whether clients may select fewer fields by ?fields=. For mobile clients.",
+        default=False, description="Whether clients may select fewer fields by `?fields=`."
     )
     format: Annotated[str, Choice(lambda: EVENT_FORMATS)] = Field(
         default="value",
-        description="What an event has as its data: the value, an envelope with key, headers and "
-        "position, or a CloudEvent. For the code of clients.",
+        description="The data of an event: the value, an envelope with key, headers and position, "
+        "or a CloudEvent.",
     )
     binary: Literal["error", "base64"] = Field(
         default="error",
-        description="How a value is sent with `format: value`: `error` sends an error event "
-        "instead of a value that is not UTF-8, `base64` sends every value as base64. For binary "
-        "topics.",
+        description="With `format: value`: send an error event for a value that is not UTF-8 "
+        "(error), or every value as base64.",
     )
 
     @classmethod

@@ -56,11 +56,9 @@ class Forward(Section):
     headers: tuple[HeaderName, ...] = Field(
         default=("cookie", "authorization"),
         description="Headers to forward. The token of a WebSocket's subprotocol is sent as "
-        "`authorization`. For applications with sessions.",
+        "`authorization`. A request with nothing to forward is refused without asking.",
     )
-    query: tuple[QueryName, ...] = Field(
-        default=(), description="Query parameters to forward. For tickets that are valid once."
-    )
+    query: tuple[QueryName, ...] = Field(default=(), description="Query parameters to forward.")
 
 
 class Http(GuardSection):
@@ -70,25 +68,20 @@ class Http(GuardSection):
     and `expires` (all but `identity` are optional), and denies it with 401 or 403.
     """
 
-    type: Literal["http"] = Field(description="The kind of guard. For access control.")
-    url: Url = Field(description="The URL of the GET request. For applications with sessions.")
+    type: Literal["http"] = Field(description="The kind of guard.")
+    url: Url = Field(description="The URL of the GET request.")
     forward: Forward = Field(
-        default=Forward(),
-        description="What the application gets of a client's request. For applications with "
-        "sessions.",
+        default=Forward(), description="What the application gets of a client's request."
     )
     timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
-        default=2.0,
-        description="How long the application may take to respond; the client waits meanwhile. For "
-        "operators.",
+        default=2.0, description="How long the application may take; the client waits meanwhile."
     )
     cache: Annotated[Duration, in_range(0, 3600)] = Field(
         default=10.0,
-        description="How long a response is used for equal requests; 0s asks each time. For "
-        "applications under load.",
+        description="How long a response is used for equal requests; 0s asks each time.",
     )
     attributes: tuple[Text, ...] = Field(
-        default=(), description="The attributes to keep of its responses. For templates."
+        default=(), description="The attributes to keep of its responses."
     )
     challenge: ChallengeDuration = 30.0
 
@@ -118,17 +111,11 @@ class User(Section):
     """A user of an inline guard: with a password, a token or both."""
 
     password: SecretText | None = Field(
-        default=None, description="Password of Basic authentication. For browsers."
+        default=None, description="Password of Basic authentication."
     )
-    token: SecretText | None = Field(
-        default=None, description="A bearer token. For programs and streams."
-    )
-    roles: tuple[Text, ...] = Field(
-        default=(), description="The user's roles. For `guarded` of routes."
-    )
-    attributes: dict[Text, Text] = Field(
-        default={}, description="The user's attributes, by name. For templates."
-    )
+    token: SecretText | None = Field(default=None, description="A bearer token.")
+    roles: tuple[Text, ...] = Field(default=(), description="The user's roles.")
+    attributes: dict[Text, Text] = Field(default={}, description="The user's attributes, by name.")
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
@@ -147,20 +134,16 @@ class Inline(GuardSection):
     It is refused where other machines can connect, unless it is `exposed`.
     """
 
-    type: Literal["inline"] = Field(description="The kind of guard. For development.")
+    type: Literal["inline"] = Field(description="The kind of guard.")
     users: dict[UserName, User] = Field(
-        description="Users by name; the name is the identity. For development.",
+        description="Users by name; the name is the identity.",
         json_schema_extra={"minProperties": 1},
     )
     credentials: Credentials = Field(
-        default=BEARER_CREDENTIALS,
-        description="Where in a request the token is. For pages, which cannot set headers on "
-        "streams.",
+        default=BEARER_CREDENTIALS, description="Where in a request the token is."
     )
     exposed: Flag = Field(
-        default=False,
-        description="Allow this guard even if other machines can connect. For containers of "
-        "developers.",
+        default=False, description="Allow this guard even if other machines can connect."
     )
 
     @classmethod
@@ -201,23 +184,18 @@ class X509(GuardSection):
 
     has_ambient_credentials: ClassVar[bool] = True
 
-    type: Literal["x509"] = Field(description="The kind of guard. For access control.")
-    identity: CertificateField = Field(
-        default="CN", description="The field that names the client. For templates."
-    )
+    type: Literal["x509"] = Field(description="The kind of guard.")
+    identity: CertificateField = Field(default="CN", description="The field that names the client.")
     roles: CertificateField | None = Field(
-        default=None, description="The field that has its roles. For `guarded` of routes."
+        default=None, description="The field that has its roles."
     )
     attributes: dict[Text, CertificateField] = Field(
-        default={},
-        description="Attributes of the client, each with the field that has its value. For "
-        "templates.",
+        default={}, description="Attributes of the client, each with the field of its value."
     )
     forwarded: Flag = Field(
         default=False,
-        description="Trust the header X-Forwarded-Client-Cert of the proxies in listen.forwarded. "
-        "They must remove this header from the requests of clients. For gateways behind a proxy "
-        "that terminates TLS.",
+        description="Trust the header X-Forwarded-Client-Cert of the proxies in "
+        "`listen.forwarded`, which must remove it from the requests of clients.",
     )
 
     def check_listen(self, name: str, listen: Listen) -> Iterator[Problem]:

@@ -81,18 +81,15 @@ class Credentials(Section):
     """
 
     headers: dict[HeaderName, CredentialsForm] = Field(
-        default={},
-        description="Headers by name, such as `authorization: Bearer {credentials}`. For programs.",
+        default={}, description="Headers by name, such as `authorization: Bearer {credentials}`."
     )
     cookies: dict[CookieName, CredentialsForm] = Field(
-        default={},
-        description='Cookies by name, such as `session: "{credentials}"`. For pages of the same '
-        "site.",
+        default={}, description='Cookies by name, such as `session: "{credentials}"`.'
     )
     query: dict[QueryName, CredentialsForm] = Field(
         default={},
-        description="Query parameters by name. URLs end up in logs and browser histories, so "
-        "prefer headers or cookies. For EventSource in pages of other sites.",
+        description="Query parameters by name, for EventSource in pages of other sites. URLs end "
+        "up in logs and browser histories, so prefer headers or cookies.",
     )
 
     @classmethod
@@ -108,10 +105,7 @@ BEARER_CREDENTIALS = Credentials(headers={"authorization": f"Bearer {CREDENTIALS
 ChallengeDuration = Annotated[
     Duration,
     in_range(0, 86_400),
-    Field(
-        description="How long before the token expires the client is asked for a new one. For long "
-        "streams."
-    ),
+    Field(description="How long before the token expires the client is asked for a new one."),
 ]
 
 

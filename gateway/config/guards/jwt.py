@@ -58,29 +58,23 @@ _CURVES: Mapping[str, Mapping[str, Algorithm]] = {
 
 
 class Jwk(Section):
-    """A key. Members that are not named here are ignored, as RFC 7517 4 requires.
-
-    A key is validated when it is created, so that `load_key` succeeds afterwards.
-    """
+    """A key. Members that are not named here are ignored, as RFC 7517 4 requires."""
 
     model_config = ConfigDict(extra="ignore", alias_generator=None)
 
-    kty: Literal["RSA", "EC", "OKP", "oct"] = Field(description="The key type. For guards.")
-    kid: Text | None = Field(
-        default=None, description="The key id, which tokens name. For key rotation."
-    )
-    alg: Text | None = Field(default=None, description="The algorithm, such as RS256. For guards.")
+    kty: Literal["RSA", "EC", "OKP", "oct"] = Field(description="The key type.")
+    kid: Text | None = Field(default=None, description="The key id, which tokens name.")
+    alg: Text | None = Field(default=None, description="The algorithm, such as RS256.")
     use: Text | None = Field(
-        default=None,
-        description="The purpose: `sig`; keys for other purposes are ignored. For guards.",
+        default=None, description="The purpose: `sig`; keys for other purposes are ignored."
     )
-    n: Text | None = Field(default=None, description="The modulus. For RSA.")
-    e: Text | None = Field(default=None, description="The exponent. For RSA.")
-    crv: Text | None = Field(default=None, description="The curve. For EC and OKP.")
-    x: Text | None = Field(default=None, description="The x coordinate. For EC and OKP.")
-    y: Text | None = Field(default=None, description="The y coordinate. For EC.")
+    n: Text | None = Field(default=None, description="The modulus, for RSA.")
+    e: Text | None = Field(default=None, description="The exponent, for RSA.")
+    crv: Text | None = Field(default=None, description="The curve, for EC and OKP.")
+    x: Text | None = Field(default=None, description="The x coordinate, for EC and OKP.")
+    y: Text | None = Field(default=None, description="The y coordinate, for EC.")
     k: SecretText | None = Field(
-        default=None, description="The shared secret, in base64url. For oct."
+        default=None, description="The shared secret in base64url, for oct."
     )
 
     @classmethod
@@ -203,21 +197,19 @@ class Jwks(Section):
     """How often the keys of a URL are fetched, and how long they are used."""
 
     refresh: Annotated[Duration, in_range(0.1, 86_400)] = Field(
-        default=600.0,
-        description="How old the keys may be before they are fetched again. For key rotation.",
+        default=600.0, description="How old the keys may be before they are fetched again."
     )
     cooldown: Annotated[Duration, in_range(0.1, 3600)] = Field(
         default=10.0,
         description="The least time between two fetches. A token that names an unknown key causes "
-        "a fetch, so this bounds the requests that clients can cause. For key rotation.",
+        "one, so this bounds what clients can cause.",
     )
     timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
-        default=5.0, description="How long a fetch may take. For operators of slow issuers."
+        default=5.0, description="How long a fetch may take."
     )
     max_age: Annotated[Duration, in_range(1, 30 * 86_400)] = Field(
         default=86_400.0,
-        description="How long the last keys are used while the issuer is unavailable. For "
-        "operators.",
+        description="How long the last keys are used while the issuer is unavailable.",
     )
 
     @model_validator(mode="after")
@@ -236,63 +228,49 @@ class Jwks(Section):
 class Jwt(GuardSection):
     """A guard that verifies signed tokens."""
 
-    type: Literal["jwt"] = Field(description="The kind of guard. For access control.")
+    type: Literal["jwt"] = Field(description="The kind of guard.")
     issuer: TextOrList = Field(
         default=(),
-        description="The `iss` that tokens must have, or a list of which they must have one. "
-        "Without `keys` each is the URL of an issuer with OpenID Connect discovery. For access "
-        "control.",
+        description="The `iss` that tokens must have, one of them. Without `keys` each is the URL "
+        "of an issuer with OpenID Connect discovery.",
     )
     audience: TextOrList = Field(
-        default=(),
-        description="The `aud` that tokens must have, or a list of which they must have one. For "
-        "access control.",
+        default=(), description="The `aud` that tokens must have, one of them."
     )
     keys: Keys | None = Field(
         default=None,
         description="The keys that verify tokens: a list, ${file:jwks.json} or the URL of a JWKS; "
-        "default those that `issuer` names in its metadata. For access control.",
+        "default those that `issuer` names.",
     )
-    jwks: Jwks = Field(
-        default=Jwks(), description="How the keys of a URL are fetched. For operators."
-    )
+    jwks: Jwks = Field(default=Jwks(), description="How the keys of a URL are fetched.")
     algorithms: tuple[Algorithm, ...] = Field(
         default=(),
-        description="The signature algorithms that are accepted. Default all algorithms of the "
-        "keys; for keys of a URL never one with a shared secret. For access control.",
+        description="The signature algorithms that are accepted; default those of the keys, for a "
+        "URL never one with a shared secret.",
     )
     leeway: Annotated[Duration, in_range(0, 300)] = Field(
         default=0.0,
-        description="How far the clock of the issuer may differ, when `exp` and `nbf` are checked. "
-        "For operators.",
+        description="How far the clock of the issuer may differ when `exp` and `nbf` are checked.",
     )
-    require_expiry: Flag = Field(
-        default=False,
-        description="Refuse tokens without `exp`. For access control.",
-    )
+    require_expiry: Flag = Field(default=False, description="Refuse tokens without `exp`.")
     max_lifetime: Annotated[Duration, in_range(1, 10 * 365 * 86_400)] = Field(
         default=86_400.0,
-        description="How long a token without `exp` is valid, counted from its `iat`; without "
-        "`iat`, counted from each connect. For access control.",
+        description="How long a token without `exp` is valid after its `iat`; without `iat`, "
+        "after each connect.",
     )
     credentials: Credentials = Field(
-        default=BEARER_CREDENTIALS,
-        description="Where in a request the token is. For clients that cannot set headers.",
+        default=BEARER_CREDENTIALS, description="Where in a request the token is."
     )
     roles: Text = Field(
         default="scope",
         description="The claim that has the roles: a list, a text with spaces, or an object whose "
         "members are the roles. Dots select a nested claim, such as `realm_access.roles`; names "
-        "may have dots themselves. For `guarded` of routes.",
+        "may have dots themselves.",
     )
     challenge: ChallengeDuration = 30.0
-    identity: Text = Field(
-        default="sub", description="The claim that names the client. For templates."
-    )
+    identity: Text = Field(default="sub", description="The claim that names the client.")
     attributes: dict[Text, Text] = Field(
-        default={},
-        description="Attributes of the client, each with the claim that has its value. For "
-        "templates.",
+        default={}, description="Attributes of the client, each with the claim of its value."
     )
 
     @property

@@ -93,17 +93,14 @@ class Spark(Section):
 
     master: Text = Field(
         default="local[*]",
-        description="local[N], spark://host:port, k8s://... or yarn. Under spark-submit the master "
-        "of spark-submit is used. For data that outgrows one machine.",
+        description="local[N], spark://host:port, k8s://... or yarn. Under spark-submit its own "
+        "master is used.",
     )
     memory: Annotated[Size, in_range(512 * 1024**2, 1024**4, format_size)] = Field(
-        default=1024**3,
-        description="Heap size of the driver, and of each executor. For operators.",
+        default=1024**3, description="Heap of the driver, and of each executor."
     )
     conf: dict[Text, Text] = Field(
-        default={},
-        description="Settings of Spark by name, which override those that the jobs set. For "
-        "operators.",
+        default={}, description="Settings of Spark, which override those of the jobs."
     )
 
 
@@ -111,22 +108,19 @@ class Fields(Section):
     """How the value of a record becomes columns."""
 
     model: Annotated[str, Choice(partial(list_job_models, with_text=True))] = Field(
-        default="json",
-        description="The encoding of the value. `string` gives one column, `value`. For all jobs.",
+        default="json", description="The encoding; `string` gives one column, `value`."
     )
     catalog: Text | None = Field(
-        default=None, description="A catalog of `catalogs`. For avro, protobuf and jsonschema."
+        default=None, description="A catalog of `catalogs`, for avro, protobuf and jsonschema."
     )
     fields: dict[Column, Text] = Field(
         default={},
-        description="Columns and their Spark SQL types, such as `amount: decimal(10,2)`. "
-        "`timestamp` reads ISO 8601, `timestamp_ms` reads milliseconds since 1970. Default all "
-        "fields of the schema. For json, which has no schema, and to leave out fields.",
+        description="Columns and their Spark SQL types, such as `amount: decimal(10,2)`; "
+        "`timestamp` reads ISO 8601, `timestamp_ms` milliseconds since 1970. Default all fields "
+        "of the schema; json, which has none, needs them.",
     )
     json_names: dict[Column, Text] = Field(
-        default={},
-        description="Names in the JSON of columns of `fields` that are named otherwise there, such "
-        'as `at: "@timestamp"`. For logs.',
+        default={}, description='Other names of columns in the JSON, such as `at: "@timestamp"`.'
     )
 
     @classmethod
@@ -151,101 +145,84 @@ class Input(Section):
     `_timestamp`, which describe the record.
     """
 
-    topic: TopicName = Field(description="The topic to read. For all jobs.")
+    topic: TopicName = Field(description="The topic to read.")
     kafka: Text | None = Field(
-        default=None,
-        description="Name of the Kafka cluster, if `kafka` has several. For jobs between clusters.",
+        default=None, description="Name of the Kafka cluster, if `kafka` has several."
     )
-    value: Fields = Field(default=Fields(), description="How values become columns. For all jobs.")
+    value: Fields = Field(default=Fields(), description="How values become columns.")
     time: Column = Field(
         default="_timestamp",
-        description="The column with the event time; default the timestamp of the record. For "
-        "windows, sessions and joins.",
+        description="The column with the event time; default the record's timestamp.",
     )
     watermark: Annotated[Duration, in_range(0, 30 * 86_400)] = Field(
         default=600.0,
-        description="How far behind the newest event time an event may arrive (the grace). A "
-        "longer one keeps more state and ends windows later. For windows, sessions and joins.",
+        description="How far behind the newest event time an event may arrive. A longer one keeps "
+        "more state and ends windows later.",
     )
     start: Literal["earliest", "latest"] = Field(
-        default="earliest",
-        description="Where in the topic a job without a checkpoint begins. For new jobs.",
+        default="earliest", description="Where a job without a checkpoint begins."
     )
-    max_records: Count | None = Field(
-        default=None,
-        description="The most records of one batch, of all partitions together; default no limit. "
-        "For jobs that catch up in steps.",
-    )
+    max_records: Count | None = Field(default=None, description="The most records of a batch.")
     min_partitions: Partitions | None = Field(
         default=None,
-        description="The least number of tasks that read the topic; default a task for each "
-        "partition. For few, busy partitions.",
+        description="The fewest tasks that read the topic; default one for each partition.",
     )
     max_records_per_partition: Count | None = Field(
         default=None,
-        description="The most records that one task reads of a partition; a partition with more is "
-        "read by several tasks. For partitions with most of the records.",
+        description="The most records of a partition that one task reads; several tasks read the "
+        "rest.",
     )
     on_data_loss: Literal["gap", "fail"] = Field(
         default="gap",
-        description="What to do if retention deleted records before they were read: write a gap "
-        "record to <output>.gaps, or fail. For aggressive retention.",
+        description="If retention deleted records before they were read: write a gap record to "
+        "<output>.gaps, or fail.",
     )
     on_invalid: Literal["skip", "fail", "dead-letter"] = Field(
         default="dead-letter",
-        description="What to do with values that the model cannot decode. `dead-letter` writes "
-        "them to <topic>.dlq; with `guarantee: at-least-once` it does so only if this option is "
-        "set. For topics with many producers.",
+        description="What to do with values that the model cannot decode; `dead-letter` writes "
+        "them to <topic>.dlq, with `guarantee: at-least-once` only if this option is set.",
     )
     late: Literal["skip", "topic"] = Field(
         default="topic",
-        description="What to do with events that are later than the watermark allows. `topic` "
-        "writes them to <topic>.late; with `guarantee: at-least-once` it does so only if this "
-        "option is set. For windows, sessions and joins.",
+        description="What to do with events later than the watermark; `topic` writes them to "
+        "<topic>.late, with `guarantee: at-least-once` only if this option is set.",
     )
 
 
 class Output(Section):
     """The topic that a job writes its rows to, each as one record."""
 
-    topic: TopicName = Field(
-        description="The topic to write; it is created if it does not exist. For all jobs."
-    )
+    topic: TopicName = Field(description="The topic to write, created if it does not exist.")
     kafka: Text | None = Field(
-        default=None,
-        description="Name of the Kafka cluster, if `kafka` has several. For jobs between clusters.",
+        default=None, description="Name of the Kafka cluster, if `kafka` has several."
     )
     key: tuple[Column, ...] = Field(
         default=(),
-        description="Columns that make up the record's key: one column is written as text, several "
-        "as a JSON array. Default the columns that the job groups by. For compaction, and for "
-        "filters of streams.",
+        description="Columns of the record's key: one is written as text, several as a JSON "
+        "array. Default those that the job groups by.",
     )
     model: Annotated[str, Choice(partial(list_job_models, with_text=False))] = Field(
-        default="json", description="The encoding of the values. For readers."
+        default="json", description="The encoding of the values."
     )
     catalog: Text | None = Field(
-        default=None, description="A catalog of `catalogs`. For avro, protobuf and jsonschema."
+        default=None, description="A catalog of `catalogs`, for avro, protobuf and jsonschema."
     )
     guarantee: Literal["exactly-once", "at-least-once"] = Field(
         default="exactly-once",
         description="`exactly-once`: each row comes once for readers of committed records. "
-        "`at-least-once`: Spark's own sink, which is faster and may repeat rows after a crash. For "
-        "readers that tolerate repeated rows.",
+        "`at-least-once`: Spark's own sink, which is faster and may repeat rows after a crash.",
     )
     writers: Annotated[Number, in_range(1, 1000, str)] = Field(
-        default=2,
-        description="Number of transactions in parallel. For exactly-once on large clusters.",
+        default=2, description="Number of transactions in parallel, with `exactly-once`."
     )
     transaction_timeout: Annotated[Duration, in_range(1, 900)] = Field(
         default=60.0,
-        description="How long Kafka waits before it aborts a transaction whose producer has "
-        "crashed. Readers of committed records wait as long. For slow batches.",
+        description="When Kafka aborts a transaction whose producer has crashed; readers of "
+        "committed records wait as long.",
     )
     partitions: Partitions | None = Field(
         default=None,
-        description="Number of partitions if the topic is created; default the broker's. For "
-        "administrators of Kafka.",
+        description="Number of partitions of a topic that is created; default the broker's.",
     )
 
     @classmethod
@@ -258,48 +235,44 @@ class State(Section):
 
     profile: Literal["small", "large", "latency"] = Field(
         default="small",
-        description="A set of settings of RocksDB and Spark: `small` for up to a million keys, "
-        "`large` for more keys than memory can hold, `latency` for short commits. For operators.",
+        description="Settings of RocksDB and Spark: `small` for up to a million keys, `large` for "
+        "more than memory can hold, `latency` for short commits.",
     )
     partitions: Partitions = Field(
         default=2,
-        description="Number of partitions of the state (spark.sql.shuffle.partitions). To change "
-        "it for a job with a checkpoint, use `gateway pipeline rescale`. For large state.",
+        description="Partitions of the state (spark.sql.shuffle.partitions). Once there is a "
+        "checkpoint, `gateway pipeline rescale` changes them.",
     )
     memory: Annotated[Size, in_range(16 * 1024**2, 1024**4, format_size)] | None = Field(
         default=None,
-        description="Memory bound of all state stores of an executor together; default as the "
-        "profile sets it. For hosts with little memory.",
+        description="Memory bound of all state stores of an executor together; default the "
+        "profile's.",
     )
     snapshot_after: Count | None = Field(
         default=None,
-        description="Number of batches between snapshots; default as the profile sets it. Fewer "
-        "make a restart shorter. For jobs that must restart soon.",
+        description="Batches between snapshots; default the profile's. Fewer make a restart "
+        "shorter.",
     )
     retain: Annotated[Number, in_range(2, 100_000, str)] = Field(
         default=100,
-        description="Number of batches whose state and offsets are kept, which is how far a repair "
-        "can go back. For operators.",
+        description="Number of batches whose state and offsets are kept: how far a repair can go "
+        "back.",
     )
 
 
 class Job(Section):
     """The options that all kinds of jobs have."""
 
-    name: JobName = Field(
-        description="Name of the job in commands, metrics and checkpoints. For operators."
-    )
+    name: JobName = Field(description="Name of the job in commands, metrics and checkpoints.")
     trigger: Trigger = Field(
         default=0.0,
-        description="Time from the start of one batch to the start of the next; 0s starts each "
-        "batch as soon as the one before has ended. `realtime` is for a latency of milliseconds, "
-        "where the job allows it. `available-now` ends the job once it has read everything. For "
-        "trading latency against cost.",
+        description="Time from the start of one batch to the next; 0s starts each as soon as the "
+        "last has ended. `realtime` has a latency of milliseconds, for jobs that allow it; "
+        "`available-now` ends the job once it has read everything.",
     )
-    state: State = Field(default=State(), description="How the job keeps state. For operators.")
+    state: State = Field(default=State(), description="How the job keeps state.")
     alert_late: Annotated[Share, in_range(0.0, 1.0, format_share)] = Field(
-        default=0.2,
-        description="The share of late events above which an alert is raised. For operators.",
+        default=0.2, description="The share of late events that raises an alert."
     )
 
 
@@ -307,15 +280,9 @@ class Progress(Section):
     """Where jobs report their progress."""
 
     listen: Annotated[Number, in_range(0, 65535, str)] | None = Field(
-        default=None,
-        description="Port of the metrics for Prometheus; 0 binds a free port, and by default there "
-        "is none. For operators.",
+        default=None, description="Port of the metrics for Prometheus; 0 binds a free port."
     )
-    host: Host = Field(
-        default="127.0.0.1", description="Address to bind for `listen`. For operators."
-    )
+    host: Host = Field(default="127.0.0.1", description="Address to bind for `listen`.")
     topic: TopicName | None = Field(
-        default=None,
-        description="A topic to write progress records to, which routes can stream; default none. "
-        "For dashboards.",
+        default=None, description="A topic of progress records, which routes can stream."
     )

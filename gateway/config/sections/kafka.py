@@ -56,14 +56,12 @@ class Reconnect(Section):
     """The delays between attempts to connect: random, below a bound that doubles each time."""
 
     initial: Annotated[Duration, in_range(0.001, 60)] = Field(
-        default=0.05,
-        description="The first bound of the delay after a lost connection. For operators of "
-        "unreliable networks.",
+        default=0.05, description="The first bound of the delay."
     )
     max: Annotated[Duration, in_range(0.001, 600)] = Field(
         default=1.0,
-        description="The largest bound of the delay, and so how late at most it is noticed that a "
-        "broker is back. For operators of unreliable networks.",
+        description="The largest bound, and so how late at most it is noticed that a broker is "
+        "back.",
     )
 
     @model_validator(mode="after")
@@ -82,14 +80,10 @@ class Cache(Section):
     """How much of each partition's recent records is kept in memory, by size and by age."""
 
     bytes: Annotated[Size, in_range(1, 1024**4, str)] = Field(
-        default=64 * 1024**2,
-        description="Memory for the recent records of each partition. For clients that connect "
-        "later or reconnect.",
+        default=64 * 1024**2, description="Memory for the recent records of each partition."
     )
     age: Annotated[Duration, in_range(0, 30 * 86_400)] = Field(
-        default=600.0,
-        description="How long records are kept in memory. For clients that connect later or "
-        "reconnect.",
+        default=600.0, description="How long records are kept."
     )
 
 
@@ -97,17 +91,15 @@ class Model(Section):
     """How the bytes of a key or value are decoded."""
 
     model: ModelName = Field(
-        default="bytes",
-        description="The encoding of the bytes; `bytes` shows them as they are. For clients that "
-        "read records.",
+        default="bytes", description="The encoding; `bytes` shows them as they are."
     )
     catalog: Text | None = Field(
-        default=None, description="A catalog of `catalogs`. For avro, protobuf and jsonschema."
+        default=None, description="A catalog of `catalogs`, for avro, protobuf and jsonschema."
     )
     on_invalid: Literal["error", "skip", "raw"] = Field(
         default="error",
         description="What clients get for bytes that the model cannot decode: an error event "
-        "(error), nothing (skip) or the bytes (raw). For topics with many producers.",
+        "(error), nothing (skip) or the bytes (raw).",
     )
 
     @property
@@ -140,13 +132,12 @@ class Transform(Section):
     extract_key: MessageTemplate | None = Field(
         default=None,
         alias="extract-key",
-        description="Template of the key, such as ${message.value.id}. For topics without keys.",
+        description="Template of the key, such as ${message.value.id}.",
     )
     extract_headers: dict[Text, MessageTemplate] = Field(
         default={},
         alias="extract-headers",
-        description="Headers by name, each with its template, such as ${message.value.region}. For "
-        "filters on headers.",
+        description="Headers by name, each with its template, such as ${message.value.region}.",
     )
 
     @classmethod
@@ -168,54 +159,47 @@ class Topic(Section):
             return WrittenForm({"name": value}, {("name",): ()})
         return super().expand_written(value)
 
-    name: TopicName = Field(description="Name of the topic in Kafka. For everyone.")
+    name: TopicName = Field(description="Name of the topic in Kafka.")
     default_offset: Literal["live", "historical"] = Field(
         default="live",
-        description="Where a client without a position starts: at the end (live), or at the oldest "
-        "record (historical). For owners of routes.",
+        description="Where a client without a position starts: at the end (live), or at the "
+        "oldest record (historical).",
     )
     partition_ready_timeout: Annotated[Duration, in_range(0, 300)] = Field(
-        default=5.0,
-        description="How long BEGIN waits for the first partition to be ready. Partitions that "
-        "become ready later follow then. For clients of slow clusters.",
+        default=5.0, description="How long BEGIN waits for the first partition; others join later."
     )
     offset_out_of_range: Literal["earliest", "latest", "fail"] = Field(
         default="earliest",
         description="Where to continue if Kafka no longer has the offset: at the oldest record "
-        "(earliest) or at the end (latest), or fail: end the stream. For aggressive retention.",
+        "(earliest) or the end (latest); fail ends the stream.",
     )
     reconnect: Reconnect = Field(
         default=Reconnect(),
-        description="Delays between attempts to read; default kafka.reconnect. For operators.",
+        description="Delays between attempts to read; default `kafka.reconnect`.",
     )
     cache: Cache = Field(
         default=Cache(),
-        description="Recent records in memory. For clients that connect later or reconnect.",
+        description="Recent records in memory, for clients that connect later or reconnect.",
     )
     isolation: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed",
         description="read_committed shows the records of a transaction once it is committed, "
-        "read_uncommitted at once. For topics with transactional producers.",
+        "read_uncommitted at once.",
     )
     clock_skew: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=60.0,
-        description="How far the clocks of producers may be behind. A live start that must be "
-        "found by time begins earlier by as much. For starts by time.",
+        description="How far the clocks of producers may be behind; a live start that is found by "
+        "time begins earlier by as much.",
     )
-    key: Model = Field(
-        default=Model(), description="How keys are decoded. For clients that filter."
-    )
-    value: Model = Field(
-        default=Model(), description="How values are decoded. For clients that read records."
-    )
+    key: Model = Field(default=Model(), description="How keys are decoded.")
+    value: Model = Field(default=Model(), description="How values are decoded.")
     transforms: tuple[Transform, ...] = Field(
-        default=(), description="Keys and headers that are taken from values. For filters."
+        default=(), description="Keys and headers that are taken from values."
     )
     partitioner: Literal["murmur2"] | None = Field(
         default=None,
-        description="The partitioner that all producers use; murmur2 is the default of Kafka's "
-        "Java client. If it is known, a client that filters by key reads only the partitions of "
-        "its keys. For clients of few keys.",
+        description="The partitioner of all producers, so that a client that filters by key reads "
+        "only the partitions of its keys; murmur2 is the default of Kafka's Java client.",
     )
 
     @classmethod
@@ -246,46 +230,38 @@ class Kafka(Section):
     """A Kafka cluster, and the topics of it that routes may use."""
 
     servers: Servers = Field(
-        description="host:port of some brokers, which know the others, as a list or separated by "
-        "commas; or `embedded`, a mock Kafka in the process for demos. For everyone."
+        description="host:port of some brokers, as a list or separated by commas; or `embedded`, "
+        "a mock Kafka in the process for demos."
     )
     bootstrap: tuple[TopicName, ...] = Field(
         default=(),
-        description="Topics that are read from the start. /health/ready answers 503 until all of "
-        "their partitions were reached. For operators.",
+        description="Topics that are read from the start: /health/ready answers 503 until all of "
+        "their partitions were reached.",
     )
     topics: tuple[NamedTopic, ...] = Field(
         default=(),
-        description="The topics that routes may read and write: names, or topics with options. "
-        "For everyone.",
+        description="The topics that routes may read and write: names, or topics with options.",
     )
     client_id: Text = Field(
         default="",
-        description="Client id in the logs and quotas of the brokers; default gateway-<name>. For "
-        "operators.",
+        description="Client id in the logs and quotas of the brokers; default gateway-<name>.",
     )
     rack: Text | None = Field(
         default=None,
-        description="Rack or zone of the gateway, to read from replicas nearby (KIP-392). For "
-        "clusters in several zones.",
+        description="Rack or zone of the gateway, to read from replicas nearby (KIP-392).",
     )
-    security: Security = Field(
-        default=Security(), description="TLS and SASL; default plaintext. For secured clusters."
-    )
+    security: Security = Field(default=Security(), description="TLS and SASL; default plaintext.")
     request_timeout: Annotated[Duration, in_range(0.1, 300)] = Field(
         default=5.0,
-        description="How long a broker may take to respond before its connection is closed. For "
-        "operators of slow networks.",
+        description="How long a broker may take to respond before its connection is closed.",
     )
     metadata_max_age: Annotated[Duration, in_range(0.05, 3600)] = Field(
         default=2.0,
-        description="How often leaders are asked for even if nothing failed, which bounds how late "
-        "a new leader is noticed. For operators of large clusters.",
+        description="How often leaders are asked for even if nothing failed: how late at most a "
+        "new leader is noticed.",
     )
     reconnect: Reconnect = Field(
-        default=Reconnect(),
-        description="Delays between attempts to connect; the default of the topics' `reconnect`. "
-        "For operators.",
+        default=Reconnect(), description="Delays between attempts to connect."
     )
 
     @model_validator(mode="after")

@@ -43,15 +43,13 @@ class RowsBackend(Section):
 
     host: Url = Field(
         default="http://localhost:8080",
-        description="Base URL of the back end, to which paths are appended; the default is a "
-        "container in the same pod. For back ends elsewhere.",
+        description="Base URL of the back end; the default is a container in the same pod.",
     )
     path: Text = Field(
-        default="/kafka/ksqldb",
-        description="Path that batches of rows are POSTed to. For back ends.",
+        default="/kafka/ksqldb", description="Path that batches of rows are POSTed to."
     )
     timeout: Annotated[Duration, in_range(0.001, 3600)] = Field(
-        default=30.0, description="How long a whole response may take. For slow back ends."
+        default=30.0, description="How long a whole response may take."
     )
 
 
@@ -59,15 +57,13 @@ class RowsBatch(Section):
     """How many rows one request to the back end has; it is sent when a limit is reached."""
 
     rows: Annotated[Number, in_range(1, 100_000, str)] = Field(
-        default=100, description="The most rows of a batch. For back ends."
+        default=100, description="The most rows of a batch."
     )
     size: Annotated[Size, in_range(1, 1 << 30, format_size)] = Field(
-        default=204_800, description="The most bytes of rows of a batch. For back ends."
+        default=204_800, description="The most bytes of a batch."
     )
     linger: Annotated[Duration, in_range(0, 3600)] = Field(
-        default=0.1,
-        description="How long a row waits for further rows of its batch. For trading delay against "
-        "load.",
+        default=0.1, description="How long a row waits for others."
     )
 
 
@@ -75,41 +71,37 @@ class KsqlQuery(Section):
     """A query that runs as long as the sidecar runs."""
 
     name: HeaderText = Field(
-        description="Name of the query in the header X-Ksqldb-Query, in logs and in metrics. For "
-        "operators."
+        description="Name of the query in the header X-Ksqldb-Query, in logs and metrics."
     )
-    query: Sql = Field(description="The SQL statement. For back ends.")
+    query: Sql = Field(description="The SQL statement.")
     query_type: Literal["push", "pull"] = Field(
         default="push",
-        description="push: rows as they arrive, without an end; pull: the rows that exist when the "
-        "query starts. For back ends.",
+        description="push sends rows as they arrive, without an end; pull those that exist when "
+        "the query starts.",
     )
     offset: Literal["latest", "earliest"] | None = Field(
         default=None,
         description="Where a push query begins each time that it starts (auto.offset.reset); "
-        "default the setting of the server. For back ends that want all rows after a restart.",
+        "default the server's setting.",
     )
     table_scan_enable: Flag | None = Field(
         default=None,
-        description="Whether a pull query may scan a whole table; default the setting of the "
-        "server. For small tables.",
+        description="Whether a pull query may scan a whole table; default the server's setting.",
     )
     properties: dict[Text, Text] = Field(
-        default={},
-        description="Further properties of the query, by ksqlDB's names. For users of ksqlDB.",
+        default={}, description="Further properties of the query, by ksqlDB's names."
     )
     batch: RowsBatch = Field(
-        default=RowsBatch(), description="The size of a request to the back end. For back ends."
+        default=RowsBatch(),
+        description="The size of a request to the back end, which is sent when a limit is reached.",
     )
     backend: RowsBackend | None = Field(
-        default=None,
-        description="The back end that gets the rows; default ksqldb.backend. For several back "
-        "ends.",
+        default=None, description="The back end that gets the rows; default `ksqldb.backend`."
     )
     max_retries: Annotated[Number, in_range(0, 1000, str)] = Field(
         default=3,
-        description="Retries of a batch that the back end refuses, before the batch is halved to "
-        "find the row. For back ends.",
+        description="Retries of a batch that the back end refuses, before it is halved to find "
+        "the row.",
     )
 
     @classmethod
@@ -129,34 +121,26 @@ class Ksqldb(Section):
 
     old_names: ClassVar[Mapping[str, str]] = {"trust": "ca"}
 
-    url: Url = Field(
-        default="http://localhost:8088", description="Base URL of ksqlDB. For its queries."
-    )
-    username: Text | None = Field(
-        default=None, description="User name of Basic authentication. For secured servers."
-    )
-    password: SecretText | None = Field(
-        default=None, description="Password of `username`. For secured servers."
-    )
+    url: Url = Field(default="http://localhost:8088", description="Base URL of ksqlDB.")
+    username: Text | None = Field(default=None, description="User name of Basic authentication.")
+    password: SecretText | None = Field(default=None, description="Password of `username`.")
     ca: AuthorityFile | None = Field(
         default=None,
-        description="PEM file of the certificate authorities to trust; default those of the "
-        "system. For servers with a private authority.",
+        description="PEM file of the certificate authorities to trust; default the system's.",
     )
     begin_timeout: Annotated[Duration, in_range(0.1, 600)] = Field(
         default=30.0,
-        description="How long ksqlDB may take to start a query, until it sends the columns. For "
-        "slow servers.",
+        description="How long ksqlDB may take to start a query, until it sends the columns.",
     )
     reconnect: Reconnect = Field(
         default=Reconnect.model_validate({"initial": "100ms", "max": "30s"}),
-        description="Delays before a query that ended or failed is started again. For operators.",
+        description="Delays before a query that ended or failed is started again.",
     )
     backend: RowsBackend = Field(
-        default=RowsBackend(), description="The back end that gets the rows. For back ends."
+        default=RowsBackend(), description="The back end that gets the rows."
     )
     queries: tuple[KsqlQuery, ...] = Field(
-        default=(), description="Queries that run as long as the sidecar runs. For back ends."
+        default=(), description="Queries that run as long as the sidecar runs."
     )
 
     @classmethod

@@ -16,23 +16,16 @@ class Allow(Section):
     """What pages of other sites may do. By default all is allowed, except sending credentials."""
 
     origins: tuple[Origin, ...] = Field(
-        default=(),
-        description="Origins of pages, such as https://shop.example; default all. For web pages.",
+        default=(), description="Origins of pages, such as https://shop.example; default all."
     )
     methods: tuple[Text, ...] = Field(
-        default=(),
-        description="Methods besides GET, HEAD and POST, which are always allowed; default all. "
-        "For web pages.",
+        default=(), description="Methods besides GET, HEAD and POST; default all."
     )
     headers: tuple[Text, ...] = Field(
-        default=(),
-        description="Request headers besides `last-event-id`, which is always allowed; default "
-        "all. For web pages.",
+        default=(), description="Request headers besides `last-event-id`; default all."
     )
     credentials: Flag = Field(
-        default=False,
-        description="Allow requests with cookies; needs a list of `origins`. For pages behind a "
-        "login.",
+        default=False, description="Allow requests with cookies; needs a list of `origins`."
     )
 
 
@@ -42,7 +35,7 @@ class Expose(Section):
     headers: tuple[Text, ...] = Field(
         default=(),
         description="Response headers that scripts may read, besides ETag, Link, Location and "
-        "Retry-After. For scripts that read headers which a proxy adds.",
+        "Retry-After.",
     )
 
 
@@ -51,21 +44,20 @@ class AccessControl(Section):
 
     policy: Literal["same-origin", "cross-origin"] = Field(
         default="same-origin",
-        description="cross-origin allows pages of other sites, as far as `allow` says. For pages "
-        "on other hosts.",
+        description="cross-origin allows pages of other sites, as far as `allow` says.",
     )
     allow: Allow = Field(
-        default=Allow(), description="What pages of other sites may do. For cross-origin pages."
+        default=Allow(),
+        description="What pages of other sites may do; by default everything but sending "
+        "credentials.",
     )
     max_age: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=600.0,
         alias="max-age",
-        description="How long a browser may keep the response to a preflight. For pages with many "
-        "requests.",
+        description="How long a browser may keep the response to a preflight.",
     )
     expose: Expose = Field(
-        default=Expose(),
-        description="What scripts may see besides the body. For cross-origin pages.",
+        default=Expose(), description="What scripts of other sites may see besides the body."
     )
 
     @classmethod
@@ -84,8 +76,7 @@ class WebSocket(Section):
 
     compression: Flag = Field(
         default=False,
-        description="Compress messages (RFC 7692), each once for all clients that get it. For "
-        "clients on slow networks.",
+        description="Compress messages (RFC 7692), each once for all clients that get it.",
     )
 
 
@@ -94,21 +85,16 @@ class ListenTls(Section):
 
     old_names: ClassVar[Mapping[str, str]] = {"trust": "ca"}
 
-    certificate: File = Field(
-        description="PEM file of the certificate chain, leaf first. For gateways without a proxy."
-    )
-    key: File = Field(
-        description="PEM file of the certificate's private key. For gateways without a proxy."
-    )
+    certificate: File = Field(description="PEM file of the certificate chain, leaf first.")
+    key: File = Field(description="PEM file of its private key.")
     ca: AuthorityFile | None = Field(
         default=None,
-        description="PEM file of the certificate authorities of clients. With it, clients are "
-        "asked for a certificate. For x509 guards.",
+        description="PEM file of the certificate authorities of clients, which are asked for a "
+        "certificate then, for x509 guards.",
     )
     mutual: Literal["requested", "required"] = Field(
         default="requested",
-        description="required refuses connections without a client certificate. For closed "
-        "networks.",
+        description="required refuses connections without a client certificate.",
     )
 
     @classmethod
@@ -125,29 +111,25 @@ class Limits(Section):
 
     connections: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="The most connections at a time; further clients are told when to come back. "
-        "For operators who size hosts.",
+        description="The most connections at a time; further clients are told when to come back.",
     )
     per_address: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="The most connections at a time of one address (IPv6: of one /64 network). For "
-        "public gateways.",
+        description="The most connections at a time of one address (IPv6: of one /64 network).",
     )
     per_identity: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="The most connections at a time of one identity, as the first guard of a route "
-        "names it. For fairness among users.",
+        description="The most connections at a time of one identity, as the route's first guard "
+        "names it.",
     )
     rate: Rate | None = Field(
         default=None,
         description="The most requests of one address in a time, such as 20/s. Requests that "
-        "guards refuse count, and so do the messages of a WebSocket after the first 100. For "
-        "public gateways.",
+        "guards refuse count, and so do the messages of a WebSocket after the first 100.",
     )
     burst: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="How many requests of `rate` may come at once; default the number of `rate`. "
-        "For pages with many streams.",
+        description="How many requests of `rate` may come at once; default the number of `rate`.",
     )
 
     @classmethod
@@ -161,60 +143,48 @@ class Listen(Section):
 
     host: Host = Field(
         default="127.0.0.1",
-        description="Address to bind. The default is reached from this machine only; 0.0.0.0 is "
-        "for containers, and :: for IPv4 and IPv6.",
+        description="Address to bind. Only this machine reaches the default; 0.0.0.0 is for "
+        "containers, :: for IPv4 and IPv6.",
     )
     hosts: tuple[HostName, ...] = Field(
         default=(),
         description="Names that the header Host may have, besides IP addresses, localhost and "
-        "`host`; '*' for any. Default none if `host` is a loopback address, otherwise any. For "
-        "protection against DNS rebinding.",
+        "`host`; '*' for any. Default none if `host` is a loopback address (against DNS "
+        "rebinding), otherwise any.",
     )
     port: Annotated[Number, in_range(0, 65_535, str)] = Field(
-        default=8080, description="Port to bind; 0 binds a free port. For operators and tests."
+        default=8080, description="Port to bind; 0 binds a free port."
     )
     access_control: AccessControl = Field(
         default=AccessControl(),
         alias="access-control",
-        description="CORS of all routes without their own. For pages of other sites.",
+        description="CORS of all routes without their own.",
     )
-    websocket: WebSocket = Field(
-        default=WebSocket(), description="Options of WebSockets. For WebSocket clients."
-    )
-    tls: ListenTls | None = Field(
-        default=None,
-        description="HTTPS and WSS by the gateway itself; default neither. For gateways without a "
-        "proxy.",
-    )
+    websocket: WebSocket = Field(default=WebSocket(), description="Options of WebSockets.")
+    tls: ListenTls | None = Field(default=None, description="HTTPS and WSS by the gateway itself.")
     workers: Annotated[Number, in_range(1, 256, str)] = Field(
         default=1,
-        description="Number of processes that share the port. Each reads Kafka and has caches "
-        "itself. For hosts with several cores.",
+        description="Processes that share the port. Each reads Kafka and has caches itself.",
     )
-    limits: Limits = Field(
-        default=Limits(),
-        description="Limits on connections and requests; default none. For public gateways.",
-    )
+    limits: Limits = Field(default=Limits(), description="Limits on connections and requests.")
     forwarded: Proxies = Field(
         default=False,
         description="The proxies whose X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Prefix "
-        "are trusted: a list of addresses and networks, or true for every peer. For gateways "
-        "behind a proxy.",
+        "are trusted: a list of addresses and networks, or true for every peer.",
     )
     probe: Flag = Field(
         default=True,
-        description="Whether `/health/front` tells `gateway check --front` what of its requests "
-        "arrives through the proxy: the client's address, and the lengths of headers. For gateways "
-        "behind a proxy.",
+        description="Whether `/health/front` tells `gateway check --front` which client address "
+        "and lengths of headers arrive through the proxy.",
     )
     keep_alive_timeout: Annotated[Duration, in_range(1, 3600)] = Field(
         default=75.0,
-        description="How long a connection without a request stays open. Longer than the proxy in "
-        "front keeps it, since a request on a connection that is just being closed fails: AWS has "
-        "60 s, Google 600 s. For gateways behind a proxy.",
+        description="How long a connection without a request stays open. It must be longer than "
+        "the proxy in front keeps it, or requests fail on connections that are just being closed: "
+        "AWS has 60 s, Google 600 s.",
     )
     drain_timeout: Annotated[Duration, in_range(0.1, 3600)] = Field(
         default=5.0,
         description="How long clients have to receive the end of their streams when the gateway "
-        "stops. For operators.",
+        "stops.",
     )

@@ -49,53 +49,42 @@ class Sessions(Job):
     events are part of another session now.
     """
 
-    type: Literal["sessions"] = Field(description="The kind of job. For all jobs.")
-    from_: Input = Field(alias="from", description="The topic of the events. For sessions.")
+    type: Literal["sessions"] = Field(description="The kind of job.")
+    from_: Input = Field(alias="from", description="The topic of the events.")
     by: Annotated[tuple[Column, ...], AfterValidator(_require_non_empty)] = Field(
-        description="Columns that identify whose sessions these are. For sessions."
+        description="Columns that identify whose sessions these are."
     )
     gap: Span = Field(
-        default=1800.0,
-        description="A pause that is longer than this ends a session. For sessions.",
+        default=1800.0, description="A pause that is longer than this ends a session."
     )
     max_length: Span | None = Field(
-        default=None,
-        description="The longest session: one that goes on for longer is split; default no limit. "
-        "For users who never pause.",
+        default=None, description="A session that goes on for longer is split."
     )
     emit: Literal["closed", "updates"] = Field(
         default="closed",
-        description="closed writes a session once, when it has ended; updates writes it each time "
-        "that it grows, too. For pages.",
+        description="closed writes a session once, when it has ended; updates also each time that "
+        "it grows.",
     )
     measures: Measures = Field(
         default={},
-        description="Further columns, each with an aggregate, such as `total: sum(amount)`. For "
-        "sessions.",
+        description="Further columns, each with an aggregate, such as `total: sum(amount)`.",
     )
-    to: Output = Field(description="The topic of the results. For readers.")
+    to: Output = Field(description="The topic of the results.")
 
 
 class Salt(Section):
-    """How the rows of hot keys are spread over several tasks.
-
-    A hot key has so many rows that its one task would take longer than all others. The rows of left
-    are spread over buckets, and those of right are copied to each bucket. Which keys are hot is
-    part of the checkpoint.
-    """
+    """How the rows of hot keys are spread over several tasks."""
 
     keys: Literal["auto", "all"] | tuple[Text, ...] = Field(
         default="auto",
         description="The keys to spread: those with a large share of the records when the job "
-        "first starts (auto), all, or a list. For skewed joins.",
+        "first starts (auto), all, or a list.",
     )
-    buckets: Partitions = Field(
-        default=8, description="Number of buckets to spread a key over. For skewed joins."
-    )
+    buckets: Partitions = Field(default=8, description="Number of buckets for a key.")
     share: Annotated[Number, in_range(1, 100, str)] = Field(
         default=10,
-        description="With `keys: auto`, the share of the records from which a key is hot, in "
-        "percent. For skewed joins.",
+        description="With `keys: auto`: the share of the records from which a key is hot, in "
+        "percent.",
     )
 
 
@@ -106,35 +95,34 @@ class Join(Job):
     of `select`.
     """
 
-    type: Literal["join"] = Field(description="The kind of job. For all jobs.")
-    left: Input = Field(description="The left topic, such as orders. For joins.")
-    right: Input = Field(description="The right topic, such as payments. For joins.")
+    type: Literal["join"] = Field(description="The kind of job.")
+    left: Input = Field(description="The left topic, such as orders.")
+    right: Input = Field(description="The right topic, such as payments.")
     on: Annotated[dict[Column, Column], AfterValidator(_require_non_empty)] = Field(
-        description="Columns of left, each with the column of right that it must equal. For joins."
+        description="Columns of left, each with the column of right that it must equal."
     )
     before: Annotated[Duration, in_range(0, 366 * 86_400)] = Field(
-        default=0.0,
-        description="How long before the time of left the time of right may be. For joins.",
+        default=0.0, description="How long before the time of left the time of right may be."
     )
     after: Annotated[Duration, in_range(0, 366 * 86_400)] = Field(
-        default=3600.0,
-        description="How long after the time of left the time of right may be. For joins.",
+        default=3600.0, description="How long after the time of left the time of right may be."
     )
     kind: Literal["inner", "left"] = Field(
         default="inner",
-        description="inner writes pairs only; left also writes the rows of left without a pair, "
-        "with nulls for right, once `after` has passed. For finding what is missing.",
+        description="inner writes pairs only; left also the rows of left without one, with nulls "
+        "for right, once `after` has passed.",
     )
     select: Measures = Field(
         default={},
-        description="Columns, each with a SQL expression of `left.x` and `right.y`; default all. "
-        "For joins.",
+        description="Columns, each with a SQL expression of `left.x` and `right.y`; default all.",
     )
     salt: Salt | None = Field(
         default=None,
-        description="How hot keys are spread over tasks; default they are not. For skewed joins.",
+        description="How hot keys, which keep one task busy for longer than all others, are "
+        "spread: the rows of left over buckets, to each of which those of right are copied. "
+        "Default they are not. Which keys are hot is part of the checkpoint.",
     )
-    to: Output = Field(description="The topic of the results. For readers.")
+    to: Output = Field(description="The topic of the results.")
 
 
 class Broadcast(Section):
@@ -143,29 +131,21 @@ class Broadcast(Section):
     It is read from a compacted topic or from Parquet files.
     """
 
-    kind: Literal["broadcast"] = Field(description="The kind of table. For enrichment.")
+    kind: Literal["broadcast"] = Field(description="The kind of table.")
     topic: TopicName | None = Field(
-        default=None,
-        description="A compacted topic; the table has the latest value of each key. For tables in "
-        "Kafka.",
+        default=None, description="A compacted topic; the table has the latest value of each key."
     )
     path: Text | None = Field(
-        default=None,
-        description="Path of Parquet files, instead of a topic. For tables in files.",
+        default=None, description="Path of Parquet files, instead of a topic."
     )
     fields: dict[Column, Text] = Field(
-        default={},
-        description="Columns of the topic's JSON values, with their Spark SQL types. For tables in "
-        "Kafka.",
+        default={}, description="Columns of the topic's JSON values, with their Spark SQL types."
     )
     key: Column = Field(
-        default="_key",
-        description="Column that rows are looked up by; default the key of the record. For tables.",
+        default="_key", description="Column that rows are looked up by; default the record's key."
     )
     refresh: Span = Field(
-        default=60.0,
-        description="How old the copy may be; it is read again before then. For tables that "
-        "change.",
+        default=60.0, description="How old the copy may become before it is read again."
     )
 
     @classmethod
@@ -177,43 +157,33 @@ class Broadcast(Section):
 class Redis(Section):
     """A large table in Redis, whose rows are looked up when events need them."""
 
-    kind: Literal["redis"] = Field(description="The kind of table. For enrichment.")
-    url: Text = Field(
-        description="URL of Redis: redis://host:port/db, or rediss:// for TLS. For enrichment."
-    )
-    password: SecretText | None = Field(
-        default=None, description="Password of Redis. For secured servers."
-    )
+    kind: Literal["redis"] = Field(description="The kind of table.")
+    url: Text = Field(description="redis://host:port/db, or rediss:// for TLS.")
+    password: SecretText | None = Field(default=None, description="Password of Redis.")
     prefix: Text = Field(
-        default="table:",
-        description="Prefix of each key in Redis, a different one for each table. For servers with "
-        "several tables.",
+        default="table:", description="Prefix of each key in Redis, a different one for each table."
     )
     fields: dict[Column, Text] = Field(
-        description="Columns of the JSON values, with their Spark SQL types. For enrichment."
+        description="Columns of the JSON values, with their Spark SQL types."
     )
     batch: Annotated[Number, in_range(1, 100_000, str)] = Field(
-        default=2000, description="The most keys of one MGET. For servers with a high latency."
+        default=2000, description="The most keys of one MGET."
     )
     cache: Annotated[Number, in_range(0, 10**8, str)] = Field(
         default=100_000,
-        description="Number of values that a Python worker keeps, the most recently used ones. For "
-        "keys that occur often.",
+        description="Number of values that a Python worker keeps, the most recently used ones.",
     )
     staleness: Annotated[Duration, in_range(0, 86_400)] = Field(
-        default=5.0,
-        description="How long a kept value is used; 0s asks Redis in every batch. For tables that "
-        "change.",
+        default=5.0, description="How long a kept value is used; 0s asks Redis in every batch."
     )
     negative: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=1.0,
-        description="How long a key without a value is remembered, but not longer than "
-        "`staleness`. For missing keys.",
+        description="How long a key without a value is remembered, at most `staleness`.",
     )
     fallback: Text | None = Field(
         default=None,
         description="Your function, as module:function, for keys that Redis does not have: it "
-        "takes a list of keys and returns a mapping. For tables that are still being loaded.",
+        "takes a list of keys and returns a mapping.",
     )
 
 
@@ -223,15 +193,13 @@ class Enrich(Job):
     Events for which the table has no row get nulls.
     """
 
-    type: Literal["enrich"] = Field(description="The kind of job. For all jobs.")
-    from_: Input = Field(alias="from", description="The topic of the events. For enrichment.")
-    on: Column = Field(
-        description="Column of the events by which rows of the table are looked up. For enrichment."
-    )
+    type: Literal["enrich"] = Field(description="The kind of job.")
+    from_: Input = Field(alias="from", description="The topic of the events.")
+    on: Column = Field(description="Column of the events by which rows of the table are looked up.")
     table: Annotated[Broadcast | Redis, Field(discriminator="kind")] = Field(
-        description="The table that has the further columns. For enrichment."
+        description="The table that has the further columns."
     )
-    to: Output = Field(description="The topic of the results. For readers.")
+    to: Output = Field(description="The topic of the results.")
 
 
 class Load(Job):
@@ -240,44 +208,42 @@ class Load(Job):
     Redis has the latest value of each key; a tombstone deletes the key.
     """
 
-    type: Literal["load"] = Field(description="The kind of job. For all jobs.")
-    from_: Input = Field(alias="from", description="The compacted topic. For tables.")
-    into: Redis = Field(description="The table to write. For tables.")
+    type: Literal["load"] = Field(description="The kind of job.")
+    from_: Input = Field(alias="from", description="The compacted topic.")
+    into: Redis = Field(description="The table to write.")
 
 
 class Window(Section):
     """The windows of event time that an aggregate groups by."""
 
-    size: Span = Field(description="Length of a window. For aggregates.")
+    size: Span = Field(description="Length of a window.")
     slide: Span | None = Field(
-        default=None,
-        description="Time from the start of one window to the start of the next; default `size`. "
-        "For sliding averages.",
+        default=None, description="Time from the start of one window to the next; default `size`."
     )
 
 
 class Top(Section):
     """The most frequent values of a column in each window and group."""
 
-    of: Column = Field(description="The column whose values are ranked. For rankings.")
+    of: Column = Field(description="The column whose values are ranked.")
     k: Annotated[Number, in_range(1, 10_000, str)] = Field(
-        default=10, description="Number of values. For rankings."
+        default=10, description="Number of values."
     )
 
 
 class Distinct(Section):
     """The number of different values of a column in each window and group."""
 
-    of: Column = Field(description="The column whose values are counted. For unique visitors.")
+    of: Column = Field(description="The column whose values are counted.")
     method: Literal["exact", "approximate"] = Field(
         default="exact",
-        description="exact keeps every value until the window ends; approximate keeps a sketch of "
-        "fixed size. For unique visitors.",
+        description="exact keeps every value until the window ends; approximate a sketch of fixed "
+        "size.",
     )
     error: Annotated[float, Field(ge=0.01, le=0.4)] = Field(
         default=0.05,
-        description="Relative standard deviation of `approximate`: a smaller one takes more "
-        "memory. For unique visitors.",
+        description="Relative standard deviation of `approximate`; a smaller one takes more "
+        "memory.",
     )
 
 
@@ -288,30 +254,28 @@ class Aggregate(Job):
     of values and counts), or `distinct`.
     """
 
-    type: Literal["aggregate"] = Field(description="The kind of job. For all jobs.")
-    from_: Input = Field(alias="from", description="The topic of the events. For aggregates.")
+    type: Literal["aggregate"] = Field(description="The kind of job.")
+    from_: Input = Field(alias="from", description="The topic of the events.")
     by: tuple[Column, ...] = Field(
-        default=(), description="Columns to group by, besides the window. For aggregates."
+        default=(), description="Columns to group by, besides the window."
     )
-    window: Window = Field(description="The windows of event time. For aggregates.")
+    window: Window = Field(description="The windows of event time.")
     measures: Measures = Field(
-        default={},
-        description="Columns, each with an aggregate, such as `total: sum(amount)`. For "
-        "aggregates.",
+        default={}, description="Columns, each with an aggregate, such as `total: sum(amount)`."
     )
     top: Top | None = Field(
-        default=None, description="The most frequent values, instead of `measures`. For rankings."
+        default=None, description="The most frequent values of a column, instead of `measures`."
     )
     distinct: Distinct | None = Field(
         default=None,
-        description="The number of different values, instead of `measures`. For unique visitors.",
+        description="The number of different values of a column, instead of `measures`.",
     )
     emit: Literal["final", "updates"] = Field(
         default="final",
-        description="final writes a window once, when it has ended; updates writes it each time "
-        "that it changes. For pages.",
+        description="final writes a window once, when it has ended; updates each time that it "
+        "changes.",
     )
-    to: Output = Field(description="The topic of the results. For readers.")
+    to: Output = Field(description="The topic of the results.")
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
@@ -324,17 +288,17 @@ class Aggregate(Job):
 class Query(Job):
     """A job that runs a SQL query over topics as tables."""
 
-    type: Literal["query"] = Field(description="The kind of job. For all jobs.")
+    type: Literal["query"] = Field(description="The kind of job.")
     tables: Annotated[dict[Column, Input], AfterValidator(_require_non_empty)] = Field(
-        description="Topics, by their names in the query. For queries."
+        description="Topics, by their names in the query."
     )
-    sql: Sql = Field(description="The query, a SELECT. For queries.")
+    sql: Sql = Field(description="The query, a SELECT.")
     emit: Literal["final", "updates"] = Field(
         default="final",
-        description="final writes an aggregate once, when its window has ended; updates writes it "
-        "each time that it changes. For pages.",
+        description="final writes an aggregate once, when its window has ended; updates each time "
+        "that it changes.",
     )
-    to: Output = Field(description="The topic of the results. For readers.")
+    to: Output = Field(description="The topic of the results.")
 
 
 JOB_KINDS: Kinds[Job] = Kinds(
@@ -362,15 +326,13 @@ class Pipelines(Section):
     checkpoints: Text = Field(
         default="checkpoints",
         description="Where offsets and state are kept, in a directory for each job: a path, or a "
-        "URL that Hadoop can read. It must outlive the machine. For operators.",
+        "URL that Hadoop can read. It must outlive the machine.",
     )
-    spark: Spark = Field(
-        default=Spark(), description="The Spark cluster that runs the jobs. For operators."
-    )
+    spark: Spark = Field(default=Spark(), description="The Spark cluster that runs the jobs.")
     progress: Progress = Field(
-        default=Progress(), description="Where jobs report their progress. For operators."
+        default=Progress(), description="Metrics and records of the jobs' progress."
     )
-    jobs: tuple[AnyJob, ...] = Field(default=(), description="The jobs to run. For data teams.")
+    jobs: tuple[AnyJob, ...] = Field(default=(), description="The jobs to run.")
 
     def find_job(self, name: str) -> Job | None:
         return next((job for job in self.jobs if job.name == name), None)

@@ -44,12 +44,10 @@ class When(Section):
     """A path of a route, and the method that it answers to."""
 
     path: RoutePath = Field(
-        description="Path such as /events/{customer}; a `*` at the end matches the rest. For "
-        "clients."
+        description="Path such as /events/{customer}; a `*` at the end matches the rest."
     )
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] | None = Field(
-        default=None,
-        description="HTTP method; default GET, or POST with `capability: produce`. For clients.",
+        default=None, description="HTTP method; default GET, or POST with `capability: produce`."
     )
 
     @property
@@ -88,22 +86,20 @@ class Route(Section):
         return form if route == written else WrittenForm(route, moves, old_spellings)
 
     when: tuple[When, ...] = Field(
-        description="The paths of the route. For clients.", json_schema_extra={"minItems": 1}
+        description="The paths of a route with several.", json_schema_extra={"minItems": 1}
     )
     guarded: Guarded = Field(
         default={},
         description="Guards, each with the roles that it must grant; all of them must admit the "
-        "request. For access control.",
+        "request.",
         json_schema_extra={"not": {"enum": [[], {}]}},  # it would open the route to everybody
     )
     access_control: AccessControl | None = Field(
         default=None,
         alias="access-control",
-        description="CORS of the route; default listen.access-control. For pages of other sites.",
+        description="CORS of the route; default `listen.access-control`.",
     )
-    with_: AnyWith = Field(
-        alias="with", description="What the route does, and with which topics. For clients."
-    )
+    with_: AnyWith = Field(alias="with", description="What the route does, and with which topics.")
 
     @classmethod
     def describe_unknown_key(cls, key: str) -> str | None:
@@ -166,16 +162,15 @@ class Admin(Section):
 
     host: Host = Field(
         default="127.0.0.1",
-        description="Address to bind. An address that other machines can reach needs `guarded`. "
-        "For operators.",
+        description="Address to bind. One that other machines can reach needs `guarded`.",
     )
     port: Annotated[Number, in_range(0, 65_535, str)] = Field(
-        default=9901, description="Port to bind; 0 binds a free port. For operators and tests."
+        default=9901, description="Port to bind; 0 binds a free port."
     )
     guarded: Guarded = Field(
         default={},
         description="Guards, each with the roles that it must grant; all of them must admit the "
-        "request. For operators who connect from other machines.",
+        "request.",
     )
     records: Guarded | None = Field(
         default=None,

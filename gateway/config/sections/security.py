@@ -101,22 +101,17 @@ class Tls(Section):
 
     ca: AuthorityFile | None = Field(
         default=None,
-        description="PEM file of the certificate authorities to trust; default those of the "
-        "system. For servers with a private authority.",
+        description="PEM file of the certificate authorities to trust; default the system's.",
     )
     certificate: File | None = Field(
-        default=None, description="PEM file of the client certificate chain. For mutual TLS."
+        default=None, description="PEM file of the client certificate chain, for mutual TLS."
     )
-    key: File | None = Field(
-        default=None, description="PEM file of the certificate's private key. For mutual TLS."
-    )
-    key_password: SecretText | None = Field(
-        default=None, description="Password of `key`. For mutual TLS with an encrypted key."
-    )
+    key: File | None = Field(default=None, description="PEM file of its private key.")
+    key_password: SecretText | None = Field(default=None, description="Password of `key`.")
     verify: Flag = Field(
         default=True,
         description="Verify the certificate and the host name of the server; turn it off only in "
-        "tests. For test clusters.",
+        "tests.",
     )
 
     @classmethod
@@ -153,43 +148,33 @@ _TOKEN_URL_OPTIONS = {"clientId", "clientSecret", "scope", "tokenParameters"}
 class Sasl(Section):
     """How the gateway authenticates to the brokers."""
 
-    mechanism: Mechanism = Field(
-        description="The SASL mechanism, as a listener of the brokers has it. For secured clusters."
-    )
-    username: Text | None = Field(default=None, description="User name. For plain and scram.")
-    password: SecretText | None = Field(
-        default=None, description="Password of `username`. For plain and scram."
-    )
+    mechanism: Mechanism = Field(description="The mechanism, as a listener of the brokers has it.")
+    username: Text | None = Field(default=None, description="User name, for plain and scram.")
+    password: SecretText | None = Field(default=None, description="Password of `username`.")
     token: SecretText | None = Field(
-        default=None, description="A token that never changes. For oauthbearer in tests."
+        default=None, description="A token that never changes, for oauthbearer in tests."
     )
     token_file: File | None = Field(
-        default=None,
-        description="File with the token, read for every connect. For oauthbearer in Kubernetes.",
+        default=None, description="File with the token, read for every connect, for oauthbearer."
     )
     token_url: Url | None = Field(
         default=None,
-        description="URL that issues tokens for `clientId` and `clientSecret` (RFC 6749 4.4). For "
+        description="URL that issues tokens for `clientId` and `clientSecret` (RFC 6749 4.4), for "
         "oauthbearer.",
     )
-    client_id: Text | None = Field(
-        default=None, description="Client id for `tokenUrl`. For oauthbearer."
-    )
+    client_id: Text | None = Field(default=None, description="Client id for `tokenUrl`.")
     client_secret: SecretText | None = Field(
-        default=None, description="Client secret for `tokenUrl`. For oauthbearer."
+        default=None, description="Client secret for `tokenUrl`."
     )
-    scope: Text | None = Field(
-        default=None, description="Scope to request at `tokenUrl`; default none. For oauthbearer."
-    )
+    scope: Text | None = Field(default=None, description="Scope to request at `tokenUrl`.")
     token_parameters: dict[Text, Text] = Field(
         default={},
-        description="Further parameters of the request to `tokenUrl`, such as `audience`. For "
-        "oauthbearer.",
+        description="Further parameters of the request to `tokenUrl`, such as `audience`.",
     )
     extensions: dict[Text, Text] = Field(
         default={},
-        description="SASL extensions (KIP-342) that the brokers need, such as `logicalCluster`. "
-        "For oauthbearer.",
+        description="SASL extensions (KIP-342) that the brokers need, such as `logicalCluster`, "
+        "for oauthbearer.",
     )
 
     @classmethod
@@ -229,12 +214,9 @@ class Security(Section):
     """TLS and SASL between the gateway and the brokers. By default there is neither."""
 
     tls: Tls | None = Field(
-        default=None, description="TLS to the brokers; default plaintext. For secured clusters."
+        default=None, description="TLS to the brokers; `{}` trusts the authorities of the system."
     )
-    sasl: Sasl | None = Field(
-        default=None,
-        description="Authentication at the brokers; default none. For secured clusters.",
-    )
+    sasl: Sasl | None = Field(default=None, description="Authentication at the brokers.")
 
     @classmethod
     def suggest_option(cls, key: str, value: object) -> str | None:
@@ -290,14 +272,13 @@ class Tokens(Section):
 
     secret: Secrets | None = Field(
         default=None,
-        description="Secret that signs resume tokens, so that clients cannot forge them: a text of "
-        "at least 32 characters, or a list, of which the first signs and all are accepted. All "
-        "replicas need the same. For public gateways.",
+        description="Secret that signs resume tokens, so that clients cannot forge them: at least "
+        "32 characters, the same for all replicas. Of a list the first signs and all are accepted.",
     )
     resume: Annotated[Duration, in_range(1, 30 * 86_400)] = Field(
         default=3600.0,
-        description="How much longer than the `history` of a route a client may have been away and "
-        "still resume, if no secret proves its position. For public routes.",
+        description="How much longer than the `history` of a route a client may have been away "
+        "and still resume, if no secret proves its position.",
     )
 
     @property
@@ -309,42 +290,28 @@ class Tokens(Section):
 class SchemaRegistry(Section):
     """A schema registry with the REST API of Confluent's."""
 
-    type: Literal["schema-registry"] = Field(
-        description="The kind of catalog. For models with schemas."
-    )
-    url: Urls = Field(
-        description="Base URL, or several that are tried in order. For avro, protobuf and "
-        "jsonschema."
-    )
-    username: Text | None = Field(
-        default=None, description="User name of Basic authentication. For secured registries."
-    )
-    password: SecretText | None = Field(
-        default=None, description="Password of `username`. For secured registries."
-    )
+    type: Literal["schema-registry"] = Field(description="The kind of catalog.")
+    url: Urls = Field(description="Base URL, or several that are tried in order.")
+    username: Text | None = Field(default=None, description="User name of Basic authentication.")
+    password: SecretText | None = Field(default=None, description="Password of `username`.")
     token: SecretText | None = Field(
-        default=None,
-        description="A bearer token, instead of `username` and `password`. For secured registries.",
+        default=None, description="A bearer token, instead of `username` and `password`."
     )
     tls: Tls | None = Field(
-        default=None,
-        description="Certificate authorities and a client certificate. For registries with a "
-        "private authority or mutual TLS.",
+        default=None, description="Certificate authorities and a client certificate."
     )
     timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
-        default=5.0,
-        description="How long a registry may take to respond before it counts as unavailable. For "
-        "slow networks.",
+        default=5.0, description="How long a registry may take before it counts as unavailable."
     )
     max_age: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=60.0,
         description="How long the latest schema of a subject is used before the registry is asked "
-        "for a newer one. For teams that evolve schemas.",
+        "again.",
     )
     auto_register: Flag = Field(
         default=True,
-        description="Register the schemas that producers send with their records; if false, they "
-        "must be registered already. For producers.",
+        description="Register the schemas that producers send; if false, they must be registered "
+        "already.",
     )
 
     @classmethod

@@ -44,48 +44,35 @@ class Settings(Section):
     """
 
     name: Text = Field(
-        default="gateway",
-        description="Name of the gateway in client ids, metrics and logs. For operators.",
+        default="gateway", description="Name of the gateway in client ids, metrics and logs."
     )
-    listen: Listen = Field(default=Listen(), description="The port for clients. For operators.")
-    kafka: Clusters = Field(
-        description="The Kafka cluster, or several clusters by name. For operators."
-    )
+    listen: Listen = Field(default=Listen(), description="The port for clients.")
+    kafka: Clusters = Field(description="The Kafka cluster, or several by name.")
     routes: tuple[Route, ...] = Field(
-        default=(), description="Paths, and what they stream, show or write. For clients."
+        default=(), description="Paths, and what they stream, show or write."
     )
     guards: dict[Text, AnyGuardSection] = Field(
-        default={},
-        description="How clients are identified, by the name of the guard. For `guarded` of "
-        "routes.",
+        default={}, description="How clients are identified, by the name of the guard."
     )
     catalogs: dict[Text, SchemaRegistry] = Field(
-        default={},
-        description="Schema registries, by name. For keys and values with a schema.",
+        default={}, description="Schema registries, by name."
     )
     telemetry: Telemetry = Field(
-        default=Telemetry(), description="Metrics, traces and logs. For operators."
+        default=Telemetry(), description="Where metrics, traces and logs go."
     )
     admin: Admin | None = Field(
-        default=None,
-        description="A separate port to list and end streams; default none. For operators.",
+        default=None, description="A separate port to list and end streams."
     )
-    sidecar: Sidecar | None = Field(
-        default=None,
-        description="Kafka over HTTP for programs; default none. For back ends.",
-    )
+    sidecar: Sidecar | None = Field(default=None, description="Kafka over HTTP for programs.")
     pipelines: Pipelines | None = Field(
-        default=None,
-        description="Spark jobs that read and write topics; default none. For data teams.",
+        default=None, description="Spark jobs that read and write topics."
     )
     tokens: Tokens = Field(
         default=Tokens(),
-        description="How resume tokens are signed and how old they may be. For public gateways.",
+        description="How resume tokens, the ids of events, are signed, and how old they may be.",
     )
     memory: Annotated[Size, in_range(1024**2, 1024**5, format_size)] = Field(
-        default=1024**3,
-        description="Memory bound of all caches and buffers of a process together. For operators "
-        "who size hosts.",
+        default=1024**3, description="Memory bound of all caches and buffers of a process together."
     )
 
     @model_validator(mode="after")

@@ -79,10 +79,10 @@ class Formats(Section):
     """The formats of one topic, which override those of the sections."""
 
     key_format: FormatName | None = Field(
-        default=None, description="Format of the topic's keys in JSON. For back ends."
+        default=None, description="Format of the topic's keys in JSON."
     )
     value_format: FormatName | None = Field(
-        default=None, description="Format of the topic's values in JSON. For back ends."
+        default=None, description="Format of the topic's values in JSON."
     )
 
 
@@ -91,21 +91,14 @@ class Backend(Section):
 
     host: Url = Field(
         default="http://localhost:8080",
-        description="Base URL of the back end, to which paths are appended; the default is a "
-        "container in the same pod. For back ends elsewhere.",
+        description="Base URL of the back end; the default is a container in the same pod.",
     )
-    path: Text = Field(
-        default="/kafka/records",
-        description="Path that batches are POSTed to. For back ends.",
-    )
-    timeout: WaitDuration = Field(
-        default=30.0, description="How long a whole response may take. For slow back ends."
-    )
+    path: Text = Field(default="/kafka/records", description="Path that batches are POSTed to.")
+    timeout: WaitDuration = Field(default=30.0, description="How long a whole response may take.")
     health_path: Text | None = Field(
         default="/health",
-        description="Path at which the back end reports its health. While it is not healthy, no "
-        "record becomes a dead letter because of its errors. null if there is no such path. For "
-        "data that must not be lost.",
+        description="Path of the back end's health, null if there is none. While it is not "
+        "healthy, no record becomes a dead letter because of its errors.",
     )
 
 
@@ -114,27 +107,24 @@ class Idempotency(Section):
 
     topic: TopicName = Field(
         default="sidecar-idempotency",
-        description="Topic that has the requests that were done; it is created if it does not "
-        "exist. For all replicas of a sidecar.",
+        description="Topic of the requests that were done, created if it does not exist.",
     )
     partitions: Annotated[Number, in_range(1, 1000, str)] = Field(
         default=4,
-        description="Number of partitions of `topic` when it is created, and the most that are "
-        "used; half of them have claims. All replicas need the same. For busy producers.",
+        description="Partitions of `topic` when it is created, and the most that are used; half "
+        "of them have claims. All replicas need the same.",
     )
     replication: Annotated[Number, in_range(1, 100, str)] | None = Field(
         default=None,
-        description="Replication factor of `topic` when it is created; default that of the "
-        "cluster. For operators.",
+        description="Replication factor of `topic` when it is created; default the cluster's.",
     )
     window: Annotated[Duration, in_range(1, 30 * 86_400)] = Field(
-        default=86_400.0,
-        description="How long a key is remembered. For back ends that retry late.",
+        default=86_400.0, description="How long a key is remembered."
     )
     keys: Count = Field(
         default=1_000_000,
-        description="Number of keys that are remembered, the latest ones; each takes about 250 "
-        "bytes of memory. For operators who size hosts.",
+        description="Number of keys that are remembered, the latest ones, of about 250 bytes of "
+        "memory each.",
     )
 
 
@@ -142,40 +132,32 @@ class Producer(Section):
     """The API of producers, `POST /producers`, which writes records."""
 
     key_format: FormatName = Field(
-        default="string",
-        description="Format of keys if a request names none. For back ends.",
+        default="string", description="Format of keys if a request names none."
     )
     value_format: FormatName = Field(
-        default="binary",
-        description="Format of values if a request names none. For back ends.",
+        default="binary", description="Format of values if a request names none."
     )
     max_bytes: ByteLimit = Field(
-        default=1_000_000,
-        description="The most bytes of a request's body. For batches of large records.",
+        default=1_000_000, description="The most bytes of a request's body."
     )
     timeout: WaitDuration = Field(
-        default=10.0,
-        description="How long a request waits for Kafka before it is answered with an error. For "
-        "back ends that wait.",
+        default=10.0, description="How long a request waits for Kafka before it fails."
     )
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
-        default="none",
-        description="Compression of the batches in Kafka. For saving network and disks.",
+        default="none", description="Compression of the batches in Kafka."
     )
     idempotency: Idempotency = Field(
         default=Idempotency(),
-        description="How requests with an Idempotency-Key are remembered. For back ends that "
-        "retry.",
+        description="How requests with an Idempotency-Key are done once.",
     )
     transaction_timeout: Annotated[Duration, in_range(1, 900)] = Field(
         default=30.0,
-        description="How long Kafka waits before it aborts a transaction whose producer has "
-        "crashed. Readers of committed records wait as long. For readers of the topics.",
+        description="When Kafka aborts a transaction whose producer has crashed; readers of "
+        "committed records wait as long.",
     )
     streamed: Count = Field(
         default=1000,
-        description="The most records of one NDJSON request that Kafka has not acknowledged yet. "
-        "For bulk loads.",
+        description="The most records of one NDJSON request that Kafka has not acknowledged yet.",
     )
 
 
@@ -185,46 +167,39 @@ class Membership(Section):
     group_protocol: GroupProtocol = Field(
         default="auto",
         description="consumer (KIP-848, brokers from 4.0 on), classic, or auto: the newest that "
-        "the broker supports. For groups with other clients.",
+        "the broker supports.",
     )
     session_timeout: WaitDuration = Field(
         default=45.0,
-        description="How long a member may send no heartbeat before the group removes it; default "
-        "as Kafka's clients. For operators.",
+        description="How long a member may send no heartbeat before the group removes it; Kafka's "
+        "default.",
     )
     heartbeat_interval: WaitDuration = Field(
-        default=3.0,
-        description="Time between two heartbeats; default as Kafka's clients. For operators.",
+        default=3.0, description="Time between two heartbeats; Kafka's default."
     )
     leave_group_on_close: Flag = Field(
         default=True,
         description="Whether a member that stops leaves its group, so that others get its "
-        "partitions at once. For operators.",
+        "partitions at once.",
     )
     auto_offset_reset: OffsetReset = Field(
-        default="latest",
-        description="Where a group begins that has committed no offset. For new groups.",
+        default="latest", description="Where a group begins that has committed no offset."
     )
     isolation: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed",
         description="read_committed reads the records of a transaction once it is committed, "
-        "read_uncommitted at once. For topics with transactional producers.",
+        "read_uncommitted at once.",
     )
     fetch_max_bytes: ByteLimit = Field(
-        default=102_400,
-        description="The most bytes of one fetch from Kafka. For operators who size hosts.",
+        default=102_400, description="The most bytes of one fetch from Kafka."
     )
     max_partition_fetch_bytes: ByteLimit = Field(
-        default=102_400,
-        description="The most bytes of one partition in a fetch. For operators who size hosts.",
+        default=102_400, description="The most bytes of one partition in a fetch."
     )
-    max_poll_records: Count = Field(
-        default=100, description="The most records of one batch. For slow back ends."
-    )
+    max_poll_records: Count = Field(default=100, description="The most records of one batch.")
     request_max_bytes: ByteLimit = Field(
         default=204_800,
-        description="The most bytes of keys, values and headers in one response or batch. "
-        "For back ends.",
+        description="The most bytes of keys, values and headers in one response or batch.",
     )
 
 
@@ -232,121 +207,92 @@ class Consumer(Membership):
     """The API of consumers, `POST /consumers`, whose instances programs poll for records."""
 
     key_format: FormatName = Field(
-        default="string",
-        description="Format of keys if an instance names none. For back ends.",
+        default="string", description="Format of keys if an instance names none."
     )
     value_format: FormatName = Field(
-        default="binary",
-        description="Format of values if an instance names none. For back ends.",
+        default="binary", description="Format of values if an instance names none."
     )
     instance_timeout: WaitDuration = Field(
-        default=300.0,
-        description="How long an instance may get no request before it is closed. For operators.",
+        default=300.0, description="How long an instance may get no request before it is closed."
     )
-    instances: Count = Field(
-        default=10_000,
-        description="The most instances at a time. For operators who size hosts.",
-    )
+    instances: Count = Field(default=10_000, description="The most instances at a time.")
     request_timeout: WaitDuration = Field(
-        default=1.0,
-        description="How long a poll waits for records if its instance names no time. For long "
-        "polls.",
+        default=1.0, description="How long a poll waits for records if its instance names no time."
     )
     base_uri: Url | None = Field(
         default=None,
         description="Base URL at which clients reach this replica, in the response to a new "
-        "instance; default that of the request. For load balancers.",
+        "instance; default that of the request.",
     )
     max_poll_records: Count = Field(
-        default=500,
-        description="The most records of one response; default as Kafka's clients. For operators "
-        "who size hosts.",
+        default=500, description="The most records of one response; Kafka's default."
     )
 
 
 class Group(Membership):
     """A consumer group whose records the sidecar POSTs to the back end."""
 
-    group: HeaderText = Field(description="Id of the group. For operators.")
-    topics: tuple[TopicName, ...] = Field(
-        default=(), description="Topics that the group reads. For back ends."
-    )
+    group: HeaderText = Field(description="Id of the group.")
+    topics: tuple[TopicName, ...] = Field(default=(), description="Topics that the group reads.")
     pattern: Text | None = Field(
-        default=None,
-        description="Regular expression of the topics to read, instead of `topics`. For topics "
-        "that are created and deleted.",
+        default=None, description="Regular expression of the topics to read, instead of `topics`."
     )
     instance_id: Text | None = Field(
-        default=None,
-        description="group.instance.id of a static member; default a dynamic member. For rolling "
-        "restarts.",
+        default=None, description="group.instance.id of a static member; default a dynamic member."
     )
     max_poll_interval: WaitDuration = Field(
         default=300.0,
         description="How long a lane (a part of a group's partitions) may make no progress before "
-        "readiness fails. For slow back ends.",
+        "readiness fails.",
     )
     # A member learns of a rebalance from the response to its next heartbeat. While a member
     # restarts, its partitions are not read for 2.0 s with an interval of 3 s, and for 0.2 s with
     # this one (bench/rebalance.py).
     heartbeat_interval: WaitDuration = Field(
         default=0.2,
-        description="Time between two heartbeats; it is short because a member learns of a "
-        "rebalance from the response. For rolling restarts.",
+        description="Time between two heartbeats; short because a member learns of a rebalance "
+        "from the response.",
     )
-    key_format: FormatName = Field(default="string", description="Format of keys. For back ends.")
-    value_format: FormatName = Field(
-        default="binary", description="Format of values. For back ends."
-    )
-    backend: Backend = Field(
-        default=Backend(), description="The back end that gets the records. For back ends."
-    )
+    key_format: FormatName = Field(default="string", description="Format of keys.")
+    value_format: FormatName = Field(default="binary", description="Format of values.")
+    backend: Backend = Field(default=Backend(), description="The back end that gets the records.")
     max_retries: Annotated[Number, in_range(0, 1000, str)] = Field(
         default=3,
-        description="Retries of a batch that fails, before it is halved to find the record. For "
-        "back ends.",
+        description="Retries of a batch that fails, before it is halved to find the record.",
     )
     retry_delay: WaitDuration = Field(
         default=1.0,
-        description="First delay before a batch is tried again; it grows with each try. For back "
-        "ends.",
+        description="First delay before a batch is tried again; it grows with each try.",
     )
-    retry_delay_max: WaitDuration = Field(
-        default=30.0, description="The longest of these delays. For back ends that restart."
-    )
+    retry_delay_max: WaitDuration = Field(default=30.0, description="The longest of these delays.")
     parallelism: Annotated[Number, in_range(1, 1000, str)] = Field(
-        default=1,
-        description="Number of batches at a time, each of other partitions. For busy topics.",
+        default=1, description="Number of batches at a time, each of other partitions."
     )
     accept_empty: Flag = Field(
         default=False,
         description="Whether a successful response without a body means that all records are "
-        "processed. For back ends that do not report single records.",
+        "processed.",
     )
     revoke_timeout: WaitDuration = Field(
-        default=10.0,
-        description="How long a rebalance waits for the batch of a revoked partition. For slow "
-        "back ends.",
+        default=10.0, description="How long a rebalance waits for the batch of a revoked partition."
     )
     batch_rollback_threshold: Annotated[Share, in_range(0.0, 1.0, format_share)] = Field(
         default=1.0,
         description="Share of failed records from which the whole batch is tried again, at most "
-        "`maxRetries` times. For back ends that fail for many records at once.",
+        "`maxRetries` times.",
     )
     dead_letter_enabled: Flag = Field(
         default=True,
         description="Whether failed records are written to a dead letter topic; if not, they are "
-        "tried again without end. For data that must not be lost.",
+        "tried again without end.",
     )
     dead_letter_topic_ext: Text = Field(
-        default=".dlq",
-        description="Suffix of the name of the dead letter topic, after the topic's name. For "
-        "operators.",
+        default=".dlq", description="Suffix of the dead letter topic, after the topic's name."
     )
     dead_letter_make: Flag = Field(
         default=True,
-        description="Whether a missing dead letter topic is created; if not, batches with a failed "
-        "record wait until it exists. For operators.",
+        description="Whether a missing dead letter topic is created; if not, batches with a "
+        "failed record wait until it exists.",
     )
 
     def compile_pattern(self, dead_letter_suffixes: Iterable[str]) -> re.Pattern[str] | None:
@@ -390,9 +336,7 @@ class Reactive(Section):
     groups: Annotated[
         tuple[Group, ...],
         WrapValidator(_validate_groups, json_schema_input_type=Group | tuple[Group, ...]),
-    ] = Field(
-        default=(), description="A group, or a list of groups. For back ends that are called."
-    )
+    ] = Field(default=(), description="A group, or a list of groups.")
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
@@ -412,9 +356,7 @@ class SidecarAdmin(Section):
     """The admin API of the sidecar, `/adm`."""
 
     chaos: Flag = Field(
-        default=False,
-        description="Whether /adm/chaosmonkey may cause latency and failures. For resilience "
-        "tests.",
+        default=False, description="Whether /adm/chaosmonkey may cause latency and failures."
     )
 
 
@@ -422,17 +364,13 @@ class Audit(Section):
     """Audit records of who wrote and read what, and where they go."""
 
     to: Literal["topic", "log", "off"] = Field(
-        default="topic", description="Where audit records go. For auditors."
+        default="topic", description="Where audit records go."
     )
     topic: TopicName = Field(
-        default="sidecar-audit",
-        description="Topic of the audit records with `to: topic`; it is created if it does not "
-        "exist. For auditors.",
+        default="sidecar-audit", description="Topic for `to: topic`, created if it does not exist."
     )
     file: Text | None = Field(
-        default=None,
-        description="File of the audit records with `to: log`; default the log of the sidecar. For "
-        "auditors.",
+        default=None, description="File for `to: log`; default the log of the sidecar."
     )
 
 
@@ -441,8 +379,7 @@ class DeadLetter(Section):
 
     topic_ext: Text = Field(
         default=".dlq",
-        description="Suffix of the dead letter topics of groups that are not configured. For "
-        "operators.",
+        description="Suffix of the dead letter topics of groups that are not configured.",
     )
 
 
@@ -451,33 +388,24 @@ class Replay(Section):
 
     topic: TopicName = Field(
         default="sidecar-replay",
-        description="Compacted topic with the state of replays; it is created if it does not "
-        "exist. For operators.",
+        description="Compacted topic with the state of replays, created if it does not exist.",
     )
 
 
 class Health(Section):
     """The health checks, `/health/liveness` and `/health/readiness`."""
 
-    enabled: Flag = Field(
-        default=True, description="Whether health checks are served. For Kubernetes."
-    )
-    use_json: Flag = Field(
-        default=False, description="Respond with JSON instead of the text OK. For monitors."
-    )
-    timeout: WaitDuration = Field(
-        default=0.5, description="How long all checks together may take. For probes."
-    )
+    enabled: Flag = Field(default=True, description="Whether health checks are served.")
+    use_json: Flag = Field(default=False, description="Respond with JSON instead of the text OK.")
+    timeout: WaitDuration = Field(default=0.5, description="How long all checks together may take.")
     downstream_enabled: Flag = Field(
-        default=False,
-        description="Whether readiness also needs the back end to be healthy. For pods.",
+        default=False, description="Whether readiness also needs the back end to be healthy."
     )
     downstream_host: Url = Field(
-        default="http://localhost",
-        description="Base URL of the back end for this check. For pods.",
+        default="http://localhost", description="Base URL of the back end for this check."
     )
     downstream_path: Text = Field(
-        default="/health", description="Path of the back end's health check. For pods."
+        default="/health", description="Path of the back end's health check."
     )
 
 
@@ -491,60 +419,43 @@ class Sidecar(Section):
     """Kafka over HTTP for back ends: each part is served if its section is there."""
 
     kafka: Text | None = Field(
-        default=None,
-        description="Name of the Kafka cluster, if `kafka` has several. For configurations with "
-        "more than one.",
+        default=None, description="Name of the Kafka cluster, if `kafka` has several."
     )
     catalog: Text | None = Field(
-        default=None,
-        description="Name of the catalog with the schemas; default the only one. For avro, "
-        "protobuf and jsonschema.",
+        default=None, description="Name of the catalog with the schemas; default the only one."
     )
     guarded: Guarded = Field(
         default={},
-        description="Guards, each with the roles that it must grant besides kafka:w and kafka:r. "
-        "For access control.",
+        description="Guards, each with the roles that it must grant besides kafka:w and kafka:r.",
     )
     exposed: Flag = Field(
         default=False,
-        description="Allow the sidecar without guards even if other machines can connect. For "
-        "networks in which every machine may read and write everything.",
+        description="Allow the sidecar without guards even if other machines can connect and then "
+        "read and write everything.",
     )
     topics: dict[TopicName, Formats] = Field(
-        default={},
-        description="Formats of single topics, by topic; default those of the sections. For back "
-        "ends.",
+        default={}, description="Formats of single topics, by topic."
     )
-    producer: Producer | None = Field(
-        default=None, description="Writing records, POST /producers. For programs that write."
-    )
+    producer: Producer | None = Field(default=None, description="Writing records, POST /producers.")
     consumer: Consumer | None = Field(
-        default=None,
-        description="Reading records by polls, POST /consumers. For programs that poll.",
+        default=None, description="Reading records by polls, POST /consumers."
     )
     reactive: Reactive | None = Field(
-        default=None,
-        description="Groups whose records are POSTed to the back end. For back ends that are "
-        "called.",
+        default=None, description="Groups whose records are POSTed to the back end."
     )
-    ksqldb: Ksqldb | None = Field(
-        default=None, description="Queries of ksqlDB and their rows. For users of ksqlDB."
-    )
-    admin: SidecarAdmin | None = Field(
-        default=None, description="The admin API, /adm. For operators."
-    )
+    ksqldb: Ksqldb | None = Field(default=None, description="Queries of ksqlDB and their rows.")
+    admin: SidecarAdmin | None = Field(default=None, description="The admin API, /adm.")
     audit: Audit | None = Field(
-        default=None, description="Audit records of who wrote and read what. For auditors."
+        default=None, description="Audit records of who wrote and read what."
     )
     dead_letter: DeadLetter | None = Field(
-        default=None,
-        description="Reading and retrying records that could not be processed. For operators.",
+        default=None, description="Reading and retrying dead letters, /consumers/deadLetter."
     )
     replay: Replay | None = Field(
-        default=None, description="Reading old records once more, /replays. For operators."
+        default=None, description="Reading old records once more, /replays."
     )
     health: Health = Field(
-        default=Health(), description="The health checks, /health. For Kubernetes."
+        default=Health(), description="The health checks, /health/liveness and /health/readiness."
     )
 
     @property

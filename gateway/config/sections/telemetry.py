@@ -70,18 +70,17 @@ LoggerName: TypeAlias = Annotated[
 class Influx(Section):
     """An InfluxDB that metrics are written to, in line protocol."""
 
-    url: Url = Field(description="Base URL, such as http://influx:8086. For InfluxDB.")
-    org: Text | None = Field(default=None, description="Organization of `bucket`. For InfluxDB 2.")
+    url: Url = Field(description="Base URL, such as http://influx:8086.")
+    org: Text | None = Field(default=None, description="Organization of `bucket`, for InfluxDB 2.")
     bucket: Text | None = Field(
-        default=None, description="Bucket to write to. For InfluxDB 2 and 3."
+        default=None, description="Bucket to write to, for InfluxDB 2 and 3."
     )
-    db: Text | None = Field(default=None, description="Database to write to. For InfluxDB 1.")
+    db: Text | None = Field(default=None, description="Database to write to, for InfluxDB 1.")
     token: SecretText | None = Field(
-        default=None,
-        description="API token; for InfluxDB 1, `user:password`. For secured servers.",
+        default=None, description="API token; for InfluxDB 1, `user:password`."
     )
     interval: Annotated[Duration, in_range(1, 3600)] = Field(
-        default=30.0, description="Time between two writes. For InfluxDB."
+        default=30.0, description="Time between two writes."
     )
 
     @classmethod
@@ -96,21 +95,16 @@ class Metrics(Section):
     """Where metrics can be scraped, and where they are sent."""
 
     prometheus: Annotated[Text, AfterValidator(_validate_metrics_path)] | None = Field(
-        default="/metrics",
-        description="Path at which metrics are scraped; null serves none. For Prometheus.",
+        default="/metrics", description="Path at which metrics are scraped; null serves none."
     )
     otlp: Url | None = Field(
-        default=None,
-        description="OTLP/HTTP endpoint that metrics are sent to, such as http://collector:4318; "
-        "default none. For back ends that do not scrape.",
+        default=None, description="OTLP/HTTP endpoint for metrics, such as http://collector:4318."
     )
     interval: Annotated[Duration, in_range(1, 3600)] = Field(
-        default=30.0, description="Time between two exports to `otlp`. For back ends of OTLP."
+        default=30.0, description="Time between two exports to `otlp`."
     )
     influx: Influx | None = Field(
-        default=None,
-        description="InfluxDB that metrics are also written to; default none. For users of "
-        "InfluxDB.",
+        default=None, description="InfluxDB that metrics are also written to, in line protocol."
     )
 
 
@@ -118,15 +112,12 @@ class Traces(Section):
     """Where spans are sent, and how many traces are recorded."""
 
     otlp: Url | None = Field(
-        default=None,
-        description="OTLP/HTTP endpoint that spans are sent to, such as http://collector:4318; "
-        "default none. For tracing back ends.",
+        default=None, description="OTLP/HTTP endpoint for spans, such as http://collector:4318."
     )
     sample: Share = Field(
         default=0.01,
         description="Share of traces that are recorded. Traces that another service began are "
-        "recorded with the same share, and only if that service records them, too. For busy "
-        "gateways.",
+        "recorded with the same share, and only if that service records them, too.",
     )
 
 
@@ -134,27 +125,22 @@ class Logs(Section):
     """The format of log lines on stderr, and which lines are logged."""
 
     format: Literal["console", "json"] = Field(
-        default="console",
-        description="Lines for people (console), or a JSON object a line. For log collectors.",
+        default="console", description="Lines for people (console), or a JSON object a line."
     )
-    level: LogLevel = Field(
-        default="info", description="The lowest level that is logged. For operators."
-    )
+    level: LogLevel = Field(default="info", description="The lowest level that is logged.")
     levels: dict[LoggerName, LogLevel] = Field(
         default={},
         description="The lowest level of components, such as `kafka.fetch: debug`, and of "
-        "libraries. For finding causes.",
+        "libraries.",
     )
 
 
 class Telemetry(Section):
     """Metrics, traces and logs."""
 
-    metrics: Metrics = Field(default=Metrics(), description="Where metrics go. For operators.")
-    traces: Traces = Field(default=Traces(), description="Where spans go. For operators.")
-    logs: Logs = Field(default=Logs(), description="Log lines on stderr. For operators.")
+    metrics: Metrics = Field(default=Metrics(), description="Where metrics go.")
+    traces: Traces = Field(default=Traces(), description="Where spans are sent.")
+    logs: Logs = Field(default=Logs(), description="Log lines on stderr.")
     headers: dict[Text, SecretText] = Field(
-        default={},
-        description="Headers of requests to OTLP endpoints, such as authorization. For hosted back "
-        "ends.",
+        default={}, description="Headers of requests to OTLP endpoints, such as authorization."
     )

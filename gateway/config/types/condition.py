@@ -88,20 +88,14 @@ class Condition(Section):
     """What a key, header or field must be; all options that are set must hold."""
 
     in_: tuple[ScalarTemplate, ...] | None = Field(
-        default=None, alias="in", description="Any of these texts. For choices."
+        default=None, alias="in", description="Any of these texts."
     )
-    prefix: RequestTemplate | None = Field(
-        default=None, description="What the text begins with. For keys with parts."
-    )
-    exists: Flag | None = Field(
-        default=None, description="Whether it is there at all. For optional fields."
-    )
-    gt: BoundTemplate | None = Field(default=None, description="Numbers above it. For thresholds.")
-    gte: BoundTemplate | None = Field(
-        default=None, description="Numbers from it on. For thresholds."
-    )
-    lt: BoundTemplate | None = Field(default=None, description="Numbers below it. For thresholds.")
-    lte: BoundTemplate | None = Field(default=None, description="Numbers up to it. For thresholds.")
+    prefix: RequestTemplate | None = Field(default=None, description="What the text begins with.")
+    exists: Flag | None = Field(default=None, description="Whether it is there at all.")
+    gt: BoundTemplate | None = Field(default=None, description="Numbers above it.")
+    gte: BoundTemplate | None = Field(default=None, description="Numbers from it on.")
+    lt: BoundTemplate | None = Field(default=None, description="Numbers below it.")
+    lte: BoundTemplate | None = Field(default=None, description="Numbers up to it.")
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
@@ -156,14 +150,13 @@ class Filter(Section):
     """A filter of a route: key, headers and value must all match."""
 
     key: ConditionOrTemplate | None = Field(
-        default=None, description="The record's key, a text or a condition. For own records only."
+        default=None, description="The record's key: a text or a condition."
     )
     headers: dict[Text, ConditionOrTemplate] = Field(
-        default={}, description="Headers of the record, by name. For own records only."
+        default={}, description="Headers of the record, by name."
     )
     value: dict[Pointer, ConditionOrTemplate] = Field(
-        default={},
-        description="Fields of the value, by JSON pointer (RFC 6901). For own records only.",
+        default={}, description="Fields of the value, by JSON pointer (RFC 6901)."
     )
 
     @classmethod

@@ -38,12 +38,9 @@ def test_the_schema_is_json_and_a_schema():
     jsonschema.Draft202012Validator.check_schema(json.loads(json.dumps(build_json_schema())))
 
 
-def test_every_option_says_what_it_is_and_who_uses_it():
+def test_every_option_says_what_it_is():
     found = options(build_json_schema())
-    assert len(found) > 70
-    for name, option in found.items():
-        assert "or " in option.get("description", ""), f"{name} names no user"
-        assert "For " in option["description"] or " for " in option["description"], name
+    assert [name for name, option in found.items() if not option.get("description")] == []
 
 
 def test_defaults_are_written_as_the_file_writes_them():
