@@ -39,10 +39,9 @@ SOURCE = Path(gateway.__file__).parent
 PROBLEMS = {
     "Access denied": "Kafka does not let the gateway's user read or write the topic. Grant it.",
     "Bad message": "A WebSocket message is no JSON object of a known shape. Correct it.",
-    "Bad request": "A parameter, a header or the body is wrong. The detail says which.",
-    "Busy": "Connections (503), those of the address or identity (429), or `memory` are used up. "
-    "Come back after `Retry-After`.",
-    "Configuration refused": "The configuration to load has mistakes. The detail lists them.",
+    "Bad request": "A parameter, a header or the body is wrong.",
+    "Busy": "Connections (503), those of the address or identity (429), or `memory` are used up.",
+    "Configuration refused": "The configuration to load has mistakes.",
     "Configured anew": "The configuration was replaced meanwhile. Nothing was written. Send it "
     "again.",
     "Conflict": "Another reload is under way, or the request does not fit the present state.",
@@ -51,13 +50,13 @@ PROBLEMS = {
     "Expectation failed": "`Expect` is not `100-continue`. Leave it out.",
     "Forbidden": "A guard knows the client and does not admit it. The detail names missing roles.",
     "Foreign origin": "A page of another site asks. List its origin in `access-control`.",
-    "Guard unavailable": "The issuer or the application of the guard is away. Come back later.",
+    "Guard unavailable": "The issuer or the application of the guard is away.",
     "HTTP version not supported": "The request is neither HTTP/1.1 nor HTTP/1.0.",
     "History is limited": "The position or `?from=` is older than the route's `history` allows.",
     "Idempotency key reused": "The key was used for another record. Use a new key.",
-    "Internal error": "The gateway failed. Its log says why.",
+    "Internal error": "The gateway failed.",
     "Invalid document": "The latest record of the key cannot be shown.",
-    "Kafka is unavailable": "No broker answers as it should. Try again; the log says why.",
+    "Kafka is unavailable": "No broker answers as it should; the log says why.",
     "Method not implemented": "The method of the request is unknown.",
     "Misdirected request": "`listen.hosts` does not list the name in `Host`.",
     "No dictionary": "The route has no compression dictionary: see `compression` and `history`.",
@@ -69,11 +68,11 @@ PROBLEMS = {
     "Not of the model": "The record does not match the schema of its topic. Correct it.",
     "Not to be chosen": "The route does not let clients choose this filter, field or topic.",
     "Nothing to be shown": "The client lacks the roles of all fields of the route.",
-    "Paused": "An operator paused the route. Come back later.",
+    "Paused": "An operator paused the route.",
     "Precondition failed": "The document has changed since it was read. Read it again.",
-    "Rate limited": "The address exceeds `listen.limits.rate`. Wait.",
+    "Rate limited": "The address exceeds `listen.limits.rate`.",
     "Record refused": "Kafka does not take the record as it is. Change it.",
-    "Registry away": "The schema registry does not answer. Come back later.",
+    "Registry away": "The schema registry does not answer.",
     "Reply gone": "The reply is no longer kept, or the request was never answered.",
     "Reply not understood": "The reply's status or headers cannot be sent to a client.",
     "Request header fields too large": "The head of the request is over 64 KiB.",
@@ -87,8 +86,7 @@ PROBLEMS = {
     "Too many produces": "The socket has 100 writes without an answer. Wait for one.",
     "Too many subscriptions": "The socket has 100 streams, or 640 conditions and fields. Open "
     "another socket.",
-    "Transaction open": "A Kafka transaction in the topic holds up `If-Match` or "
-    "`If-None-Match`. Come back later.",
+    "Transaction open": "A Kafka transaction in the topic holds up `If-Match` or `If-None-Match`.",
     "Transfer coding not implemented": "The body has a transfer coding other than `chunked`.",
     "URI too long": "The address of the request is over 64 KiB.",
     "Unauthorized": "Credentials are missing or not valid. Log in again.",
@@ -190,8 +188,8 @@ WebSocket it is an `error` message, whose `code` is the title in lower case with
 }
 ```
 
-Programs should decide by `status` and `title`, for `detail` may change. A 503 and a 429 have a
-`Retry-After`.
+`detail` says what is wrong and what to do. It may change: programs should decide by `status` and
+`title`. A 503 and a 429 have a `Retry-After`: come back then.
 
 An `EventSource`, which gives up at any status but 200, [gets 200 and an event](../sse.md#errors).
 
