@@ -48,8 +48,14 @@ def _build_command(words: tuple[str, ...], command: Command) -> str:
     name = " ".join(words)
     parts = [f"## `{name}`\n"]
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
-    # What it does, and how it is called; `--help` says the rest, where it is used.
-    parts += [_format_help(text) for text in paragraphs if text is paragraphs[0] or text[0] == "\b"]
+    # What it does, and how it is called; `--help` says the rest, where it is used. Of a group, its
+    # commands say how they are called.
+    is_group = hasattr(command, "commands") and len(words) > 1
+    parts += [
+        _format_help(text)
+        for text in paragraphs
+        if text is paragraphs[0] or (text[0] == "\b" and not is_group)
+    ]
     failure = re.search(r"\b1 (.*), 2 wrong usage", command.epilog or "")
     if failure and failure[1] != "failure":
         parts.append(f"Exit code 1: {failure[1]}.\n")

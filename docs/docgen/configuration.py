@@ -273,6 +273,9 @@ class _Writer:
         if default in (None, "", []) or isinstance(default, Mapping):
             return types
         shown = f"`{default if isinstance(default, str) else json.dumps(default)}`"
+        choices = types.split(", ")
+        if shown in choices:
+            return ", ".join([f"default {shown}", *(each for each in choices if each != shown)])
         is_plain = not any(word in types for word in ("`", " or ", " from "))
         return f"default {shown}" if is_plain else f"{types}; default {shown}"
 

@@ -94,7 +94,7 @@ SENT_BYTES = _counter(
 DELIVERY_LATENCY_SECONDS = _seconds_histogram(
     "gateway_delivery_latency_seconds",
     "From a record's timestamp to the write to a connection, for records that are sent as they "
-    "arrive; those that a client reads privately are not included.",
+    "arrive; private reads are not included.",
     "route", "wire",
 )  # fmt: skip
 CLIENT_GAPS = _counter(
@@ -107,8 +107,8 @@ CLIENT_STALLS = _counter(
 )  # fmt: skip
 CLIENT_FALLS = _counter(
     "gateway_client_falls",
-    "How often a client was too slow for its channel's ring, by slowClient of its route: catchUp "
-    "loses nothing; skip, conflate and disconnect leave records out.",
+    "How often a client was too slow for its channel's ring, by slowClient of its route, of which "
+    "only catchUp loses nothing.",
     "route", "wire", "policy",
 )  # fmt: skip
 CLIENTS_BEHIND = _gauge(
@@ -229,8 +229,8 @@ GAP_RECORDS = _counter(
 )  # fmt: skip
 FETCHED_RECORDS = _counter(
     "gateway_fetched_records",
-    "Entries (records, and runs of offsets without one) read from Kafka, by reader: tail (once "
-    "for all clients), catchup (for clients that are behind).",
+    "Entries read from Kafka, by reader: tail (once for all clients), catchup (for clients that "
+    "are behind).",
     "topic", "reader",
 )  # fmt: skip
 FETCHED_BYTES = _counter(
@@ -338,8 +338,8 @@ SIDECAR_REQUESTS = _counter(
 )  # fmt: skip
 SIDECAR_SECONDS = _seconds_histogram(
     "gateway_sidecar_seconds",
-    "From a request to the end of its response, of which a long poll waits for records and a "
-    "stream lasts until it is closed.",
+    "From a request to the end of its response; long polls wait for records, streams last until "
+    "they are closed.",
     "endpoint",
 )  # fmt: skip
 KSQLDB_QUERY_RUNNING = _gauge(
@@ -518,8 +518,8 @@ PIPELINE_LATE_ROWS = _counter(
 )  # fmt: skip
 PIPELINE_GAPS = _counter(
     "gateway_pipeline_gaps",
-    "Ranges of input that Kafka deleted before they were read. Each has a gap record beside the "
-    "output; of jobs that write none, a line in the log.",
+    "Ranges of input that Kafka deleted before they were read; each has a gap record, or a line "
+    "in the log.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_BEHIND_OFFSETS = _gauge(

@@ -23,7 +23,7 @@ from gateway.config.types.section import Problem, Section, create_value_error
 
 
 class StreamWith(With):
-    """A stream of records: which topics, how records are filtered, shown and sent."""
+    """A stream of records."""
 
     capability: Literal["stream"] = Field(
         default="stream", description="`stream` opens a stream of records."
@@ -96,7 +96,7 @@ class StreamWith(With):
 
 
 class FetchWith(With):
-    """The latest record of a key as a document: of which topic and key, and how it is shown."""
+    """The latest record of a key as a document."""
 
     capability: Literal["fetch"] = Field(
         description="`fetch` gets the latest record of a key as a document."
@@ -170,7 +170,7 @@ class Async(Section):
 
 
 class ProduceWith(With):
-    """A record that is written: to which topic, with which key and headers, and the reply to it."""
+    """A record that is written, and the reply to it."""
 
     methods: ClassVar[tuple[str, ...]] = WRITE_METHODS
 

@@ -75,9 +75,8 @@ QueryName: TypeAlias = Annotated[str, BeforeValidator(_validate_query_name), _NA
 class Credentials(Section):
     """Where a guard finds the credentials: in headers, then in cookies, then in the query.
 
-    The first credentials that are found are used. On a WebSocket, where browsers cannot set
-    headers, the subprotocol `bearer.TOKEN` beside `gateway.v1` is read as
-    `authorization: Bearer TOKEN`.
+    On a WebSocket, where browsers cannot set headers, the subprotocol `bearer.TOKEN` beside
+    `gateway.v1` is read as `authorization: Bearer TOKEN`.
     """
 
     headers: dict[HeaderName, CredentialsForm] = Field(

@@ -155,10 +155,7 @@ class Route(Section):
 
 
 class Admin(Section):
-    """A separate port with the admin API, where streams are listed and ended.
-
-    Without `guarded`, `host` must be an address of this machine only.
-    """
+    """A separate port with the admin API, where streams are listed and ended."""
 
     host: Host = Field(
         default="127.0.0.1",

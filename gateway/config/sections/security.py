@@ -92,10 +92,7 @@ Mechanism = Literal["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"]
 
 
 class Tls(Section):
-    """TLS of connections to a server: a broker or a schema registry.
-
-    `tls: {}` trusts the certificate authorities of the system.
-    """
+    """TLS of connections to a server: a broker or a schema registry."""
 
     old_names: ClassVar[Mapping[str, str]] = {"trust": "ca"}
 
