@@ -1,4 +1,4 @@
-"""Name every metric, with its kind, unit, labels and meaning. The README lists the same.
+"""Name every metric, with its kind, unit, labels and meaning.
 
 Names follow Prometheus: `gateway_`, the measured thing, the unit in full (seconds, bytes), and
 `_total` for counters. A label has few values, and their number has a limit: configured routes,
