@@ -172,8 +172,7 @@ class Admin(Section):
     records: Guarded | None = Field(
         default=None,
         description="Guards of `guarded`, each with the roles that it must grant, of operators who "
-        "may look at the newest records of topics in the console; {} means all operators, default "
-        "nobody. For support.",
+        "may look at the newest records of topics in the console; {} means all, default nobody.",
     )
 
     @property
