@@ -217,7 +217,7 @@ class _Writer:
             options = other.node.get("properties", {})
             shared = [name for name, node in own.items() if options.get(name) == node]
             is_beside = other.page == section.page and other.path != section.path
-            if is_beside and len(shared) >= _MIN_SHARED_OPTIONS:
+            if is_beside and 0 < min(_MIN_SHARED_OPTIONS, len(own)) <= len(shared):
                 return other, shared
         return None, []
 

@@ -19,19 +19,22 @@ and a WebSocket message has the name as its `type`, beside the members of the da
 A record is an SSE event without a name (`message`), a line without `@`, and one of `records` in a
 WebSocket message. A record without a value (a tombstone) is `delete`, with the data `{"key": KEY}`.
 
-A position goes with each event that does not say otherwise.
 """
 
 _CONDITIONS = {
     "snapshot": "Only routes with `mode: snapshot` send it.",
     "challenge": "Only routes with a guard that has a `challenge` send it.",
 }
-_POSITIONS = {"sometimes": "A position may go with it.", "never": "No position goes with it."}
 
 
 def build_events_page() -> str:
     """Return the page."""
-    return "\n".join([_INTRODUCTION, *map(_build_event, CONTROL_EVENTS.values())])
+    always, never = (
+        ", ".join(f"`{e.name}`" for e in CONTROL_EVENTS.values() if e.position in positions)
+        for positions in (("always", "data"), ("never",))
+    )
+    rule = f"A position goes with {always}, not with {never}, and may go with the others.\n"
+    return "\n".join([_INTRODUCTION + rule, *map(_build_event, CONTROL_EVENTS.values())])
 
 
 def _build_event(event: ControlEvent) -> str:
@@ -39,7 +42,6 @@ def _build_event(event: ControlEvent) -> str:
     sentences = [
         escape_markdown(str(schema.get("description", event.summary))),
         _CONDITIONS.get(event.condition or "", ""),
-        _POSITIONS.get(event.position, ""),
     ]
     parts = [f"## `{event.name}`\n\n{' '.join(filter(None, sentences))}\n"]
     required = schema.get("required", ())
