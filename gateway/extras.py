@@ -22,7 +22,7 @@ EXTRA_MODULES: Mapping[str, tuple[str, ...]] = {
     "demo": ("confluent_kafka",),
     "ksqldb": ("h2",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
-    "pipeline": ("confluent_kafka", "pandas", "pyarrow", "pyspark", "redis"),
+    "pipeline": ("confluent_kafka", "google.protobuf", "pandas", "pyarrow", "pyspark", "redis"),
     "protobuf": ("google.protobuf", "google.type", "grpc_tools"),
     "server": ("uvloop",),
 }
