@@ -7,13 +7,14 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 TESTING := $(VENV)/.testing
 SHOW    := $(VENV)/.demo
+SPARK   := $(VENV)/.pipeline
 KAFKA   := $(VENV)/.kafka
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PYTHON) deploy/install.py
 
 # An environment that was copied or moved runs the code of where it was.
 ifneq ($(shell $(BIN)/python -c 'print(open("$(VENV)/.root").read())' 2>/dev/null),$(CURDIR))
-$(READY) $(TESTING) $(SHOW): FORCE
+$(READY) $(TESTING) $(SHOW) $(SPARK): FORCE
 FORCE:
 endif
 
@@ -21,7 +22,7 @@ endif
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test test-kafka test-spark test-clients test-all test-night test-budgets test-properties durations check lint types layers names format docs js manifests image dist bench model isolation faults soak fuzz groups reactive kills planted lock clean
+.PHONY: help setup java demo demo-pipeline test test-kafka test-spark test-clients test-all test-night test-budgets test-properties durations check lint types layers names format docs js manifests image dist bench model isolation faults soak fuzz groups reactive kills planted lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +31,7 @@ setup: $(READY) $(KAFKA) ## a .venv with all dependencies, and a local Kafka for
 
 $(READY): pyproject.toml requirements.lock deploy/install.py
 	@$(INSTALL) requirements.lock --size "1.2 GB, several minutes"
-	@touch $@ $(TESTING) $(SHOW)
+	@touch $@ $(TESTING) $(SHOW) $(SPARK)
 
 # Versions are those of requirements.lock, so that the rest can be installed into the same .venv later.
 $(TESTING): pyproject.toml requirements-test.lock deploy/install.py
@@ -41,6 +42,10 @@ $(SHOW): pyproject.toml requirements-demo.lock deploy/install.py
 	@$(INSTALL) requirements-demo.lock --size "30 MB, about 15 seconds"
 	@touch $@
 
+$(SPARK): pyproject.toml requirements-pipeline.lock deploy/install.py
+	@$(INSTALL) requirements-pipeline.lock --size "560 MB, a minute or more"
+	@touch $@ $(SHOW)
+
 # Soft: the demo needs no Kafka, and a test that does says itself what is missing.
 $(KAFKA): | $(TESTING)
 	@command -v java >/dev/null || [ -f $(READY) ] || exit 0; \
@@ -50,7 +55,12 @@ $(KAFKA): | $(TESTING)
 demo: $(SHOW) ## what the demo needs, then the demo in a browser: http://127.0.0.1:8080; PORT=9000 for another
 	@$(BIN)/gateway demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
-demo-pipeline: setup ## a shop, Spark jobs over it, live in a browser; PORT=9000; needs Java 17
+# Asked for before anything is downloaded.
+java:
+	@command -v "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" >/dev/null || { \
+	  echo "make: Spark needs Java 17; on Debian: apt-get install openjdk-17-jre-headless" >&2; exit 1; }
+
+demo-pipeline: java $(SPARK) ## a shop, Spark jobs over it, live in a browser; PORT=9000; needs Java 17
 	@$(BIN)/gateway pipeline prefetch
 	$(BIN)/gateway pipeline demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
@@ -119,7 +129,7 @@ manifests: $(READY) ## write deploy/kustomize anew from the Helm chart
 	$(BIN)/python deploy/render_kustomize.py
 
 # Root, buildah and debootstrap; there need be no registry of images.
-image: setup ## build the image by buildah over a Debian, and run it read-only
+image: setup ## build the images by buildah over a Debian, and run them read-only
 	$(BIN)/python -m pytest tests/deploy/test_image_build.py -q -n 0 $(ARGS)
 
 dist: $(READY) ## build sdist, wheel, npm tarball and the context of an image into dist/
@@ -171,12 +181,13 @@ kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=q
 COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --generate-hashes \
 	  --strip-extras --unsafe-package kafka-gateway --no-emit-index-url --no-emit-find-links \
 	  --no-emit-trusted-host pyproject.toml
-PARTS := requirements-demo.lock requirements-test.lock deploy/requirements.lock
+PARTS := requirements-demo.lock requirements-pipeline.lock requirements-test.lock deploy/requirements.lock
 lock: $(READY) ## write requirements.lock and its parts anew from pyproject.toml; ARGS=--upgrade for newer versions
 	$(PIP) install --quiet pip-tools
 	$(COMPILE) --extra dev --output-file requirements.lock $(ARGS)
 	for part in $(PARTS); do cp requirements.lock $$part; done
 	$(COMPILE) --extra demo --output-file requirements-demo.lock
+	$(COMPILE) $(patsubst %,--extra %,avro pipeline protobuf) --output-file requirements-pipeline.lock
 	$(COMPILE) --extra test --output-file requirements-test.lock
 	$(COMPILE) $(patsubst %,--extra %,avro ksqldb otel protobuf server) --output-file deploy/requirements.lock
 	sed -i.old '/^# WARNING/,$$d' requirements.lock $(PARTS)

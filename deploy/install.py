@@ -32,6 +32,7 @@ def main() -> int:
     options = parser.parse_args()
     for name in filter(FOREIGN_VARIABLES.fullmatch, list(os.environ)):
         del os.environ[name]
+    os.environ["DIST_EXTRA_CONFIG"] = str(ROOT / "deploy" / "wheel.cfg")  # of setuptools
     directory = ROOT / ".venv"
     fcntl.flock(os.open(ROOT, os.O_RDONLY), fcntl.LOCK_EX)  # of `make demo` beside `make test`
     return install(directory, options.lock, options.size)
@@ -85,16 +86,22 @@ def find_bundled_pip() -> Path | None:
     return None
 
 
+# Lines of pip that say what takes long.
+LONG_STEP = re.compile(
+    r"\s*(Downloading \S+ \(\d{2,}\.\d MB\)|Building wheel for \S+(?=.*started)"
+    r"|Installing collected packages)"
+)
+
+
 def install_packages(directory: Path, lock: Path, count: int) -> int:
-    """Return the exit status. On a terminal, the packages are counted as they come."""
+    """Return the exit status. The packages are counted as they come, and long steps named."""
     python = str(directory / "bin" / "python")
     options = ["install", "--no-deps", "--require-hashes", "-r", str(lock)]
     if uv := shutil.which("uv"):
-        return subprocess.run([uv, "pip", *options, "--quiet", "--python", python]).returncode
+        return subprocess.run([uv, "pip", *options, "--python", python]).returncode
     pip = [python, "-m", "pip", "--disable-pip-version-check", *options, "--no-compile"]
-    if not sys.stderr.isatty():
-        return subprocess.run([*pip, "--quiet"]).returncode
     output, fetched = [], 0
+    overwrite = "\r" if sys.stderr.isatty() else ""
     with subprocess.Popen(
         [*pip, "--progress-bar", "off"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -102,8 +109,10 @@ def install_packages(directory: Path, lock: Path, count: int) -> int:
         for line in process.stdout:
             output.append(line)
             fetched += line.startswith("Collecting ")
-            print(f"\r{fetched} of {count} fetched", end="", file=sys.stderr)
-    print(file=sys.stderr)
+            if step := LONG_STEP.match(line):
+                print(f"{overwrite}{fetched} of {count}: {step[1]}", file=sys.stderr, flush=True)
+            elif overwrite:
+                print(f"\r{fetched} of {count} fetched", end="", file=sys.stderr)
     if process.returncode:
         sys.stderr.writelines(output[-20:])
     return process.returncode
