@@ -43,11 +43,12 @@ def build_module(out: Path) -> None:
 
 
 def write_image_context(out: Path, wheel: Path) -> None:
-    """Write a folder for `docker build`: a Dockerfile, the wheel, the lock with checksums."""
+    """Write a folder for `docker build`: a Dockerfile, the wheel, the locks with checksums."""
     context = out / "image"
     context.mkdir()
     shutil.copy2(wheel, context)
-    shutil.copy2(ROOT / "deploy" / "requirements.lock", context)
+    for lock in ("deploy/requirements.lock", "requirements-pipeline.lock"):
+        shutil.copy2(ROOT / lock, context)
     text = (ROOT / "deploy" / "Dockerfile").read_text("utf-8")
     text = text.replace("COPY deploy/requirements.lock", "COPY requirements.lock")
     install = "RUN /opt/gateway/bin/pip install --no-cache-dir --no-deps ./*.whl\n"
@@ -57,7 +58,7 @@ def write_image_context(out: Path, wheel: Path) -> None:
     usage = "# docker build -t gateway .\n# docker run -p 8080:8080 -v ./gateway.yaml:"
     text = usage + text.partition("/gateway.yaml:")[2]
     (context / "Dockerfile").write_text(text, "utf-8")
-    (context / ".dockerignore").write_text("*\n!*.whl\n!requirements.lock\n", "utf-8")
+    (context / ".dockerignore").write_text("*\n!*.whl\n!*.lock\n", "utf-8")
 
 
 def main() -> None:

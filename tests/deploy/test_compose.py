@@ -27,7 +27,10 @@ def services() -> Any:
     """The services as `docker compose config` prints them: merged, and with long forms."""
     command = Path(sys.executable).parent / "docker-compose"
     done = subprocess.run(
-        [command, "-f", DEPLOY / "compose.yaml", "config", "--format", "json", "--no-interpolate"],
+        [
+            command, "-f", DEPLOY / "compose.yaml", "--profile", "*",
+            "config", "--format", "json", "--no-interpolate",
+        ],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -44,7 +47,7 @@ def read_yaml(name: str) -> Any:
 
 def test_there_is_all_that_a_stream_to_a_page_needs(services: Any):
     assert set(services) == {
-        *("kafka", "registry", "gateway", "orders", "page", "prometheus", "grafana")
+        *("kafka", "registry", "gateway", "orders", "jobs", "page", "prometheus", "grafana")
     }
 
 

@@ -1,4 +1,4 @@
-"""The image, built by buildah and run with a read-only root file system: `make image`.
+"""The images, built by buildah and run with a read-only root file system: `make image`.
 
 There may be no registry of images, so the base is a Debian made by debootstrap, with its Python in
 place of the one that the Dockerfile names. Building needs root, 2 GB of disk and some minutes.
@@ -10,13 +10,14 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from packaging.utils import canonicalize_name
 from support.clients.raw import RawClient
+from support.pipeline_process import produce_values
 from support.ports import find_free_port
 from support.waiting import wait_until
 
@@ -28,6 +29,7 @@ ADD rootfs.tar /
 RUN ln -s python3 /usr/bin/python
 # The authorities of this machine: what indexes are asked through may have one of its own.
 ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt
+ENV REQUESTS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
 """
 # The root file system of the image, which nobody can write to, and what Docker mounts there.
 START = """
@@ -35,6 +37,7 @@ set -e
 mount --bind "$1" "$1"
 mount -o remount,bind,ro "$1"
 mount -t tmpfs tmpfs "$1/tmp"
+[ ! -d "$1/checkpoints" ] || mount -t tmpfs tmpfs "$1/checkpoints"
 mount -t proc proc "$1/proc"
 mount --bind /dev "$1/dev"
 root=$1 folder=$2; shift 2
@@ -69,10 +72,12 @@ class Image(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+def build_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Image]]:
+    """Builds with options of `buildah build`."""
     folder = tmp_path_factory.mktemp("image")
     storage = ["--root", f"{folder}/storage", "--runroot", f"{folder}/run"]
     buildah = ["buildah", *storage, "--storage-driver", "vfs"]
+    containers = []
 
     def run(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -89,18 +94,35 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     (rootfs.parent / "Dockerfile").write_text(BASE)
     build = [*buildah, "build", "--isolation", "chroot", "--format", "docker"]  # with HEALTHCHECK
     run(*build, "-t", "localhost/python", str(rootfs.parent))
-    run(
-        *build, "-t", "gateway", "--build-arg", "PYTHON=localhost/python",
-        "--ignorefile", str(ROOT / "deploy" / "Dockerfile.dockerignore"),
-        "-f", str(ROOT / "deploy" / "Dockerfile"), str(ROOT),
-    )  # fmt: skip
-    container = run(*buildah, "from", "localhost/gateway")
-    inspected = json.loads(run(*buildah, "inspect", "--type", "image", "localhost/gateway"))
+
+    def build_image(*options: str) -> Image:
+        name = f"localhost/image{len(containers)}"
+        run(
+            *build, "-t", name, *options, "--build-arg", "PYTHON=localhost/python",
+            "--ignorefile", str(ROOT / "deploy" / "Dockerfile.dockerignore"),
+            "-f", str(ROOT / "deploy" / "Dockerfile"), str(ROOT),
+        )  # fmt: skip
+        containers.append(run(*buildah, "from", name))
+        inspected = json.loads(run(*buildah, "inspect", "--type", "image", name))
+        root = Path(run(*buildah, "mount", containers[-1]))
+        return Image(root, inspected["Docker"]["config"])
+
     try:
-        yield Image(Path(run(*buildah, "mount", container)), inspected["Docker"]["config"])
+        yield build_image
     finally:
-        run(*buildah, "rm", container)
+        for container in containers:
+            run(*buildah, "rm", container)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def image(build_image: Callable[..., Image]) -> Image:
+    return build_image()
+
+
+@pytest.fixture(scope="module")
+def pipeline_image(build_image: Callable[..., Image]) -> Image:
+    return build_image("--target", "pipeline")
 
 
 @pytest.mark.needs("buildah", "debootstrap")
@@ -165,3 +187,31 @@ def test_the_image_holds_what_the_lock_pins_and_nothing_that_installs(image: Ima
     assert image.config["User"] == "65534:65534"
     assert image.config["ExposedPorts"] == {"8080/tcp": {}}
     assert not (image.root / "src").exists()
+
+
+@pytest.mark.needs("buildah", "debootstrap")
+async def test_the_image_of_jobs_runs_one_and_ends_it_after_its_batch(
+    pipeline_image, kafka, tmp_path
+):
+    kafka.create_topic("orders", 1)
+    order = {"customer": "ada", "total": 20.0}
+    produce_values(kafka.bootstrap_servers, "orders", [order], "customer")
+    text = (ROOT / "deploy" / "pipeline" / "gateway.yaml").read_text()
+    folder = pipeline_image.root / pipeline_image.config["WorkingDir"].lstrip("/")
+    (folder / "gateway.yaml").write_text(text.replace("kafka:9092", kafka.bootstrap_servers))
+    log_path = tmp_path / "log"
+    with log_path.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *pipeline_image.build_command(*pipeline_image.config["Cmd"]),
+            env=pipeline_image.environment, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        await wait_until(
+            lambda: "1 rows in" in log_path.read_text(), log_path.read_text, timeout_s=300
+        )
+        status = read_status(process.pid)
+        for line in ("Uid:\t65534", "NoNewPrivs:\t1", "CapBnd:\t0000000000000000"):
+            assert line in status
+    finally:
+        process.terminate()
+        assert await process.wait() == 0, log_path.read_text()
