@@ -135,7 +135,7 @@ image: setup ## build the images by buildah over a Debian, and run them read-onl
 dist: $(READY) ## build sdist, wheel, npm tarball and the context of an image into dist/
 	$(BIN)/python deploy/build_dist.py
 
-bench: setup ## beside its peers, at most 20 minutes; WORK="lat sat" PEER="raw gateway" ARGS=--help
+bench: $(TESTING) $(KAFKA) ## beside its peers, at most 20 minutes; WORK="lat sat" PEER="raw gateway" ARGS=--help
 	$(BIN)/python -m bench $(foreach each,$(WORK),--work $(each)) $(foreach each,$(PEER),--peer $(each)) $(ARGS)
 
 model: $(READY) ## the model test for an hour; SECONDS=60 for a minute

@@ -7,8 +7,8 @@ import math
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Generator, Mapping
+from contextlib import closing, nullcontext
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -17,14 +17,15 @@ import typer
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from support.brokers import KafkaCluster
 
-from . import catalog, machine, plots, report, results
-from .journal import Run
-from .kafka import RealKafka, real_kafka
+from . import catalog, machine, report, results
+from .kafka import running_kafka
 from .peers.peer import Participant
-from .works.work import Cell
+from .peers.raw import RawLoop
+from .results import Cell, Run
 
-DEFAULT_WORKS = [name for name in catalog.WORKS if name not in catalog.NAMED_WORKS]
+DEFAULT_WORKS = [name for name, work in catalog.WORKS.items() if not work.is_named]
 MAX_CELL_S = 60.0  # s; what one of a work and a peer takes, and the end
 err_console = Console(stderr=True, highlight=False)
 CellPlan = list[tuple[str, Participant]]
@@ -32,14 +33,14 @@ CellPlan = list[tuple[str, Participant]]
 
 def select_names(prefixes: list[str] | None, names: list[str], kind: str) -> list[str]:
     """Names that one of the words begins; all without words. Raises BadParameter."""
+
+    def begins(name: str, word: str) -> bool:
+        return name == word or name.startswith(f"{word}-")
+
     for word in prefixes or ():
-        if not any(name == word or name.startswith(f"{word}-") for name in names):
+        if not any(begins(name, word) for name in names):
             raise typer.BadParameter(f"there is no {kind} '{word}'; there are: {', '.join(names)}")
-    return [
-        name
-        for name in names
-        if not prefixes or any(name == word or name.startswith(f"{word}-") for word in prefixes)
-    ]
+    return [name for name in names if not prefixes or any(begins(name, w) for w in prefixes)]
 
 
 def main(
@@ -55,9 +56,9 @@ def main(
         float, typer.Option(help="After these it ends; the same command goes on with the rest.")
     ] = 20.0,
     note: Annotated[str, typer.Option(help="Kept with the result: what else ran.")] = "",
-    results_in: Annotated[Path, typer.Option("--results", help="Where runs are kept.")] = (
-        results.DIRECTORY
-    ),
+    results_in: Annotated[
+        Path, typer.Option("--results", help="Where runs are kept.")
+    ] = results.DIRECTORY,
 ) -> None:
     """Measure this gateway and its peers with the same work, on one machine, in one run.
 
@@ -74,15 +75,13 @@ def main(
     """
     peers = {each.name: each for each in catalog.PEERS}
     asked = {
-        "works": select_names(work or DEFAULT_WORKS, list(catalog.WORKS), "work"),
+        "works": select_names(work, list(catalog.WORKS), "work") if work else DEFAULT_WORKS,
         "peers": select_names(peer, list(peers), "peer"),
     }
     within = None if dry else results_in
     run = None if new or within is None else Run.find_interrupted(within, asked)
     if run is None:
-        run = Run.create(
-            within, {**results.describe_machine(note), **machine.describe_cores()}, asked
-        )
+        run = Run.create(within, results.describe_machine(note), asked)
     else:
         err_console.print(f"going on with {run.folder}: {len(run.cells)} are done")
     ends = time.monotonic() + 60 * minutes - MAX_CELL_S
@@ -93,21 +92,20 @@ def main(
 
 def list_remaining(run: Run, peers: list[Participant]) -> CellPlan:
     """What is left to do; peers that cannot take part are noted."""
-    run.absent = {peer.name: lacks for peer in peers if (lacks := peer.describe_missing())}
-    return [
+    left = [
         (work, peer)
         for work in run.asked["works"]
         for peer in peers
-        if peer.name not in run.absent
-        and catalog.takes_part(peer, work)
-        and (work, peer.name) not in run.cells
+        if catalog.takes_part(peer, work) and run.get_cell(work, peer.name) is None
     ]
+    run.absent = {peer.name: lacks for _, peer in left if (lacks := peer.describe_missing())}
+    return [(work, peer) for work, peer in left if peer.name not in run.absent]
 
 
 def measure_cells(run: Run, cells: CellPlan, deadline: float = math.inf) -> bool:
     """True if none failed and nobody interrupted. What was found before ^C is kept.
 
-    ends: when no more are begun (`time.monotonic()`).
+    deadline: when no more are begun (`time.monotonic()`).
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with us
     failed = 0
@@ -134,62 +132,61 @@ def measure_cells(run: Run, cells: CellPlan, deadline: float = math.inf) -> bool
                 err_console.print(f"[red]{work} {peer.name} failed[/]\n{traceback.format_exc()}")
             else:
                 run.add_cell(work, peer.name, cell)
-                err_console.print(format_summary(work, peer.name, cell), soft_wrap=True)
+                err_console.print(format_summary(cell), soft_wrap=True)
             bar.advance(task)
-            write_outputs(run)
+            run.save(report.render_markdown(run))
         else:
             run.finished = not failed
-            write_outputs(run)
+            run.save(report.render_markdown(run))
     return not failed
 
 
-def _start_brokers(cells: CellPlan) -> Iterator[tuple[RealKafka, str, Participant]]:
-    """Yield the cells with the Kafka that each needs; the works of the gateway alone are last."""
+def _start_brokers(cells: CellPlan) -> Generator[tuple[KafkaCluster | None, str, Participant]]:
+    """Yield the cells with the Kafka that each needs."""
 
-    def count_alone(cell: tuple[str, Participant]) -> int:
-        return catalog.ALONE[cell[0]][0] if cell[0] in catalog.ALONE else 0
+    def get_setting(cell: tuple[str, Participant]) -> tuple[bool, int]:
+        work = catalog.WORKS[cell[0]]
+        return not work.is_pinned, work.node_count
 
-    for nodes, group in groupby(sorted(cells, key=count_alone), count_alone):
-        machine.pin_process(is_pinned=not nodes)
-        with real_kafka(nodes or 1) as kafka:
+    for (is_free, node_count), group in groupby(sorted(cells, key=get_setting), get_setting):
+        machine.pin_process(is_pinned=not is_free)
+        with running_kafka(node_count) if node_count else nullcontext() as kafka:
             yield from ((kafka, work, peer) for work, peer in group)
 
 
 def measure_cell(
-    kafka: RealKafka, work: str, peer: Participant, round_rates: Mapping[str, float] | None = None
+    kafka: KafkaCluster | None,
+    name: str,
+    peer: Participant,
+    round_rates: Mapping[str, float] | None = None,
 ) -> Cell:
-    """pace: see `catalog.work_of`."""
-    began = time.monotonic()
+    """round_rates: rounds a second by case, for who has no Kafka before it that would set one."""
+    began, work = time.monotonic(), catalog.WORKS[name]
+    is_paced = name in ("broadcast", "joined") and isinstance(peer, RawLoop)
+    options = {"round_rates": round_rates or {}} if is_paced else {}
     try:
-        # The plain sockets of the gateway alone are read by asyncio's own loop.
-        loop_factory = None if work in catalog.ALONE else uvloop.new_event_loop
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            cell: Cell = runner.run(catalog.get_work(work, peer, round_rates or {})(kafka, peer))
+        found = work.run(kafka, peer, **options)
+        if isinstance(found, Cell):
+            cell = found
+        else:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                cell = runner.run(found)
     finally:
-        kafka.delete_topics()
+        if kafka is not None:
+            kafka.delete_topics()
     if not cell.rows:
         raise RuntimeError("; ".join(cell.notes))
+    if not work.is_pinned:
+        cell.add_note("server, clients and broker shared all cores")
     cell.seconds = time.monotonic() - began
     return cell
 
 
-def format_summary(work: str, peer: str, cell: Cell) -> str:
-    lines = [f"[bold]{work} {peer}[/] {cell.seconds:.0f} s"]
+def format_summary(cell: Cell) -> str:
+    lines = [f"[bold]{cell.work} {cell.peer}[/] {cell.seconds:.0f} s"]
     for row in cell.rows:
         lines.append(f"  {row.case}: {row.what} {results.format_number(row.value)} {row.unit}")
     return "\n".join(lines + [f"  [yellow]{note}[/]" for note in cell.notes])
-
-
-def write_outputs(run: Run) -> None:
-    """All that can be made of what there is, anew."""
-    if run.folder is None:
-        return
-    run.save()
-    (run.folder / "table.md").write_text(report.render_markdown(run))
-    (run.folder / "table.csv").write_text(report.render_csv(run))
-    if run.finished:
-        with suppress(ImportError):
-            plots.draw_plots(run, run.folder)
 
 
 if __name__ == "__main__":

@@ -2,117 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Coroutine, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from . import backoff, begin, codec, failover, rebalance, retention, slow
 from .feed import Wire
-from .peers.by_hand import HandWrittenPeer
-from .peers.centrifugo import Centrifugo
 from .peers.gateway_peer import GatewayPeer
-from .peers.nchan import Nchan
-from .peers.peer import Participant, Peer
-from .peers.raw import RawLoop
+from .peers.others import Centrifugo, EachConsumer, Nchan, SharedConsumer
+from .peers.peer import Participant, Peer, SparkPeer
+from .peers.raw import CompiledLoop, RawLoop
 from .peers.transfer_servers import TransferPeer
-from .works import (
-    alone,
-    broadcast,
-    catchup,
-    crowd,
-    deflate,
-    first,
-    idle,
-    loop,
-    million,
-    overload,
-    pace,
-    partitions,
-    storm,
-    telemetry,
-    transfer,
-)
-from .works.work import Cell
-
-Work: TypeAlias = Callable[..., Coroutine[Any, Any, Cell]]  # of a Kafka and a peer
+from .results import Cell
 
 # The gateway is first: it sets the pace at which the bare loops go a second time.
 STREAM_PEERS: Sequence[Peer] = (
-    GatewayPeer(Wire.SSE),
-    GatewayPeer(Wire.WS),
-    RawLoop(Wire.SSE),
-    RawLoop(Wire.WS),
-    RawLoop(Wire.SSE, is_compiled=True),
-    RawLoop(Wire.WS, is_compiled=True),
-    HandWrittenPeer("each"),
-    HandWrittenPeer("shared"),
-    Nchan(Wire.SSE),
-    Nchan(Wire.WS),
-    Centrifugo(Wire.SSE),
-    Centrifugo(Wire.WS),
-)
-PEERS: Sequence[Participant] = (*STREAM_PEERS, TransferPeer())
+    *map(GatewayPeer, Wire), *map(RawLoop, Wire), *map(CompiledLoop, Wire),
+    EachConsumer(Wire.SSE), SharedConsumer(Wire.SSE), *map(Nchan, Wire), *map(Centrifugo, Wire),
+)  # fmt: skip
+PEERS: Sequence[Participant] = (*STREAM_PEERS, TransferPeer(), SparkPeer())
 
-SATURATING = pace.Size(rate=2000, seconds=1.2, timed_every=10, repeats=5)
-OWN_KEYS = pace.Size(clients=2000, has_own_keys=True, rate=4000, seconds=1.2, repeats=5)
 
-# Of this gateway alone, and on how many brokers.
-ALONE: Mapping[str, tuple[int, alone.Measurement]] = {
-    "codec": (1, codec.measure),
-    "begin": (1, begin.measure),
-    "begin-leaderless": (3, begin.measure_leaderless),
-    "slow": (1, slow.measure),
-    "retention": (1, retention.measure),
-    "long-retention": (1, partial(retention.measure, size=retention.STORM)),
-    "backoff": (1, backoff.measure),
-    "rebalance": (1, rebalance.measure),
-    "failover": (3, failover.measure),
-}
+class Work(NamedTuple):
+    """A module of `bench.works` with `run(kafka, peer, size)`, and what its `Size` is made with.
+
+    peer: whose it is: those whose names begin so; every server of streams if empty.
+    node_count: brokers that it has; 0 if it starts its own. is_named: it takes minutes, or is
+    compared with nobody, so it is done only where it is named. is_pinned: server and clients have a
+    core each.
+    """
+
+    module: str
+    options: Mapping[str, Any] = {}
+    peer: str = ""
+    node_count: int = 1
+    is_named: bool = False
+    is_pinned: bool = True
+
+    def run(
+        self, kafka: Any, peer: Participant, **options: Any
+    ) -> Coroutine[Any, Any, Cell] | Cell:
+        """Only of Spark's jobs, which block, the cell itself. options: of this run."""
+        module = import_module(f"{__package__}.works.{self.module}")
+        found: Coroutine[Any, Any, Cell] | Cell
+        found = module.run(kafka, peer, module.Size(**self.options), **options)
+        return found
+
+
+SATURATING = {"rate": 2000, "seconds": 1.2, "timed_every": 10, "repeats": 5}
+OWN_KEYS = {"clients": 2000, "has_own_keys": True, "rate": 4000, "seconds": 1.2, "repeats": 5}
+CURVE = {"clients": (10, 100, 1000, 5000, 10_000), "repeat_s": 1.0, "repeats": 1}
+GATEWAY, ONE_WIRE = "gateway", "gateway-sse"
 
 # Those with a goal are first: the time may be up before the end.
 WORKS: Mapping[str, Work] = {
-    "broadcast": partial(broadcast.run, size=broadcast.Size(repeat_s=0.5)),
-    "joined": partial(broadcast.run, size=broadcast.Size(batch_records=10, repeat_s=0.4)),
-    "lat": partial(pace.run, size=pace.Size(seconds=1.5, repeats=5)),
-    "sat": partial(pace.run, size=SATURATING),
-    "keys": partial(pace.run, size=OWN_KEYS),
-    "catchup": partial(catchup.run, size=catchup.Size()),
-    "storm": partial(storm.run, size=storm.Size()),
-    "idle": partial(idle.run, size=idle.Size()),
-    "first": partial(first.run, size=first.Size()),
-    "partitions": partial(partitions.run, size=partitions.Size()),
-    "loop": partial(loop.run, size=loop.Size()),
-    "sat-workers": partial(pace.run, size=replace(SATURATING, workers=2)),
-    "keys-workers": partial(pace.run, size=replace(OWN_KEYS, workers=2)),
-    "telemetry": partial(telemetry.run, size=telemetry.Size()),
-    "clients": partial(
-        broadcast.run,
-        size=broadcast.Size(clients=(10, 100, 1000, 5000, 10_000), repeat_s=1.0, repeats=1),
-    ),
-    "deflate": partial(deflate.run, size=deflate.Size()),
-    "sidecar-produce": partial(transfer.run, size=transfer.Size("produce", bridge_records=2000)),
-    "sidecar-consume": partial(transfer.run, size=transfer.Size("consume")),
-    "crowd": partial(crowd.run, size=crowd.Size()),
-    "million": partial(million.run, size=million.Size()),
-    "overload": partial(overload.run, size=overload.Size()),
-    **{name: partial(alone.run, measure=measure) for name, (_, measure) in ALONE.items()},
+    "broadcast": Work("broadcast", {"repeat_s": 0.5}),
+    "joined": Work("broadcast", {"batch_records": 10, "repeat_s": 0.4}),
+    "lat": Work("pace", {"seconds": 1.5, "repeats": 5}),
+    "sat": Work("pace", SATURATING),
+    "keys": Work("pace", OWN_KEYS),
+    "catchup": Work("catchup"),
+    "storm": Work("storm"),
+    "idle": Work("idle"),
+    "partitions": Work("partitions", peer=GATEWAY),
+    "loop": Work("loop", peer=GATEWAY),
+    "sat-workers": Work("pace", {**SATURATING, "workers": 2}, GATEWAY),
+    "keys-workers": Work("pace", {**OWN_KEYS, "workers": 2}, GATEWAY),
+    "clients": Work("broadcast", CURVE),
+    "deflate": Work("deflate", peer=GATEWAY),
+    "sidecar-produce": Work("transfer", {"work": "produce"}, "sidecar"),
+    "sidecar-consume": Work("transfer", {"work": "consume"}, "sidecar"),
+    "crowd": Work("crowd", peer=GATEWAY, is_named=True),
+    "overload": Work("overload", peer=GATEWAY, is_named=True),
+    # Where there are no connections, nothing differs by the wire.
+    "million": Work("million", peer=ONE_WIRE, is_named=True),
+    "begin": Work("begin", {}, ONE_WIRE, 1, True, False),
+    "begin-leaderless": Work("begin", {"is_leaderless": True}, ONE_WIRE, 3, True, False),
+    "failover": Work("failover", {}, ONE_WIRE, 3, True, False),
+    "rebalance": Work("rebalance", {}, "sidecar", 1, True, False),
+    "rolling": Work("rolling", {}, ONE_WIRE, 1, True, False),
+    "console": Work("console", {}, ONE_WIRE, 0, True, False),
+    **{
+        f"spark-{name}": Work("spark", {"measurement": name}, "spark", 0, True, False)
+        for name in ("enrich", "exactly_once", "join", "latency", "restart", "sessions")
+    },
 }
-# Minutes each, or nothing to be compared with a peer's: only done where they are named.
-NAMED_WORKS = frozenset({"crowd", "million", "overload", *ALONE})
 
 
-def takes_part(peer: Participant, work: str) -> bool:
-    """Streams are for who serves them."""
-    if work in ALONE:
-        return peer == STREAM_PEERS[0]
-    return work not in peer.skipped_works and work.startswith("sidecar-") == isinstance(
-        peer, TransferPeer
-    )
-
-
-def get_work(name: str, peer: Participant, round_rates: Mapping[str, float]) -> Work:
-    """A work as this peer does it. pace: rounds a second by case, for who has no Kafka before it
-    that would set one."""
-    paced = name in ("broadcast", "joined") and isinstance(peer, RawLoop)
-    return partial(WORKS[name], round_rates=round_rates) if paced else WORKS[name]
+def takes_part(peer: Participant, name: str) -> bool:
+    """Whether a work is one of this peer's."""
+    prefix = WORKS[name].peer
+    is_asked = peer.name.startswith(prefix) if prefix else isinstance(peer, Peer)
+    return is_asked and not peer.skips(name)

@@ -33,15 +33,12 @@ from gateway.web.app.app import Application, create_app, tune_garbage_collector
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import HttpStream
 
-from .feed import KafkaFeed, send_steadily
 from .machine import get_pss_bytes
-from .records import MARK
 from .timed_gateway import GarbageTimer, TimedLoop, long_callbacks
 
 WIRE = ChunkedWire(SseWire())
 OPENS_PER_TURN = 100  # streams that are opened before other tasks run
 WITHIN_S = 600.0
-SILENCE_S = 1.0  # seconds without a record after which no more is expected
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,6 @@ class Options:
     """counts: clients at which everything is measured. records: sent one by one at each count.
 
     own_keys: each client has a view of its own, and gets nothing of the others'.
-    missed_records: if there are any, clients come back from so many records before the head while
-    live_rate records a second are produced. Half of all these have keys of no client.
     """
 
     servers: str
@@ -59,17 +54,14 @@ class Options:
     own_keys: bool = False
     records: int = 5
     idle_s: float = 5.0
-    missed_records: int = 0
-    live_rate: float = 0.0
 
 
 @dataclass
 class Phase:
-    """What one phase took. longest: callback, in seconds of wall and of CPU, and what it was."""
+    """What one phase took. longest: callback, in seconds of CPU, and what it was."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    longest_wall_s: float = 0.0
     longest_cpu_s: float = 0.0
     longest: str = ""
     longest_pause_s: float = 0.0  # of the garbage collector
@@ -80,24 +72,19 @@ class Result:
     """At one count of clients. sizes in bytes, times in seconds.
 
     garbage: objects that were not freed by their reference counts, but by a collection at the end.
-    lost: records that clients should have got and did not, where clients come back from far behind.
     """
 
     clients: int
     bytes_per_client: float = 0.0
     open_cpu_s: float = 0.0  # of a client
     phases: dict[str, Phase] = field(default_factory=dict)
-    writes: dict[str, int] = field(default_factory=dict)
     garbage: int = 0
-    lost: int = 0
 
 
 @dataclass(slots=True)
 class Totals:
     writes: int = 0
-    bytes: int = 0
     finished: int = 0
-    marks: int = 0  # records with a mark, at outlets that look for it
 
 
 class CountingOutlet:
@@ -112,21 +99,12 @@ class CountingOutlet:
 
     def write(self, data: bytes) -> None:
         self._totals.writes += 1
-        self._totals.bytes += len(data)
 
     def finish(self, data: bytes) -> None:
         self._totals.finished += 1
 
     def hand_over(self) -> None:
         raise AssertionError("nothing is reloaded")
-
-
-class MarkCountingOutlet(CountingOutlet):
-    __slots__ = ()
-
-    def write(self, data: bytes) -> None:
-        super().write(data)
-        self._totals.marks += data.count(MARK)
 
 
 class CrowdedGateway:
@@ -138,14 +116,9 @@ class CrowdedGateway:
         self._totals = Totals()
         self._streams: list[HttpStream] = []
         self._sent_count = 0
-        self._outlet_class = MarkCountingOutlet if options.missed_records else CountingOutlet
         self._producer: AIOKafkaProducer
 
     async def measure(self) -> AsyncIterator[Result]:
-        if self._options.missed_records:
-            for count in self._options.counts:
-                yield await self._measure_resume(count)
-            return
         async with AIOKafkaProducer(bootstrap_servers=self._options.servers) as self._producer:
             await self._open_streams(10)
             await self._send_record()  # what is made once is made
@@ -163,10 +136,8 @@ class CrowdedGateway:
         with measure_phase(result, "records"):
             for _ in range(self._options.records):
                 await self._send_record()
-        written = self._totals.writes
         with measure_phase(result, "idle"):
             await asyncio.sleep(self._options.idle_s)
-        result.writes["idle"] = self._totals.writes - written
         for name, app, path in (
             ("scrape", self._app, "/metrics"),
             ("list", self._app.admin.app, "/streams"),
@@ -183,52 +154,11 @@ class CrowdedGateway:
             hub.draining = False
         self._streams.clear()
         await self._send_record(is_heard=False)
-        written = self._totals.writes
         with measure_phase(result, "return"):
             await self._open_streams(count, token)
             await self._wait_until_live()
-        result.writes["return"] = self._totals.writes - written
         result.garbage = gc.collect()
         return result
-
-    async def _measure_resume(self, count: int) -> Result:
-        """Have clients come back from far behind, while others' records and theirs come in."""
-        options, result = self._options, Result(count)
-        keeper = await self._open_stream(2 * count, "")  # it keeps the topic read, and gets nothing
-        token = keeper.client.subscription.token.decode()  # type: ignore[union-attr]
-        feed = KafkaFeed(options.servers, options.topic, 1)
-        logs = [log for hub in self._app.gateway.hubs for log in hub.logs]
-        first = sum(log.next_offset or 0 for log in logs)
-        for n in range(options.missed_records):
-            feed.send(key=n % (2 * count))
-        await feed.flush()
-        due = first + options.missed_records
-        await wait_until(lambda: sum(log.next_offset or 0 for log in logs) >= due)
-        producing = asyncio.create_task(send_steadily(feed, options.live_rate, 1e9, 2 * count))
-        self._totals.marks = 0
-        with measure_phase(result, "return"):
-            await self._open_streams(count, token, opens_per_turn=1)
-            await self._wait_until_live()
-        producing.cancel()
-        await feed.flush()
-        live_count = feed.sent_count - options.missed_records
-        expected = self._count_keys(options.missed_records, count)
-        expected += self._count_keys(live_count, count)
-        result.lost = await self._wait_for_marks(expected)
-        feed.close()
-        return result
-
-    def _count_keys(self, sent: int, count: int) -> int:
-        """How many of so many records are clients', if all keys took turns."""
-        return sent // (2 * count) * count + min(sent % (2 * count), count)
-
-    async def _wait_for_marks(self, expected: int) -> int:
-        """Wait until all records have come, or no more come; return how many are missing."""
-        before = -1
-        while before < self._totals.marks < expected:
-            before = self._totals.marks
-            await asyncio.sleep(SILENCE_S)
-        return expected - self._totals.marks
 
     async def _wait_until_live(self) -> None:
         waiting = list(self._streams)
@@ -243,13 +173,11 @@ class CrowdedGateway:
 
         await wait_until(are_live, timeout_s=WITHIN_S)
 
-    async def _open_streams(
-        self, count: int, token: str = "", *, opens_per_turn: int = OPENS_PER_TURN
-    ) -> None:
+    async def _open_streams(self, count: int, token: str = "") -> None:
         first = len(self._streams)
         for number in range(first, first + count):
             self._streams.append(await self._open_stream(number, token))
-            if number % opens_per_turn == 0:
+            if number % OPENS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
     async def _open_stream(self, number: int, token: str) -> HttpStream:
@@ -266,7 +194,7 @@ class CrowdedGateway:
         match = await self._routes.admit(self._routes.match(path, "GET"), request)
         stream = await HttpStream.open(self._routes, match, request, WIRE)
         await stream.wait_until_ready()
-        stream.attach(self._outlet_class(self._totals), b"")  # type: ignore[arg-type]
+        stream.attach(CountingOutlet(self._totals), b"")  # type: ignore[arg-type]
         return stream
 
     async def _send_record(self, *, is_heard: bool = True) -> None:
@@ -302,7 +230,7 @@ def measure_phase(result: Result, name: str) -> Iterator[None]:
     ]
     if callbacks:
         worst = max(callbacks, key=lambda each: each["cpu"])
-        phase.longest_wall_s, phase.longest_cpu_s = worst["wall"], worst["cpu"]
+        phase.longest_cpu_s = worst["cpu"]
         phase.longest = worst["what"][:200]
     result.phases[name] = phase
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from enum import StrEnum
-from random import getrandbits
+from functools import partial
 from typing import Any, Protocol
 
 import confluent_kafka
@@ -17,7 +20,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, digest_text, seal_token
 from gateway.wire.websocket import encode_text
 
-from .records import Text, build_value
+from .records import build_value
 
 POLL_INTERVAL_S = 0.001  # s between two looks at what is due
 ALL_CLIENTS = -1
@@ -41,9 +44,9 @@ class Feed(Protocol):
 
 
 class KafkaFeed:
-    """joined: how many records of one `send` become one batch.
+    """batch_records: how many records of one `send` become one batch.
     channel: the header that is to name the client's key, or `all`.
-    traced: each is of a trace of its own, which is recorded where it comes from."""
+    acked_at: when each record was acknowledged, by its number, where keeps_acks."""
 
     def __init__(
         self,
@@ -53,16 +56,18 @@ class KafkaFeed:
         batch_records: int = 1,
         *,
         channel: str = "",
-        text: Text = "",
-        is_traced: bool = False,
+        has_orders: bool = False,
+        keeps_acks: bool = False,
+        **options: Any,
     ) -> None:
         self.sent_count = 0
-        self._is_traced = is_traced
-        self._text: Text = text
+        self.acked_at: dict[int, float] = {}
+        self._has_orders = has_orders
         self._topic = topic
         self._partitions = partitions
         self._send_number = 0
         self._channel = channel
+        self._keeps_acks = keeps_acks
         self._client = confluent_kafka.Producer(
             {
                 "bootstrap.servers": servers,
@@ -72,25 +77,28 @@ class KafkaFeed:
                 "log_level": 0,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 1 << 20,
+                **options,
             }
         )
 
     def send(self, count: int = 1, key: int | None = None) -> None:
-        self._send_number += 1
         where: dict[str, Any] = {"partition": self._send_number % self._partitions}
+        self._send_number += 1
         if key is not None:
             where = {"key": b"%d" % key}
         if self._channel:
             where["headers"] = {self._channel: where.get("key", b"all")}
         for _ in range(count):
-            if self._is_traced:
-                trace = b"00-%032x-%016x-01" % (getrandbits(128), 1)
-                where["headers"] = {"traceparent": trace}
-            self._client.produce(
-                self._topic, build_value(self.sent_count, text=self._text), **where
-            )
+            if self._keeps_acks:
+                where["on_delivery"] = partial(self._note_ack, self.sent_count)
+            value = build_value(self.sent_count, is_order=self._has_orders)
+            self._client.produce(self._topic, value, **where)
             self.sent_count += 1
         self._client.poll(0)
+
+    def _note_ack(self, n: int, error: object, _: object) -> None:
+        if error is None:
+            self.acked_at[n] = time.monotonic()
 
     async def flush(self) -> None:
         left = await asyncio.to_thread(self._client.flush, 60)
@@ -121,13 +129,10 @@ class RawFeed:
         self._pending = bytearray()
 
     def send(self, count: int = 1, key: int | None = None) -> None:
-        self._send_number += 1
         tp = self._partitions[self._send_number % len(self._partitions)]
-        chunk = (
-            self._encode_events(tp, count)
-            if self._wire is Wire.SSE
-            else self._encode_message(tp, count)
-        )
+        self._send_number += 1
+        encode = self._encode_events if self._wire is Wire.SSE else self._encode_message
+        chunk = encode(tp, count)
         self._pending += struct.pack("!ii", len(chunk), ALL_CLIENTS if key is None else key) + chunk
         self._write_pending()
 
@@ -185,3 +190,14 @@ async def send_steadily(
             n += batch_records
         await asyncio.sleep(POLL_INTERVAL_S)
     return late
+
+
+@asynccontextmanager
+async def sending(feed: Feed, rate: float) -> AsyncIterator[None]:
+    """So many records a second while the block lasts."""
+    task = asyncio.create_task(send_steadily(feed, rate, math.inf))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

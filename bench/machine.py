@@ -128,8 +128,8 @@ def _get_core_busy_s(core: int | None) -> float:
     return float(sum(times[:8]) - times.idle - times.iowait)  # guests count in user already
 
 
-def describe_cores() -> dict[str, str]:
+def describe_cores() -> str:
     """How the cores are shared out."""
     if SERVER_CORE is None:
-        return {"pinned": "no: server, clients and broker share the cores"}
-    return {"pinned": f"server on core {SERVER_CORE}, clients and broker on core {CLIENT_CORE}"}
+        return "no: server, clients and broker share the cores"
+    return f"server on core {SERVER_CORE}, clients and broker on core {CLIENT_CORE}"

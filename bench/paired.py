@@ -7,28 +7,22 @@ time, and a figure is the median of the ratios of the turns.
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
-import uvloop
-from rich.console import Console
 
 from . import catalog, machine, results
+from .__main__ import err_console, measure_cell
 from .feed import Wire
-from .figure import median
-from .journal import TIMESTAMP_FORMAT
-from .kafka import RealKafka, real_kafka
+from .goals import LIBRARY_SHARE
+from .kafka import running_kafka
 from .peers.gateway_peer import GatewayPeer
 from .peers.peer import ROOT, Participant
-from .peers.transfer_servers import TransferPeer
-from .works.transfer import LIBRARY_SHARE, RECORDS_PER_CPU
-from .works.work import PER_CPU, PER_SECOND, ROUNDS_PER_SECOND, Cell
+from .peers.transfer_servers import RECORDS_PER_CPU, TransferPeer
+from .report import render_head, render_table
+from .results import PER_CPU, PER_SECOND, ROUNDS_PER_SECOND, Run, format_number, median
 
 DEFAULT_WORKS = ("lat", "sat", "keys", "idle", "storm")
 HIGHER_IS_BETTER = (
@@ -36,17 +30,20 @@ HIGHER_IS_BETTER = (
     *("records of a second", "delivered in time"),
 )
 MAX_LOSS = 0.03  # share by which the new one may be worse
-
-err_console = Console(stderr=True, highlight=False)
-
-
-class Turn(NamedTuple):
-    """One work on one wire, of both checkouts, one right behind the other."""
-
-    work: str
-    wire: str
-    old: Cell
-    new: Cell
+CHECKOUTS = ("old", "new")
+HEADS = (
+    "work",
+    "peer",
+    "case",
+    "figure",
+    "unit",
+    "old",
+    "new",
+    "new / old",
+    "lowest",
+    "highest",
+    "n",
+)
 
 
 class Pair(NamedTuple):
@@ -69,70 +66,62 @@ def main(
     turns: Annotated[int, typer.Option(help="Of each work on each wire.")] = 3,
     dry: Annotated[bool, typer.Option("--dry", help="Print the table, keep nothing.")] = False,
     note: Annotated[str, typer.Option(help="Kept with the result: what else ran.")] = "",
-    results_in: Annotated[Path, typer.Option("--results", help="Where it is kept.")] = (
-        results.DIRECTORY
-    ),
+    results_in: Annotated[
+        Path, typer.Option("--results", help="Where it is kept.")
+    ] = results.DIRECTORY,
 ) -> None:
     """Compare two checkouts of the gateway: each work of both in turns, figures as new / old."""
     for name in work or ():
         if name not in catalog.WORKS:
             raise typer.BadParameter(f"no work '{name}'; see bench/README.md")
     checkouts = results.resolve_checkout(old), results.resolve_checkout(new)
-    facts = {**results.describe_machine(note), **machine.describe_cores()}
-    facts |= {
-        n: results.get_commit(path) for n, path in zip(("old", "new"), checkouts, strict=True)
-    }
-    folder = None
-    if not dry:
-        folder = results_in / f"{datetime.now(UTC).strftime(TIMESTAMP_FORMAT)}-paired"
-        folder.mkdir(parents=True)
+    works, wires = list(work or DEFAULT_WORKS), wire or list(Wire)
+    facts = results.describe_machine(note)
+    facts |= {n: results.get_commit(path) for n, path in zip(CHECKOUTS, checkouts, strict=True)}
+    asked = {"works": works, "peers": [str(each) for each in wires]}
+    run = Run.create(None if dry else results_in, facts, asked, "-paired")
     machine.pin_process()
-    found: list[Turn] = []
-    with real_kafka(1) as kafka:
-        for turn in _take_turns(kafka, work or DEFAULT_WORKS, wire or list(Wire), checkouts, turns):
-            found.append(turn)
-            _save_turn(folder, facts, found)
-    print(render_markdown({**facts, **results.get_load("after")}, found))
+    with running_kafka() as kafka:
+        for n in range(turns):
+            for name, choices in _list_peers(works, wires, checkouts):
+                for index in (0, 1) if n % 2 == 0 else (1, 0):
+                    peer = choices[index]
+                    err_console.print(f"{name} {peer.name} {checkouts[index]}")
+                    cell = measure_cell(kafka, name, peer)
+                    run.add_cell(name, f"{peer.name} {CHECKOUTS[index]}", cell)
+                run.save(render_markdown(run))
+    run.finished = True
+    page = render_markdown(run)
+    run.save(page)
+    print(page)
 
 
-def _take_turns(
-    kafka: RealKafka,
-    works: Sequence[str],
-    wires: Sequence[Wire],
-    checkouts: tuple[Path, Path],
-    turns: int,
-) -> Iterator[Turn]:
-    for n in range(turns):
-        for work in works:
+def _list_peers(
+    works: Sequence[str], wires: Sequence[Wire], checkouts: Sequence[Path]
+) -> Iterator[tuple[str, Sequence[Participant]]]:
+    """Yield each work with the peers of old and new."""
+    for name in works:
+        if catalog.takes_part(TransferPeer(), name):
+            yield name, [TransferPeer(checkout=each) for each in checkouts]
+        else:
             for wire in wires:
-                if work.startswith("sidecar-") and wire is not wires[0]:
-                    continue  # no stream, so no wire
-                order = (0, 1) if n % 2 == 0 else (1, 0)
-                cells = {each: _measure_cell(kafka, work, wire, checkouts[each]) for each in order}
-                yield Turn(work, wire, cells[0], cells[1])
+                yield name, [GatewayPeer(wire, checkout=each) for each in checkouts]
 
 
-def _measure_cell(kafka: RealKafka, work: str, wire: Wire, checkout: Path) -> Cell:
-    err_console.print(f"{work} {wire} {checkout}")
-    peer: Participant = GatewayPeer(wire, checkout=checkout)
-    if work.startswith("sidecar-"):
-        peer = TransferPeer(checkout=checkout)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(catalog.WORKS[work](kafka, peer))
-    finally:
-        kafka.delete_topics()
-
-
-def pair_up(turns: Sequence[Turn]) -> dict[tuple[str, str, str, str, str], Pair]:
-    """Return the figures of both by work, wire, case, what and unit."""
+def pair_up(run: Run) -> dict[tuple[str, str, str, str, str], Pair]:
+    """Return the figures of both by work, peer, case, what and unit."""
     values: dict[tuple[str, str, str, str, str], list[tuple[float, float]]] = {}
-    for turn in turns:
-        then = {(row.case, row.what): row.value for row in turn.old.rows}
-        for row in turn.new.rows:
-            if (row.case, row.what) in then:
-                key = turn.work, turn.wire, row.case, row.what, row.unit
-                values.setdefault(key, []).append((then[row.case, row.what], row.value))
+    for work, peer in dict.fromkeys((c.work, c.peer.rpartition(" ")[0]) for c in run.cells):
+        olds, news = (
+            [cell for cell in run.cells if (cell.work, cell.peer) == (work, f"{peer} {each}")]
+            for each in CHECKOUTS
+        )
+        for before, after in zip(olds, news, strict=False):
+            then = {(row.case, row.what): row.value for row in before.rows}
+            for row in after.rows:
+                if (row.case, row.what) in then:
+                    pair = then[row.case, row.what], row.value
+                    values.setdefault((work, peer, row.case, row.what, row.unit), []).append(pair)
     return {key: _build_pair(each) for key, each in values.items()}
 
 
@@ -147,47 +136,17 @@ def is_within_loss(what: str, ratio: float) -> bool:
     return ratio >= 1 - MAX_LOSS if what in HIGHER_IS_BETTER else ratio <= 1 + MAX_LOSS
 
 
-def render_markdown(facts: Mapping[str, Any], turns: Sequence[Turn]) -> str:
+def render_markdown(run: Run) -> str:
     """Return the page of a run."""
-    told = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "date")
-    lines = [f"# Paired, {facts.get('date', '')}", "", f"{told}.", ""]
-    head = "| work | wire | case | figure | unit | old | new | new / old | lowest | highest | n |"
-    lines += [head + f" within {MAX_LOSS:.0%} |", "|---|---|---|---|---|" + "---:|" * 7]
-    for (work, wire, case, what, unit), pair in pair_up(turns).items():
-        cells = [
-            work,
-            wire,
-            case,
-            what,
-            unit,
-            results.format_number(pair.old),
-            results.format_number(pair.new),
-        ]
-        cells += [f"{each:.3f}" for each in (pair.ratio, pair.low, pair.high)]
-        kept = "yes" if is_within_loss(what, pair.ratio) else "**no**"
-        lines.append("| " + " | ".join([*cells, str(pair.n), kept]) + " |")
-    notes = {
-        f"- {turn.work}, {turn.wire}, {name}: {note}"
-        for turn in turns
-        for name, cell in (("old", turn.old), ("new", turn.new))
-        for note in cell.notes
-    }
-    return "\n".join([*lines, "", *sorted(notes)]) + "\n"
-
-
-def _save_turn(folder: Path | None, facts: Mapping[str, Any], turns: Sequence[Turn]) -> None:
-    if folder is None:
-        return
-    last = turns[-1]
-    told = {
-        "work": last.work,
-        "wire": last.wire,
-        "old": astuple(last.old),
-        "new": astuple(last.new),
-    }
-    with (folder / "turns.jsonl").open("a") as file:
-        file.write(json.dumps(told) + "\n")
-    (folder / "table.md").write_text(render_markdown(facts, turns))
+    lines = []
+    for key, pair in pair_up(run).items():
+        ratios = [f"{each:.3f}" for each in (pair.ratio, pair.low, pair.high)]
+        kept = "yes" if is_within_loss(key[3], pair.ratio) else "**no**"
+        both = format_number(pair.old), format_number(pair.new)
+        lines.append([*key, *both, *ratios, str(pair.n), kept])
+    notes = {f"- {cell.work}, {cell.peer}: {note}" for cell in run.cells for note in cell.notes}
+    table = render_table([*HEADS, f"within {MAX_LOSS:.0%}"], 5, lines)
+    return "\n".join([*render_head("Paired", run.facts), *table, "", *sorted(notes)]) + "\n"
 
 
 if __name__ == "__main__":

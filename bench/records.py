@@ -12,21 +12,13 @@ from __future__ import annotations
 import random
 import re
 import time
-from typing import Literal
 
 MARK = b'"~"'
 VALUE_BYTES = 200
-TIME_PATTERN = re.compile(rb'"at":(\d{16})')
-NUMBER_PATTERN = re.compile(rb'"n":(\d+)')
+ARRIVAL_PATTERN = re.compile(rb'"at":(\d{16}),"n":(\d+)')
 _BASE_US = 10**15  # so that `at` has the same width on a machine that has just been started
 
-
-Text = Literal["", "prose", "order"]
-"""What the padding is: one letter, letters drawn as in English, or an order.
-
-Deflate makes about 0.6 of letters that are drawn so. An order has the members and the few values
-of all orders, and 20 letters that are its own.
-"""
+# An order has the members and the few values of all orders, and 20 letters that are its own.
 _PROSE = bytes(random.Random(1).choices(b"eeeettaaooiinnsshhrrdlcum   ", k=4096))
 _ORDER = (
     b"order customer %b status %b currency eur items sku %b quantity %b warehouse %b carrier post "
@@ -39,17 +31,16 @@ _STATES, _COUNTS, _PLACES = (
 )
 
 
-def build_value(n: int, value_bytes: int = VALUE_BYTES, *, text: Text = "") -> bytes:
-    """text: what the padding is, for works that compress."""
+def build_value(n: int, value_bytes: int = VALUE_BYTES, *, is_order: bool = False) -> bytes:
+    """is_order: the padding is one, for works that compress."""
     head = b'{"m":"~","at":%d,"n":%d,"pad":"' % (_BASE_US + time.monotonic_ns() // 1000, n)
     count = value_bytes - len(head) - 2
+    if not is_order:
+        return head + b"x" * count + b'"}'
     at = n * 61 % (len(_PROSE) - value_bytes)
-    if text == "order":
-        letters = _PROSE[at : at + 20].replace(b" ", b"x")
-        chosen = _STATES[n % 4], letters[8:14], _COUNTS[n // 3 % 4], _PLACES[n // 5 % 3]
-        padding = (_ORDER % (letters[:8], *chosen) + letters[14:]).ljust(count)[:count]
-    else:
-        padding = _PROSE[at : at + count] if text == "prose" else b"x" * count
+    letters = _PROSE[at : at + 20].replace(b" ", b"x")
+    chosen = _STATES[n % 4], letters[8:14], _COUNTS[n // 3 % 4], _PLACES[n // 5 % 3]
+    padding = (_ORDER % (letters[:8], *chosen) + letters[14:]).ljust(count)[:count]
     return head + padding + b'"}'
 
 

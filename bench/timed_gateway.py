@@ -28,6 +28,11 @@ PROTOCOL_METHODS = (
     "pause_writing", "resume_writing", "buffer_updated",
 )  # fmt: skip
 
+CALLBACK_POSITIONS = {
+    "call_soon": 0, "call_soon_threadsafe": 0, "call_later": 1, "call_at": 1,
+    "add_reader": 1, "add_writer": 1,
+}  # fmt: skip
+
 long_callbacks: list[dict[str, Any]] = []
 timed_classes: set[type] = set()
 
@@ -69,33 +74,29 @@ def describe_callback(callback: Callable[..., Any]) -> str:
 
 
 class TimedLoop(uvloop.Loop):
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        return super().call_soon(call_timed, callback, *args, context=context)
-
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        return super().call_soon_threadsafe(call_timed, callback, *args, context=context)
-
-    def call_later(self, delay: Any, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        return super().call_later(delay, call_timed, callback, *args, context=context)
-
-    def call_at(self, when: Any, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
-        return super().call_at(when, call_timed, callback, *args, context=context)
-
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> Any:  # type: ignore[override]
-        return super().add_reader(fd, call_timed, callback, *args)
-
-    def add_writer(self, fd: Any, callback: Any, *args: Any) -> Any:  # type: ignore[override]
-        return super().add_writer(fd, call_timed, callback, *args)
+    """A loop that times each callback. uvicorn asks it for connections in these ways."""
 
     async def create_server(self, factory: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        return await super().create_server(
-            partial(create_timed_protocol, factory), *args, **options
-        )
+        timed = partial(create_timed_protocol, factory)
+        return await super().create_server(timed, *args, **options)
 
     async def create_connection(self, factory: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        return await super().create_connection(
-            partial(create_timed_protocol, factory), *args, **options
-        )
+        timed = partial(create_timed_protocol, factory)
+        return await super().create_connection(timed, *args, **options)
+
+
+def _take_timed(name: str, position: int) -> Callable[..., Any]:
+    """The method of the loop that takes a callback in this position."""
+    method = getattr(uvloop.Loop, name)
+
+    def take(loop: TimedLoop, *args: Any, **options: Any) -> Any:
+        return method(loop, *args[:position], call_timed, *args[position:], **options)
+
+    return take
+
+
+for name, position in CALLBACK_POSITIONS.items():
+    setattr(TimedLoop, name, _take_timed(name, position))
 
 
 def create_timed_protocol(factory: Callable[[], Any]) -> Any:

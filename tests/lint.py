@@ -21,9 +21,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "gateway"
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from support.module_imports import find_circle, read_imports  # noqa: E402
 from support.used_names import list_imports  # noqa: E402
-
-from bench.source import find_circles, read_imports  # noqa: E402
 
 LIBRARIES = {"aiokafka", "anyio", "asyncio", "httptools", "starlette", "uvicorn", "uvloop"}
 GENERATED = re.compile(r"bench/results|examples/.*(\.key|\.crt|/dist/.*)")
@@ -89,8 +88,8 @@ def check_packages() -> Iterator[tuple[Path, int, str]]:
             yield package, 1, "a package says what it is for"
         if folder.parent == SOURCE and folder.name not in links:
             yield readme, 1, f"the table of layers lacks {folder.name}"
-    for circle in find_circles(read_imports(ROOT)):
-        yield SOURCE / "__init__.py", 1, f"these import each other: {', '.join(sorted(circle))}"
+    if circle := find_circle(read_imports(ROOT)):
+        yield SOURCE / "__init__.py", 1, f"these import each other: {', '.join(circle)}"
     for name in sorted(list_imports(LIBRARIES | {"websockets"})):
         if "._" in name:
             yield SOURCE / "__init__.py", 1, f"{name} is private; see gateway/internals.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -11,6 +10,10 @@ from typing import Any, TypeAlias
 import confluent_kafka
 
 MEMORY_BYTES = 64 << 20  # bytes; `memory` of every gateway that is attacked
+COMPRESSION_SECTIONS = {"listen": {"websocket": {"compression": True}}}
+PROXY_SECTIONS = {"listen": {"forwarded": ["127.0.0.0/8"]}}
+RATE_SECTIONS = {"listen": {"limits": {"rate": "5/s", "burst": 30}}}
+MAX_ALLOWED_COUNT = 100  # of what `RATE_SECTIONS` limits, while an attack lasts
 PASSWORD = "the-token-that-nobody-guesses"
 
 AttackCounts: TypeAlias = Mapping[str, float]
@@ -72,27 +75,44 @@ class Target:
         producer.flush(30)
 
 
+AttackFunction: TypeAlias = Callable[[Target], AttackCounts]
+
+
 @dataclass(frozen=True)
 class Attack:
     """One way to cost others something.
 
-    what:      what the attacker does, in a few words for the table.
-    run:       does it, blocking, in a process of its own.
-    full:      the size that is measured; `tiny`: one that shows that it works.
-    seconds:   how long it lasts.
-    sections:  what the configuration says besides; it is merged into that of `configuration`.
-    coded:     settings of the topic `/coded`.
-    bounds:    what it may be given at most, of what it counts.
+    description: what the attacker does, in a few words for the page.
+    run:         does it, blocking, in a process of its own.
+    full_size:   the size that is measured; `tiny_size`: one that shows that it works.
+    seconds:     how long it lasts.
+    sections:    what the configuration says besides.
+    max_counts:  what it may be given at most, of what it counts.
     """
 
     description: str
-    run: Callable[[Target], AttackCounts]
+    run: AttackFunction
     full_size: int
-    tiny_size: int = 2
+    tiny_size: int
     seconds: float = 6.0
     sections: Mapping[str, Any] = field(default_factory=dict)
     coded_topic_settings: Mapping[str, Any] = field(default_factory=dict)
     max_counts: Mapping[str, float] = field(default_factory=dict)
+
+
+ATTACKS: dict[str, Attack] = {}
+
+
+def attack(
+    name: str, description: str, full_size: int, tiny_size: int = 2, **options: Any
+) -> Callable[[AttackFunction], AttackFunction]:
+    """List a function as an attack. options: further attributes of `Attack`."""
+
+    def register(run: AttackFunction) -> AttackFunction:
+        ATTACKS[name] = Attack(description, run, full_size, tiny_size, **options)
+        return run
+
+    return register
 
 
 def build_configuration(
@@ -134,8 +154,3 @@ def build_configuration(
 
 def _build_route(path: str, target: Mapping[str, Any], **options: Any) -> dict[str, Any]:
     return {"when": [{"path": path}], "with": {"format": "value", **target}, **options}
-
-
-def convert_counts(counts: Counter[str]) -> AttackCounts:
-    """Return counts as plain numbers."""
-    return {name: float(count) for name, count in counts.items()}

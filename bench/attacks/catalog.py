@@ -1,16 +1,8 @@
-"""List all attacks by their names."""
+"""List all attacks by their names, in the order of their modules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from . import floods, heads, sockets, tokens, values  # noqa: F401  (they list theirs)
+from .attack import ATTACKS
 
-from . import floods, heads, sockets, tokens, values
-from .attack import Attack
-
-ATTACKS: Mapping[str, Attack] = {
-    **tokens.ATTACKS,
-    **heads.ATTACKS,
-    **sockets.ATTACKS,
-    **values.ATTACKS,
-    **floods.ATTACKS,
-}
+__all__ = ["ATTACKS"]

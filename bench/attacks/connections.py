@@ -13,12 +13,15 @@ from typing import Any
 
 from support import raw_websocket
 from support.raw_http import ConnectionReset, build_request
-from support.raw_websocket import DEFLATE_HEADER, OPCODE_TEXT, build_frame, build_handshake
+from support.raw_websocket import OPCODE_TEXT, build_frame, build_handshake
+
+from .attack import Target
 
 ATTACKER_ADDRESS = "127.0.0.2"  # so that limits for one address are not the honest clients'
 CLOSED_ERRORS = (AssertionError, OSError, ConnectionReset)
 """What a connection raises that the gateway has ended, or does not answer."""
 SMALL_BUFFER_BYTES = 4096  # bytes; so that the kernel takes little for who reads nothing
+EVENTS_HEADER = b"Accept: text/event-stream"
 COMPRESSED_RSV = 4  # the bit RSV1 of a compressed message (RFC 7692 6)
 
 
@@ -36,15 +39,6 @@ class AttackConnection(raw_websocket.RawWebSocket):
         self._buffer = b""
         self._is_ended = False
 
-    @classmethod
-    def upgrade(cls, port: int, *headers: bytes, receive_buffer: int = 0) -> AttackConnection:
-        """Return a WebSocket of `/ws`. Raises AssertionError where it is refused."""
-        line = cls(port, receive_buffer=receive_buffer)
-        line.send_bytes(build_handshake("/ws", *headers))
-        line.response = line.read_head()
-        assert line.response.status == 101, line.response
-        return line
-
     def send_messages(self, *messages: Any) -> bool:
         """Send these objects, each as a message; False if the gateway has closed."""
         return self.send_bytes(b"".join(build_message(each) for each in messages))
@@ -60,33 +54,54 @@ def build_message(content: Any) -> bytes:
     return build_frame(OPCODE_TEXT, json.dumps(content).encode())
 
 
-def request_status(port: int, request: bytes) -> int:
-    """Send a request over a connection of its own; the status of the answer."""
-    with AttackConnection(port) as line:
-        line.send_bytes(request)
-        return line.read_head().status
-
-
 def follow_stream(connection: AttackConnection, path: str, *headers: bytes) -> int:
     """Ask for a stream of server-sent events; the status of the answer."""
-    connection.send_bytes(build_request(path, b"Accept: text/event-stream", *headers))
+    connection.send_bytes(build_request(path, EVENTS_HEADER, *headers))
     return connection.read_head().status
+
+
+@contextmanager
+def open_connections(
+    port: int, count: int, *, has_small_buffer: bool = False
+) -> Iterator[list[AttackConnection]]:
+    """Open so many connections, closed with the block."""
+    size = SMALL_BUFFER_BYTES if has_small_buffer else 0
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(AttackConnection(port, receive_buffer=size)) for _ in range(count)
+        ]
 
 
 @contextmanager
 def open_websockets(
     port: int, count: int, *headers: bytes, has_small_buffer: bool = False
 ) -> Iterator[list[AttackConnection]]:
-    """Open so many WebSockets of `/ws`, closed with the block. small: they take little."""
-    with ExitStack() as stack:
-        lines = []
-        for _ in range(count):
-            line = AttackConnection.upgrade(
-                port, *headers, receive_buffer=SMALL_BUFFER_BYTES if has_small_buffer else 0
-            )
-            lines.append(line)
-            stack.callback(line.socket.close)
+    """Open so many WebSockets of `/ws`, closed with the block."""
+    with open_connections(port, count, has_small_buffer=has_small_buffer) as lines:
+        for line in lines:
+            line.send_bytes(build_handshake("/ws", *headers))
+            line.response = line.read_head()
+            assert line.response.status == 101, line.response
         yield lines
+
+
+def count_status(counts: Counter[str], port: int, request: bytes, prefix: str = "") -> None:
+    """Send a request over a connection of its own, and count how it is answered."""
+    with AttackConnection(port) as line:
+        line.send_bytes(request)
+        try:
+            counts[f"{prefix}status {line.read_head().status}"] += 1
+        except CLOSED_ERRORS:
+            counts[f"{prefix}closed"] += 1
+
+
+def repeat_request(target: Target, request: bytes) -> Counter[str]:
+    """Send a request again and again, each over a connection of its own."""
+    counts: Counter[str] = Counter()
+    target.announce_begin()
+    for _ in target.iter_turns():
+        count_status(counts, target.port, request)
+    return counts
 
 
 def drain_connections(connections: Iterable[AttackConnection], seconds: float) -> Counter[str]:
@@ -112,17 +127,3 @@ def _receive(connection: Any) -> bytes:
     except OSError:
         return b""
     return received
-
-
-__all__ = [
-    "CLOSED_ERRORS",
-    "COMPRESSED_RSV",
-    "DEFLATE_HEADER",
-    "SMALL_BUFFER_BYTES",
-    "AttackConnection",
-    "build_message",
-    "drain_connections",
-    "follow_stream",
-    "open_websockets",
-    "request_status",
-]  # fmt: skip

@@ -18,26 +18,30 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 from support.gateways import GatewayProcess, running_gateway_process
 from support.waiting import wait_until
 
-from ..exact_client import ExactClient, connect_clients
-from ..feed import KafkaFeed, Wire, send_steadily
-from ..figure import quantile
+from ..client_pool import connect_ledgers
+from ..feed import KafkaFeed, send_steadily
+from ..goals import CALLBACK
 from ..kafka import Kafka
+from ..ledger import Ledger
 from ..machine import get_cpu_seconds, pin_command
 from ..peers.gateway_peer import build_environment
 from ..peers.peer import ROOT, build_sse_request
-from .attack import Attack, Target, build_configuration
+from ..results import Cell, quantile
+from .attack import MEMORY_BYTES, Attack, Target, build_configuration
 from .backend import running_backend
 
 WATCHED_PATH = str(Path(__file__).parent.parent / "timed_gateway.py")
 PROBER_PATH = str(Path(__file__).parent / "prober.py")
 MAX_RESIDENT_BYTES = 4 << 30  # bytes; a gateway that is larger is killed
 MEMORY_POLL_S = 0.05  # between two looks at its memory
+DEAD_S = 600.0  # stands for the longest callback of a gateway that did not live to tell
+PROBE_FIGURES = ("p50", "p99", "max")
+MEMORY_FIGURES = ("memory idle", "memory at most", "memory after")
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,14 @@ class AttackResult:
     """What one attack did to one gateway.
 
     idle, attacked: seconds that /health/live took, every probe.
-    cpu:        CPU seconds of the gateway while the attacker was there; `wall` how long that was.
-    cpu_idle:   its share of a core before.
-    cpu_after:  its share of a core when the attacker was gone.
+    cpu:        CPU seconds of the gateway while the attacker was there.
+    cpu_idle:   its share of a core before; cpu_after: when the attacker was gone.
     callback:   the longest callback meanwhile, in CPU seconds; None where the gateway did not
                 live to tell. `callback_name`: which.
     memory:     resident bytes: idle, at most, after.
     lost, twice: records of both honest clients.
-    begin:      bytes of the newcomer's first block; `id_length` of the longest id of both.
+    begin:      bytes of the newcomer's first block; 0 where it was not let in. `id_length` of the
+                longest id of both.
     back:       how the two were answered when they came back: "200", or why not.
     counts:     what the attacker counted.
     notes:      what else went wrong.
@@ -82,7 +86,6 @@ class AttackResult:
 
     idle: list[float] = field(default_factory=list)
     attacked: list[float] = field(default_factory=list)
-    wall: float = 0.0
     cpu: float = 0.0
     cpu_idle: float = 0.0
     cpu_after: float = 0.0
@@ -97,24 +100,57 @@ class AttackResult:
     counts: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def summarize(self) -> dict[str, Any]:
-        """Return it with the probes as quantiles, in ms."""
-        told = asdict(self)
-        for name in ("idle", "attacked"):
-            told[name] = {
-                "p50": 1000 * quantile(told[name], 0.5),
-                "p99": 1000 * quantile(told[name], 0.99),
-                "max": 1000 * max(told[name]),
-                "n": len(told[name]),
-            }
-        return told
+    def count_beyond(self, limits: Mapping[str, float]) -> float:
+        """How much more the attacker was given than its limits say."""
+        return sum(max(0.0, self.counts.get(name, 0) - most) for name, most in limits.items())
+
+    def count_refused(self) -> int:
+        """How many of the honest clients were not let in, at first or when they came back."""
+        return 2 - self.back.count("200")
 
 
-class HonestClient(ExactClient):
+def add_results(cell: Cell, name: str, attack: Attack, runs: Sequence[AttackResult]) -> None:
+    """Add the medians of several runs; of what must not happen, the worst."""
+    quantiles = [[[1000 * quantile(probes, q) for q in (0.5, 0.99, 1.0)]
+                  for probes in (run.idle, run.attacked)] for run in runs]  # fmt: skip
+    bound = MEMORY_BYTES / 2**20
+    memory = [[size / 2**20 for size in run.memory] for run in runs]
+    rows: Sequence[tuple[str, str, Sequence[float]]] = (
+        ("p99 to idle", "", [hit[1] / idle[1] for idle, hit in quantiles]),
+        ("idle p99", "ms", [idle[1] for idle, _ in quantiles]),
+        *((what, "ms", [hit[n] for _, hit in quantiles]) for n, what in enumerate(PROBE_FIGURES)),
+        (CALLBACK, "ms", [1000 * (DEAD_S if r.callback is None else r.callback) for r in runs]),
+        ("CPU", "s", [run.cpu for run in runs]),
+        ("of a core before", "%", [100 * run.cpu_idle for run in runs]),
+        ("of a core after", "%", [100 * run.cpu_after for run in runs]),
+        *((what, "MiB", [each[n] for each in memory]) for n, what in enumerate(MEMORY_FIGURES)),
+        ("MiB beyond", "", [max(0.0, most - idle - bound) for idle, most, _ in memory]),
+        *(
+            (what, unit, [max(map(count, runs))])
+            for what, unit, count in (
+                ("lost", "", lambda run: run.lost),
+                ("twice", "", lambda run: run.twice),
+                ("first block", "bytes", lambda run: run.begin),
+                ("longest id", "", lambda run: run.id_length),
+                ("not let in", "", lambda run: run.count_refused()),
+                ("beyond its limits", "", lambda run: run.count_beyond(attack.max_counts)),
+            )
+        ),
+    )
+    for what, unit, values in rows:
+        cell.add_row(name, what, unit, *values)
+    longest = max(runs, key=lambda run: run.callback or 0).callback_name
+    counted = ", ".join(f"{what} {count:,.0f}" for what, count in runs[-1].counts.items())
+    cell.add_note(f"{name}, {attack.description}: {counted}; longest: {longest or 'none'}")
+    for note in dict.fromkeys(note for run in runs for note in run.notes):
+        cell.add_note(f"{name}: {note}")
+
+
+class HonestClient(Ledger):
     """A client that reads every byte over SSE, and comes back from where it stood."""
 
     def __init__(self, port: int, path: str, feed: KafkaFeed) -> None:
-        super().__init__(Wire.SSE)
+        super().__init__()
         self.feed = feed
         self.first_number = 0
         self.begin_bytes = 0
@@ -123,7 +159,7 @@ class HonestClient(ExactClient):
     async def open_stream(self, timeout_s: float) -> None:
         """Open the stream. Raises OSError and TimeoutError where it is refused."""
         self.close_reason = ""
-        await connect_clients(
+        await connect_ledgers(
             [self], self._port, lambda _, token: build_sse_request(self._path, token), timeout_s
         )
 
@@ -161,7 +197,7 @@ async def measure_attack(
     """
     _, how = attack
     found = AttackResult()
-    topics = kafka.create_topic(), kafka.create_topic(), kafka.create_topic()
+    topics = (kafka.create_unique_topic(), kafka.create_unique_topic(), kafka.create_unique_topic())
     with tempfile.TemporaryDirectory(prefix="attacks-") as folder:
         report = Path(folder) / "callbacks.json"
         command = pin_command(sys.executable, WATCHED_PATH, str(report), "run", "-c")
@@ -222,7 +258,7 @@ async def _run_attack(
                 except (OSError, TimeoutError) as error:
                     result.notes.append(f"the newcomer was not let in: {str(error)[:200]}")
             ended = time.monotonic()
-            result.wall, result.cpu = ended - began, get_cpu_seconds(gateway.pid) - used
+            result.cpu = get_cpu_seconds(gateway.pid) - used
             used = get_cpu_seconds(gateway.pid)
             await asyncio.sleep(size.settle_s)
             result.cpu_after = (get_cpu_seconds(gateway.pid) - used) / (time.monotonic() - ended)
@@ -249,7 +285,10 @@ async def _check_clients(
     for honest in clients:
         if honest.first_number or honest.begin_bytes:
             result.id_length = max(result.id_length, len(honest.token))
-            result.back.append(await honest.reconnect(size.client_timeout_s))
+            answer = await honest.reconnect(size.client_timeout_s)
+            result.back.append(answer)
+            if answer != "200":
+                result.notes.append(f"an honest client came back in vain: {answer}")
     await asyncio.sleep(0.2)
     for task in feed_tasks:
         task.cancel()
@@ -311,19 +350,14 @@ class MemoryMonitor:
 
 
 @asynccontextmanager
-async def probe_health(port: int, size: Size) -> AsyncIterator[list[tuple[float, float]]]:
-    """Probe until the block ends; the list is filled then."""
-    probes: list[tuple[float, float]] = []
+async def _running_python(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start Python; killed with the block."""
+    pipe = asyncio.subprocess.PIPE
     running = await asyncio.create_subprocess_exec(
-        sys.executable, PROBER_PATH, str(port), str(size.probe_interval_s),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert running.stdout is not None
+        sys.executable, *arguments, stdin=pipe, stdout=pipe, cwd=ROOT
+    )
     try:
-        await asyncio.wait_for(running.stdout.readline(), 60)  # it begins now
-        yield probes
-        said, _ = await asyncio.wait_for(running.communicate(b""), 60)
-        probes += [(due, took) for due, took in json.loads(said)]
+        yield running
     finally:
         if running.returncode is None:
             running.kill()
@@ -331,23 +365,23 @@ async def probe_health(port: int, size: Size) -> AsyncIterator[list[tuple[float,
 
 
 @asynccontextmanager
-async def running_attacker(name: str, target: Target) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start an attacker that waits for its word; ended with the block.
+async def probe_health(port: int, size: Size) -> AsyncIterator[list[tuple[float, float]]]:
+    """Probe until the block ends; the list is filled then."""
+    probes: list[tuple[float, float]] = []
+    async with _running_python(PROBER_PATH, str(port), str(size.probe_interval_s)) as running:
+        await asyncio.wait_for(_read_line(running), 60)  # it begins now
+        yield probes
+        said, _ = await asyncio.wait_for(running.communicate(b""), 60)
+        probes += [(due, took) for due, took in json.loads(said)]
 
-    Raises:
-        AssertionError: It could not be started.
-    """
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.attacks.attacker", name, json.dumps(asdict(target)),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
-    )  # fmt: skip
-    try:
+
+@asynccontextmanager
+async def running_attacker(name: str, target: Target) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start an attacker that waits for its word. Raises AssertionError if it cannot be."""
+    arguments = "-m", "bench.attacks.attacker", name, json.dumps(asdict(target))
+    async with _running_python(*arguments) as running:
         assert await _read_line(running) == b"ready\n", f"the attacker {name} could not be started"
         yield running
-    finally:
-        if running.returncode is None:
-            running.kill()
-            await running.wait()
 
 
 @asynccontextmanager

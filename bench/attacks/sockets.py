@@ -10,21 +10,31 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from support.raw_websocket import OPCODE_PING, OPCODE_TEXT, build_frame, deflate_payload
+from support.raw_websocket import (
+    DEFLATE_HEADER,
+    OPCODE_PING,
+    OPCODE_TEXT,
+    build_frame,
+    deflate_payload,
+)
 
-from .attack import Attack, AttackCounts, Target, convert_counts
+from .attack import (
+    COMPRESSION_SECTIONS,
+    MAX_ALLOWED_COUNT,
+    RATE_SECTIONS,
+    AttackCounts,
+    Target,
+    attack,
+)
 from .connections import (
     CLOSED_ERRORS,
     COMPRESSED_RSV,
-    DEFLATE_HEADER,
     AttackConnection,
     build_message,
     drain_connections,
     open_websockets,
 )
-from .heads import MAX_ALLOWED_COUNT, RATE_SECTIONS
 
-COMPRESSION_SECTIONS = {"listen": {"websocket": {"compression": True}}}
 MAX_SUBSCRIPTIONS = 100  # subscriptions of a socket
 SMALL_VALUE = b'{"pad":"' + b"x" * 1000 + b'"}'
 MAX_MESSAGE_BYTES = 1 << 20  # bytes of a message; the most that a gateway takes
@@ -36,6 +46,7 @@ def _build_subscriptions(prefix: str, path: str, count: int = MAX_SUBSCRIPTIONS)
     return b"".join(map(build_message, said))
 
 
+@attack("labels-hoarded", "6 sockets, 100 ids each, that read nothing of 0.6 MB", 6, 1, seconds=12)
 def hoard_labels(target: Target) -> AttackCounts:
     """Subscribe with ids of one's own, and read nothing of 0.6 MB. size: sockets."""
     with open_websockets(target.port, target.size, has_small_buffer=True) as lines:
@@ -44,6 +55,9 @@ def hoard_labels(target: Target) -> AttackCounts:
         return _produce_for_hoarders(target, lines)
 
 
+@attack(
+    "filters-hoarded", "6 sockets, 100 filters each, that read nothing of 0.6 MB", 6, 1, seconds=12
+)
 def hoard_filters(target: Target) -> AttackCounts:
     """Subscribe with filters of one's own, and read nothing of 0.6 MB. size: sockets."""
     with open_websockets(target.port, target.size, has_small_buffer=True) as lines:
@@ -64,18 +78,22 @@ def _produce_for_hoarders(target: Target, connections: Sequence[AttackConnection
     target.announce_begin()
     target.produce_values(target.fresh_topic, [SMALL_VALUE] * 600)
     target.wait_until_over()
-    return convert_counts(began)
+    return began
 
 
+@attack("labels-different", "400 sockets with ids of their own that read", 400, 3)
 def use_distinct_ids(target: Target) -> AttackCounts:
     """Subscribe with ids of one's own to what others read, and read it. size: sockets."""
     with open_websockets(target.port, target.size) as lines:
         for line in lines:
             line.send_bytes(_build_subscriptions(uuid.uuid4().hex, "/steady", 1))
         target.announce_begin()
-        return convert_counts(drain_connections(lines, target.seconds))
+        return drain_connections(lines, target.seconds)
 
 
+@attack(
+    "types-unknown", "types of 1 MB, compressed, 8 at once", 8, 1, sections=COMPRESSION_SECTIONS
+)
 def send_unknown_types(target: Target) -> AttackCounts:
     """Send types of a megabyte, compressed. size: at once."""
     text = (
@@ -93,9 +111,17 @@ def send_unknown_types(target: Target) -> AttackCounts:
             except CLOSED_ERRORS:
                 counts["closed"] += 1
                 break
-    return convert_counts(counts)
+    return counts
 
 
+@attack(
+    "guesses-message",
+    "tokens guessed over /ws, rate 5/s",
+    3_000,
+    60,
+    sections=RATE_SECTIONS,
+    max_counts={"guesses answered": MAX_ALLOWED_COUNT},
+)
 def guess_tokens(target: Target) -> AttackCounts:
     """Guess what lets in, on sockets that stay. size: guesses at most."""
     counts: Counter[str] = Counter()
@@ -108,7 +134,7 @@ def guess_tokens(target: Target) -> AttackCounts:
                 _send_guesses(line, target, counts)
         except CLOSED_ERRORS:
             counts["refused"] += 1
-    return convert_counts(counts)
+    return counts
 
 
 def _send_guesses(connection: AttackConnection, target: Target, counts: Counter[str]) -> None:
@@ -127,6 +153,13 @@ def _build_guesses(first_number: int) -> list[dict[str, Any]]:
     return said
 
 
+@attack(
+    "messages-waiting",
+    "2 sockets, 80 messages of 1 MiB behind a slow guard",
+    2,
+    1,
+    sections=COMPRESSION_SECTIONS,
+)
 def queue_large_messages(target: Target) -> AttackCounts:
     """Have messages of a megabyte wait behind an application that is slow. size: sockets."""
     text = '"\U0001f600' + "x" * (MAX_MESSAGE_BYTES - 100) + '"'
@@ -143,16 +176,19 @@ def queue_large_messages(target: Target) -> AttackCounts:
     return {"messages": 80 * target.size}
 
 
+@attack("pings-flooded", "WebSocket pings without end, 4 sockets", 4, 1)
 def flood_pings(target: Target) -> AttackCounts:
     """Send pings of WebSocket as fast as they are taken. size: sockets."""
     return _send_repeatedly(target, build_frame(OPCODE_PING, b"x" * 125) * 200)
 
 
+@attack("messages-flooded", "messages `ping` without end, 4 sockets", 4, 1)
 def flood_messages(target: Target) -> AttackCounts:
     """Send messages `ping` as fast as they are answered. size: sockets."""
     return _send_repeatedly(target, build_message({"type": "ping", "id": "x"}) * 200)
 
 
+@attack("fragments-fine", "fragments of one byte, 4 sockets", 4, 1)
 def send_small_fragments(target: Target) -> AttackCounts:
     """Send messages in fragments of one byte. size: sockets."""
     text = b'{"type":"ping"}'
@@ -164,6 +200,7 @@ def send_small_fragments(target: Target) -> AttackCounts:
     return _send_repeatedly(target, b"".join([*parts, build_frame(0, last)]) * 100)
 
 
+@attack("fragments-endless", "empty fragments without end, 4 sockets", 4, 1)
 def send_endless_fragments(target: Target) -> AttackCounts:
     """Send empty fragments of messages that never end. size: sockets."""
     return _send_repeatedly(
@@ -189,9 +226,10 @@ def _send_repeatedly(target: Target, data: bytes, next_data: bytes | None = None
                 counts["bytes"] += read["bytes"]
                 ended = read["ended"]
                 n += 1
-    return convert_counts(counts)
+    return counts
 
 
+@attack("changes-flooded", "20 streams changed without end, 2 sockets", 2, 1)
 def flood_changes(target: Target) -> AttackCounts:
     """Change filters of streams in place, as fast as it is answered. size: sockets."""
     counts: Counter[str] = Counter()
@@ -205,46 +243,4 @@ def flood_changes(target: Target) -> AttackCounts:
                            for k in range(20)))  # fmt: skip
                 counts["changes"] += 20
             counts.update(drain_connections(lines, 0.005))
-    return convert_counts(counts)
-
-
-ATTACKS = {
-    "labels-hoarded": Attack(
-        "6 sockets, 100 ids each, that read nothing of 0.6 MB", hoard_labels, 6, 1, seconds=12
-    ),
-    "filters-hoarded": Attack(
-        "6 sockets, 100 filters each, that read nothing of 0.6 MB", hoard_filters, 6, 1, seconds=12
-    ),
-    "labels-different": Attack(
-        "400 sockets with ids of their own that read", use_distinct_ids, 400, 3
-    ),
-    "guesses-message": Attack(
-        "tokens guessed over /ws, rate 5/s",
-        guess_tokens,
-        3_000,
-        60,
-        sections=RATE_SECTIONS,
-        max_counts={"guesses answered": MAX_ALLOWED_COUNT},
-    ),
-    "types-unknown": Attack(
-        "types of 1 MB, compressed, 8 at once",
-        send_unknown_types,
-        8,
-        1,
-        sections=COMPRESSION_SECTIONS,
-    ),
-    "messages-waiting": Attack(
-        "2 sockets, 80 messages of 1 MiB behind a slow guard",
-        queue_large_messages,
-        2,
-        1,
-        sections=COMPRESSION_SECTIONS,
-    ),
-    "pings-flooded": Attack("WebSocket pings without end, 4 sockets", flood_pings, 4, 1),
-    "messages-flooded": Attack("messages `ping` without end, 4 sockets", flood_messages, 4, 1),
-    "fragments-fine": Attack("fragments of one byte, 4 sockets", send_small_fragments, 4, 1),
-    "fragments-endless": Attack(
-        "empty fragments without end, 4 sockets", send_endless_fragments, 4, 1
-    ),
-    "changes-flooded": Attack("20 streams changed without end, 2 sockets", flood_changes, 2, 1),
-}
+    return counts

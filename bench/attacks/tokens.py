@@ -7,7 +7,7 @@ from urllib.parse import quote
 from gateway.core.log.record import NO_EPOCH
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, digest_text, seal_token
 
-from .attack import Attack, AttackCounts, Target
+from .attack import AttackCounts, Target, attack
 from .connections import AttackConnection, drain_connections, follow_stream, open_websockets
 
 MAX_TOKEN_CHARS = 65_474  # characters of a token, so that an id of it is beyond 64 KiB in a head
@@ -19,11 +19,13 @@ def forge_token(topic: str, partitions: int) -> str:
     return seal_token(TokenWriter("", [places]).to_text(), digest_text("")).decode()
 
 
+@attack("token-first", "first on a topic with a token of 40,000 partitions, then reads", 40_000, 50)
 def follow_first(target: Target) -> AttackCounts:
     """Be the first on a topic, and stay. size: partitions."""
     return _follow_with_token(target, "/fresh", target.fresh_topic)
 
 
+@attack("token-beside", "a token of 60,000 partitions on a topic that others read", 60_000, 50)
 def follow_beside(target: Target) -> AttackCounts:
     """Come to a topic that others read, and stay. size: partitions."""
     return _follow_with_token(target, "/steady", target.steady_topic)
@@ -37,6 +39,7 @@ def _follow_with_token(target: Target, path: str, topic: str) -> AttackCounts:
         return {f"status {status}": 1, **drain_connections([line], target.seconds)}
 
 
+@attack("token-ghosts", "a token of 60,000 partitions on a topic set, gone at once", 60_000, 50)
 def leave_ghosts(target: Target) -> AttackCounts:
     """Come to a topic that others read, among other topics, and leave at once. size: partitions."""
     token = forge_token(target.steady_topic, target.size)
@@ -49,6 +52,12 @@ def leave_ghosts(target: Target) -> AttackCounts:
     return {f"status {status}": 1}
 
 
+@attack(
+    "token-longest",
+    "first on a topic, over /ws, with a token of 65,474 characters",
+    MAX_TOKEN_CHARS,
+    2048,
+)
 def follow_by_message(target: Target) -> AttackCounts:
     """Be the first on a topic with a token longer than any head. size: characters of it."""
     token = forge_token(
@@ -61,22 +70,3 @@ def follow_by_message(target: Target) -> AttackCounts:
         heard = lines[0].receive_message()
         target.announce_begin()
         return {str(heard["type"]): 1, **drain_connections(lines, target.seconds)}
-
-
-ATTACKS = {
-    "token-first": Attack(
-        "first on a topic with a token of 40,000 partitions, then reads", follow_first, 40_000, 50
-    ),
-    "token-longest": Attack(
-        "first on a topic, over /ws, with a token of 65,474 characters",
-        follow_by_message,
-        MAX_TOKEN_CHARS,
-        2048,
-    ),
-    "token-ghosts": Attack(
-        "a token of 60,000 partitions on a topic set, gone at once", leave_ghosts, 60_000, 50
-    ),
-    "token-beside": Attack(
-        "a token of 60,000 partitions on a topic that others read", follow_beside, 60_000, 50
-    ),
-}

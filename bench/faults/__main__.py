@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             merge_results(asked.merge, asked.report)
         except FileNotFoundError as error:
             parser.error(str(error))
-        return _finish(asked.report, asked.pages and _parse_seeds(asked.pages))
+        return _finish(asked.report)
     # The oracle's reader says each time that a broker is gone: that is what happens here.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL + 1)
     # A shell has jobs in the background ignore ^C; and whoever ends it, brokers must not be left.
@@ -69,9 +69,6 @@ def _create_parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="DIRECTORY",
         help="run nothing; add the results of these directories to the report",
-    )
-    parser.add_argument(
-        "--pages", metavar="SEEDS", help="with --merge: write the pages of these seeds alone"
     )
     parser.add_argument("--list", action="store_true", help="print the schedules alone")
     return parser
@@ -111,10 +108,10 @@ def _is_done(result: SeedResult, options: RunOptions) -> bool:
     )
 
 
-def _finish(directory: Path, pages: Sequence[int] | None = None) -> int:
+def _finish(directory: Path) -> int:
     """Write the report of all results; 1 if a seed is not clean."""
     results = read_results(directory)
-    path = write_report(results, directory, pages)
+    path = write_report(results, directory)
     _print_line(f"the report of {len(results)} seeds is {path}")
     return 0 if all(each.is_clean for each in results) else 1
 

@@ -10,7 +10,7 @@ readable on a phone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import combinations
 from pathlib import Path
@@ -61,23 +61,15 @@ summary { cursor: pointer; margin: .6rem 0; }
 """
 
 
-def write_report(
-    results: Sequence[SeedResult], directory: Path, pages: Collection[int] | None = None
-) -> Path:
-    """Write the summary and the pages of seeds, and return the path of the summary.
-
-    Args:
-        results: All results.
-        directory: Where they are written.
-        pages: The seeds that have a page of their own; None for all.
-    """
+def write_report(results: Sequence[SeedResult], directory: Path) -> Path:
+    """Write the summary and the pages of seeds, and return the path of the summary."""
     directory.mkdir(parents=True, exist_ok=True)
-    paged = [each for each in results if pages is None or each.seed in pages]
-    for result in paged:
+    for result in results:
         page = directory / _get_page(result.seed)
-        page.write_text(build_seed_page(result), encoding="utf-8")
+        title = f"Seed {result.seed}: {result.state}"
+        page.write_text(build_page(title, _iter_seed(result)), encoding="utf-8")
     path = directory / "index.html"
-    path.write_text(build_summary(results, {each.seed for each in paged}), encoding="utf-8")
+    path.write_text(build_summary(results), encoding="utf-8")
     return path
 
 
@@ -85,20 +77,21 @@ def _get_page(seed: int) -> str:
     return f"seed-{seed}.html"
 
 
-def build_summary(results: Sequence[SeedResult], pages: Collection[int]) -> str:
-    """Build the page with the totals and a line for each seed, linked to its page if it has one."""
+def build_summary(results: Sequence[SeedResult]) -> str:
+    """Build the page with the totals and a line for each seed, linked to its page."""
     clean = sum(each.is_clean for each in results)
     sections = (
         ("Totals", _build_totals(results)),
         ("Found", _build_findings(results)),
-        ("Seeds", _build_seeds(results, pages)),
+        ("Seeds", _build_seeds(results)),
         ("Faults", _build_kinds(results)),
     )
     body = (f"<h2>{name}</h2>{table}" for name, table in sections)
-    return _build_page(f"Faults: {clean} of {len(results)} seeds are clean", body)
+    return build_page(f"Faults: {clean} of {len(results)} seeds are clean", body)
 
 
-def _build_page(title: str, body: Iterable[str]) -> str:
+def build_page(title: str, body: Iterable[str]) -> str:
+    """Build a page that needs nothing else."""
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -161,10 +154,10 @@ def _build_findings(results: Sequence[SeedResult]) -> str:
     return _build_table(("", "in all seeds"), rows)
 
 
-def _build_seeds(results: Sequence[SeedResult], pages: Collection[int]) -> str:
+def _build_seeds(results: Sequence[SeedResult]) -> str:
     rows = (
         (
-            f"{_build_link(each.seed) if each.seed in pages else each.seed} "
+            f'<a href="{_get_page(each.seed)}">{each.seed}</a> '
             f'<span class="{_get_class(each)}">{each.state}</span>',
             f"{_count_effective(each.faults)} of {len(each.faults)}",
             f"{each.records.get('acknowledged', 0):,}",
@@ -174,10 +167,6 @@ def _build_seeds(results: Sequence[SeedResult], pages: Collection[int]) -> str:
         for each in results
     )
     return _build_table(("Seed", "Faults", "Acked", "Deliveries", "Gaps"), rows)
-
-
-def _build_link(seed: int) -> str:
-    return f'<a href="{_get_page(seed)}">{seed}</a>'
 
 
 def _get_class(result: SeedResult) -> str:
@@ -196,11 +185,6 @@ def _build_kinds(results: Sequence[SeedResult]) -> str:
 
 def _count_effective(faults: Iterable[FaultResult]) -> int:
     return sum(each.status == "effective" for each in faults)
-
-
-def build_seed_page(result: SeedResult) -> str:
-    """Build the page of a seed."""
-    return _build_page(f"Seed {result.seed}: {result.state}", _iter_seed(result))
 
 
 def _iter_seed(result: SeedResult) -> Iterable[str]:

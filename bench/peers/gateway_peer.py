@@ -19,8 +19,9 @@ from support.zstd import build_dictionary_headers
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
 from ..machine import pin_command
-from .peer import ROOT, RunningServer, ServerShape, build_sse_request, build_ws_request
+from .peer import ROOT, Peer, RunningServer, ServerShape, build_sse_request, build_ws_request
 
+GREETING = b"event: begin\n"
 GATEWAY_COMMAND = (sys.executable, "-m", "gateway")
 GZIP_HEADERS = ("Accept-Encoding: gzip",)
 DEFLATE_HEADERS = (
@@ -38,42 +39,27 @@ def build_environment(checkout: Path) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class GatewayPeer:
+class GatewayPeer(Peer):
     """checkout: the folder whose gateway it is."""
 
-    wire: Wire
-    max_clients: int = 10_000
+    kind = "gateway"
     checkout: Path = ROOT
 
     @property
-    def name(self) -> str:
-        return f"gateway-{self.wire}"
-
-    @property
-    def skipped_works(self) -> frozenset[str]:
-        """Where there are no connections, nothing differs by the wire."""
-        return frozenset() if self.wire is Wire.SSE else frozenset({"million"})
-
-    @property
-    def greeting(self) -> bytes:
+    def greeting(self) -> bytes:  # type: ignore[override]
         """The first block, to the name of its event; no record can come before its end."""
-        return b"event: begin\n" if self.wire is Wire.SSE else b'{"type":"begin",'
-
-    def describe_missing(self) -> str:
-        return ""
+        return GREETING if self.wire is Wire.SSE else b'{"type":"begin",'
 
     @asynccontextmanager
     async def serve(self, kafka: Kafka, shape: ServerShape) -> AsyncIterator[RunningServer]:
-        topic = kafka.create_topic(shape.partitions)
+        topic = kafka.create_unique_topic(shape.partitions)
         config = _build_configuration(shape.servers or kafka.bootstrap_servers, topic, shape)
         command = pin_command(*(shape.command or GATEWAY_COMMAND), "run", "-c")
         async with running_gateway_process(
             config, command=command, environment=build_environment(self.checkout)
         ) as gateway:
-            feed = KafkaFeed(
-                kafka.bootstrap_servers, topic, shape.partitions, shape.batch_records,
-                text=shape.text, is_traced=shape.is_traced,
-            )  # fmt: skip
+            servers, count = kafka.bootstrap_servers, shape.batch_records
+            feed = KafkaFeed(servers, topic, shape.partitions, count, has_orders=shape.has_orders)
             headers: list[str] = []
             served = RunningServer(
                 gateway.pid, gateway.port, feed, partial(self._build_request, shape, headers)
@@ -120,5 +106,4 @@ def _build_configuration(servers: str, topic: str, shape: ServerShape) -> dict[s
         listen["workers"] = shape.workers
     if shape.connections:
         listen["limits"] = {"connections": shape.connections}
-    telemetry = {"telemetry": shape.telemetry} if shape.telemetry else {}
-    return build_config(servers, [topic], routes, listen=listen, **telemetry)
+    return build_config(servers, [topic], routes, listen=listen)

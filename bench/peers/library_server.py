@@ -2,8 +2,8 @@
 
     python -m bench.peers.library_server produce|consume SERVERS TOPIC CLIENTS BATCH
 
-For each line `N` on stdin it transfers N records and prints a line; for `rewind` it reads from the
-start.
+For each line `N` that a connection sends it transfers N records and answers the line; 0 has it read
+from the start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.kafka.produce.pending_records import ProducerRecord, compute_partit
 from gateway.kafka.produce.producer import Producer
 from gateway.sidecar.http.requests import RequestIds
 
-from .. import orders
+from . import orders
 
 Transfer = Callable[[int], Awaitable[None]]
 
@@ -119,7 +119,7 @@ async def main(work: str, servers: str, topic: str, client_count: int, batch_rec
 
         async def serve_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while line := await reader.readline():
-                await carry(0 if line == b"rewind\n" else int(line))
+                await carry(int(line))
                 writer.write(line)
 
         server = await asyncio.start_server(serve_client, "127.0.0.1")

@@ -1,4 +1,4 @@
-"""Run the sidecar, the library that it is built on, and a bridge that is written by hand."""
+"""Run the sidecar and the library that it is built on, to write records or to read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import sys
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,35 +14,26 @@ from typing import Any
 import httpx
 import orjson
 from support.gateways import build_config, create_http_client, running_gateway_process
+from support.waiting import wait_until
 
-from .. import orders
-from ..http_client import build_get, build_post
 from ..machine import pin_command
+from . import orders
 from .gateway_peer import build_environment
-from .peer import ROOT, running_process
-from .transfer import (
-    ClientRequests,
-    ReadingClients,
-    TransferServer,
-    TransferTask,
-    WritingClients,
-    do_nothing,
-    open_clients,
-)
+from .peer import ROOT, Participant, running_process
 
+LIBRARY = "library, no HTTP"
+RECORDS_PER_CPU = "records of a CPU second"
+OFFSET_KEY = b'"offset"'  # comes once in what is said of a record, and in no value
 POLL_TIMEOUT_MS = 300  # ms of a poll
 JOIN_TIMEOUT_S = 60.0  # s until all members of a group have their share
-BODIES_PER_CLIENT = 20  # different requests of a client, in turn
+BODY_COUNT = 20  # different requests, in turn
 SIDECAR_COMMAND = (sys.executable, "-m", "gateway", "sidecar", "-c")
+JSON_HEADERS = {"Content-Type": "application/json"}
 
 # As the library's own defaults, and aiokafka's: the sidecar's are a tenth of it, for small pods.
 FETCH_LIMITS = {
-    "maxPartitionFetchBytes": "1MiB",
-    "fetchMaxBytes": "16MiB",
-    "requestMaxBytes": "16MiB",
-}
-LIBRARY, BRIDGE = "library, no HTTP", "bridge, json"
-
+    "maxPartitionFetchBytes": "1MiB", "fetchMaxBytes": "16MiB", "requestMaxBytes": "16MiB",
+}  # fmt: skip
 # How a value is written in the body of a request.
 FORMATS: Mapping[str, Callable[[int], Any]] = {
     "json": orders.build_order,
@@ -52,162 +43,179 @@ FORMATS: Mapping[str, Callable[[int], Any]] = {
 
 
 @dataclass(frozen=True)
-class TransferPeer:
-    """All of them, as what takes part in a bench. checkout: the folder whose sidecar it is."""
+class TransferPeer(Participant):
+    """Both, as what takes part in a bench. checkout: the folder whose sidecar it is."""
 
-    name: str = "sidecar"
+    kind = "sidecar"
     checkout: Path = ROOT
-    skipped_works: frozenset[str] = frozenset()
 
-    def describe_missing(self) -> str:
-        return ""
+
+@dataclass(frozen=True)
+class TransferTask:
+    """What is to be done: `produce` or `consume`. client_count: at once."""
+
+    work: str
+    servers: str
+    topic: str
+    partitions: int
+    client_count: int
+    batch_records: int
+
+
+async def do_nothing() -> None:
+    """Where a server has nothing to do."""
+
+
+@dataclass
+class TransferServer:
+    """A server that carries records. transfer: so many; returns when the last has arrived.
+
+    rewind: what is carried from Kafka comes from its start again.
+    finish: return when nobody asks for more; raises where a record came twice.
+    """
+
+    name: str
+    pid: int
+    transfer: Callable[[int], Awaitable[None]]
+    rewind: Callable[[], Awaitable[None]] = do_nothing
+    finish: Callable[[], Awaitable[None]] = do_nothing
 
 
 @asynccontextmanager
 async def running_library(task: TransferTask) -> AsyncIterator[TransferServer]:
-    async with _running_server("library_server", task) as (pid, (port,)):
+    numbers = str(task.client_count), str(task.batch_records)
+    about = task.work, task.servers, task.topic, *numbers
+    command = (sys.executable, "-m", "bench.peers.library_server", *about)
+    async with running_process(*command) as (pid, (port,)):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
-        async def send_line(line: bytes) -> None:
+        async def transfer(count: int) -> None:
+            line = b"%d\n" % count
             writer.write(line)
             assert await reader.readline() == line, "the library failed"
 
-        async def transfer(count: int) -> None:
-            await send_line(b"%d\n" % count)
-
-        async def rewind() -> None:
-            await send_line(b"rewind\n")
-
         try:
-            yield TransferServer(LIBRARY, pid, rewind, transfer, do_nothing)
+            yield TransferServer(LIBRARY, pid, transfer, rewind=lambda: transfer(0))
         finally:
             writer.close()
-
-
-@asynccontextmanager
-async def running_bridge(task: TransferTask) -> AsyncIterator[TransferServer]:
-    async with (
-        _running_server("bridge_server", task) as (pid, (port,)),
-        open_clients(port, task.client_count) as clients,
-    ):
-
-        async def get_shares() -> list[int]:
-            found: list[int] = orjson.loads(await clients[0](build_post("/rewind", b"")))
-            return found
-
-        async def rewind() -> None:
-            await _wait_for_shares(get_shares, task)
-
-        if task.work == "produce":
-            requests = _build_writes(task, "/produce", "json")
-            writing = WritingClients(clients, requests, task.batch_records)
-            yield TransferServer(BRIDGE, pid, do_nothing, writing.transfer, do_nothing)
-        else:
-            reads = [[build_get(f"/records/{n}")] for n in range(task.client_count)]
-            reading = ReadingClients(clients, reads)
-            yield TransferServer(BRIDGE, pid, rewind, reading.transfer, reading.finish)
 
 
 @asynccontextmanager
 async def running_sidecar(
     task: TransferTask, formats: Sequence[str], checkout: Path
 ) -> AsyncIterator[list[TransferServer]]:
-    """One process, and a carrier for each format of values."""
+    """One process, and a server for each format of values."""
     consumer = {"maxPollRecords": task.batch_records, **FETCH_LIMITS}
-    section = {"producer": {}, "consumer": consumer}
-    config = build_config(task.servers, [], [], sidecar=section)
+    config = build_config(task.servers, [], [], sidecar={"producer": {}, "consumer": consumer})
+    environment = build_environment(checkout)
     async with (
         running_gateway_process(
-            config,
-            command=pin_command(*SIDECAR_COMMAND),
-            environment=build_environment(checkout),
+            config, command=pin_command(*SIDECAR_COMMAND), environment=environment
         ) as gateway,
         create_http_client(gateway) as http,
-        open_clients(gateway.port, task.client_count) as clients,
     ):
-        pid, path = gateway.pid, f"/producers/{task.topic}"
         if task.work == "produce":
-            writing = [
-                WritingClients(clients, _build_writes(task, path, each), task.batch_records)
+            yield [
+                TransferServer(f"sidecar, {each}", gateway.pid, _build_writer(http, task, each))
                 for each in formats
             ]
-            yield [
-                TransferServer(f"sidecar, {format}", pid, do_nothing, each.transfer, do_nothing)
-                for format, each in zip(formats, writing, strict=True)
-            ]
             return
-        group = SidecarGroup(http, task, [await _create_member(http, task.topic) for _ in clients])
-        reading = [ReadingClients(clients, group.build_reads(each)) for each in formats]
+        group = SidecarGroup(http, task)
+        await group.join()
+        readers = {each: Readers(http, group.members, each) for each in formats}
         yield [
-            TransferServer(f"sidecar, {format}", pid, group.rewind, each.transfer, each.finish)
-            for format, each in zip(formats, reading, strict=True)
+            TransferServer(
+                f"sidecar, {name}", gateway.pid, each.transfer, group.rewind, each.finish
+            )
+            for name, each in readers.items()
         ]
+
+
+def _build_writer(
+    http: httpx.AsyncClient, task: TransferTask, format: str
+) -> Callable[[int], Awaitable[None]]:
+    """Clients that write so many records, in whole batches."""
+    bodies = [
+        _build_body(n * task.batch_records, task.batch_records, format) for n in range(BODY_COUNT)
+    ]
+
+    async def transfer(count: int) -> None:
+        batches = iter(range(count // task.batch_records))
+
+        async def write_batches() -> None:
+            for n in batches:
+                body, path = bodies[n % len(bodies)], f"/producers/{task.topic}"
+                answer = await http.post(path, content=body, headers=JSON_HEADERS)
+                told = answer.raise_for_status().content.count(OFFSET_KEY)
+                assert told == task.batch_records, f"{told} of {task.batch_records} were written"
+
+        await asyncio.gather(*(write_batches() for _ in range(task.client_count)))
+
+    return transfer
+
+
+def _build_body(first: int, count: int, format: str) -> bytes:
+    encode = FORMATS[format]
+    numbers = range(first, first + count)
+    records = [{"key": orders.build_key(n), "value": encode(n)} for n in numbers]
+    return orjson.dumps({"keyFormat": "string", "valueFormat": format, "records": records})
 
 
 class SidecarGroup:
     """Consumer instances of the sidecar, each of which has its share of the partitions."""
 
-    def __init__(self, http: httpx.AsyncClient, task: TransferTask, members: Sequence[str]) -> None:
-        self._http, self._task, self._members = http, task, members
-        self._assignments: list[Any] = []
+    def __init__(self, http: httpx.AsyncClient, task: TransferTask) -> None:
+        self.members: list[str] = []
+        self._http, self._task = http, task
 
-    def build_reads(self, format: str) -> ClientRequests:
-        query = f"timeout={POLL_TIMEOUT_MS}&keyFormat=string&valueFormat={format}"
-        return [[build_get(f"{member}/records?{query}")] for member in self._members]
+    async def join(self) -> None:
+        for _ in range(self._task.client_count):
+            made = await self._post("/consumers/sidecar", {"autoOffsetReset": "earliest"})
+            path = f"/consumers/sidecar/instances/{made.json()['instanceId']}"
+            await self._post(f"{path}/subscriptions", {"topics": [self._task.topic]})
+            self.members.append(path)
 
     async def rewind(self) -> None:
-        await _wait_for_shares(self._fetch_shares, self._task)
-        for member, owned in zip(self._members, self._assignments, strict=True):
-            answer = await self._http.post(f"{member}/positions/beginning", json=owned)
-            answer.raise_for_status()
+        """Read from the start, once all partitions are given, and everybody has some."""
+        async with asyncio.timeout(JOIN_TIMEOUT_S):
+            while True:
+                answers = [await self._http.get(f"{each}/assignments") for each in self.members]
+                assignments = [answer.raise_for_status().json()[0] for answer in answers]
+                shares = [len(each["partitions"]) for each in assignments]
+                if sum(shares) == self._task.partitions and min(shares) > 0:
+                    break
+                await asyncio.sleep(0.1)
+        for member, owned in zip(self.members, assignments, strict=True):
+            await self._post(f"{member}/positions/beginning", owned)
 
-    async def _fetch_shares(self) -> list[int]:
-        answers = [await self._http.get(f"{each}/assignments") for each in self._members]
-        self._assignments = [answer.raise_for_status().json()[0] for answer in answers]
-        return [len(each["partitions"]) for each in self._assignments]
-
-
-async def _create_member(http: httpx.AsyncClient, topic: str) -> str:
-    """The path of a new one."""
-    wanted = {"autoOffsetReset": "earliest"}
-    made = (await http.post("/consumers/sidecar", json=wanted)).raise_for_status().json()
-    path = f"/consumers/sidecar/instances/{made['instanceId']}"
-    subscribed = await http.post(f"{path}/subscriptions", json={"topics": [topic]})
-    subscribed.raise_for_status()
-    return path
+    async def _post(self, path: str, content: Any) -> httpx.Response:
+        return (await self._http.post(path, json=content)).raise_for_status()
 
 
-async def _wait_for_shares(
-    get_shares: Callable[[], Awaitable[Sequence[int]]], task: TransferTask
-) -> None:
-    """Until all partitions are given, and everybody has some."""
+class Readers:
+    """Clients that read by the members of a group."""
 
-    async with asyncio.timeout(JOIN_TIMEOUT_S):
-        while True:
-            found = await get_shares()
-            if sum(found) == task.partitions and min(found) > 0:
-                return
-            await asyncio.sleep(0.1)
+    def __init__(self, http: httpx.AsyncClient, members: Sequence[str], format: str) -> None:
+        query = f"timeout={POLL_TIMEOUT_MS}&keyFormat=string&valueFormat={format}"
+        self._http = http
+        self._paths = [f"{member}/records?{query}" for member in members]
+        self._remaining = 0
+        self._tasks: list[asyncio.Task[None]] = []
 
+    async def transfer(self, count: int) -> None:
+        """Long polls of clients that have all of theirs are not waited for."""
+        self._remaining = count
+        self._tasks = [asyncio.create_task(self._read(path)) for path in self._paths]
+        await wait_until(
+            lambda: self._remaining <= 0 or any(task.done() for task in self._tasks),
+            interval_s=0.001,
+        )
 
-def _build_writes(task: TransferTask, path: str, format: str) -> ClientRequests:
-    bodies = [
-        _build_body(n * task.batch_records, task.batch_records, format)
-        for n in range(BODIES_PER_CLIENT)
-    ]
-    return [[build_post(path, body) for body in bodies]] * task.client_count
+    async def finish(self) -> None:
+        await asyncio.gather(*self._tasks)
+        assert self._remaining == 0, f"{-self._remaining} records came more than once"
 
-
-def _build_body(first: int, count: int, format: str) -> bytes:
-    written = FORMATS[format]
-    numbers = range(first, first + count)
-    records = [{"key": orders.build_key(n), "value": written(n)} for n in numbers]
-    return orjson.dumps({"keyFormat": "string", "valueFormat": format, "records": records})
-
-
-def _running_server(
-    module: str, task: TransferTask
-) -> AbstractAsyncContextManager[tuple[int, tuple[int, ...]]]:
-    numbers = str(task.client_count), str(task.batch_records)
-    about = task.work, task.servers, task.topic, *numbers
-    return running_process(sys.executable, "-m", f"bench.peers.{module}", *about)
+    async def _read(self, path: str) -> None:
+        while self._remaining > 0:
+            answer = await self._http.get(path)
+            self._remaining -= answer.raise_for_status().content.count(OFFSET_KEY)

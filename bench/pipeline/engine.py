@@ -6,20 +6,30 @@ of the first.
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from gateway.config.sections.job import Spark
-from gateway.pipeline.spark.session import create_session
-
-from .progress import print_progress
+from gateway.pipeline.spark.session import (
+    build_checkpoint_conf,
+    build_job_conf,
+    create_job_session,
+    create_session,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STOP_TIMEOUT_S = 60.0  # s for a batch or a JVM to end by itself
+_STARTED_AT = time.monotonic()
+
+
+def print_progress(text: str) -> None:
+    """With the seconds since the start of the process, because measurements take minutes."""
+    print(f"{time.monotonic() - _STARTED_AT:6.1f}  {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -31,6 +41,11 @@ def run_spark(master: str = "local[2]", memory: str = "2GiB") -> Iterator[SparkS
         yield made
     finally:
         stop_jvm()
+
+
+def create_own_session(spark: SparkSession, job: Any, conf: Mapping[str, str] = {}) -> SparkSession:
+    """A session with the job's settings, as the runner makes it. conf: over these."""
+    return create_job_session(spark, {**build_checkpoint_conf("/"), **build_job_conf(job), **conf})
 
 
 def wait_for_query(query: Any) -> None:

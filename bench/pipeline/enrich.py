@@ -27,15 +27,14 @@ from support.redis import RedisServer, running_redis
 from gateway.config.sections.pipelines import Enrich
 from gateway.pipeline.jobs import enrich as job
 from gateway.pipeline.reports import Reports
-from gateway.pipeline.spark import session
-from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session
 from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.lookup import LookupStats
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
-from ..figure import Figure
+from ..results import Cell
 from . import engine
-from .progress import print_progress
+from .engine import print_progress
+from .inputs import read_batches, write_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,22 +81,21 @@ class RunResult(NamedTuple):
     first_row_s: float
     lookup_stats: LookupStats
 
-    def build_rate_figure(self, what: str, skipped_batches: int = 1) -> Figure:
-        """cold: batches that are left out, the compiler's."""
+    def add_rate(self, cell: Cell, case: str, skipped_batches: int = 1) -> None:
+        """skipped_batches: that are left out, the compiler's."""
         rows = sum(self.batch_rows[skipped_batches:])
-        return Figure(what, rows / sum(self.batch_seconds[skipped_batches:]), "records/s", rows)
+        rate = rows / sum(self.batch_seconds[skipped_batches:])
+        cell.add_row(case, "records", "1/s", rate, n=rows)
 
 
-def measure(workload: Workload = Workload()) -> list[Figure]:
+def measure(cell: Cell, workload: Workload) -> None:
     with engine.run_spark() as spark, running_redis() as server:
         print_progress(f"filling Redis with {workload.users:,} users")
-        return [
-            _fill_redis(server, workload.users),
-            *_measure_misses(spark, server, workload),
-            *_measure_hits(spark, server, workload),
-            _measure_staleness(spark, server, workload),
-            *_measure_broadcast(spark, workload),
-        ]
+        _fill_redis(cell, server, workload.users)
+        _measure_misses(cell, spark, server, workload)
+        _measure_hits(cell, spark, server, workload)
+        _measure_staleness(cell, spark, server, workload)
+        _measure_broadcast(cell, spark, workload)
 
 
 def build_settings(table: Mapping[str, Any], name: str) -> Enrich:
@@ -105,49 +103,35 @@ def build_settings(table: Mapping[str, Any], name: str) -> Enrich:
     return Enrich.model_validate({**written, "from": {"topic": "clicks"}, "table": table})
 
 
-def _fill_redis(server: RedisServer, user_count: int) -> Figure:
+def _fill_redis(cell: Cell, server: RedisServer, user_count: int) -> None:
     """As the job `load` does it, without Spark."""
     began = time.monotonic()
     redis = RedisTable(RedisConfig(server.url, KEY_PREFIX, keys_per_command=2000))
     redis.store_rows((f"u{number}", _encode_row(number)) for number in range(user_count))
     redis.close()
-    return Figure("Redis is filled", user_count / (time.monotonic() - began), "rows/s", user_count)
+    cell.add_row("Redis is filled", "records", "1/s", user_count / (time.monotonic() - began))
 
 
 def _measure_misses(
-    spark: SparkSession, server: RedisServer, workload: Workload
-) -> Iterator[Figure]:
+    cell: Cell, spark: SparkSession, server: RedisServer, workload: Workload
+) -> None:
     """Users drawn evenly, and no value may be used twice."""
-    what = f"Redis, {workload.users:,} users, all missed"
-    chance = random.Random(1)
-    users = [
-        chance.randrange(workload.users)
-        for _ in range(workload.batch_events * workload.miss_batches)
-    ]
-    run = _run_job(
-        spark,
-        _build_redis_settings(server, "missed", staleness="0s"),
-        users,
-        workload.batch_events,
-        what,
+    case = f"Redis, {workload.users:,} users, all missed"
+    chance, size = random.Random(1), workload.batch_events
+    users = [chance.randrange(workload.users) for _ in range(size * workload.miss_batches)]
+    missed, later = (
+        _build_redis_settings(server, name, staleness="0s") for name in ("missed", "next")
     )
-    again = [*users[: workload.batch_events]]
-    next_ = _run_job(
-        spark,
-        _build_redis_settings(server, "next", staleness="0s"),
-        again,
-        workload.batch_events,
-        "once more",
-    )
+    run = _run_job(spark, missed, users, size, case)
+    next_run = _run_job(spark, later, users[:size], size, "once more")
     if run.lookup_stats.hits or run.lookup_stats.missing_keys:
         raise AssertionError(f"of values that may not be used twice: {run.lookup_stats}")
-    yield run.build_rate_figure(what, skipped_batches=2)
-    first = "first enriched row after the first batch's start"
-    yield Figure(f"{first}, a new JVM", run.first_row_s, "s")
-    yield Figure(f"{first}, the next job's in this JVM", next_.first_row_s, "s")
+    run.add_rate(cell, case, skipped_batches=2)
+    cell.add_row("a new JVM", "first enriched row", "s", run.first_row_s)
+    cell.add_row("the next job's in this JVM", "first enriched row", "s", next_run.first_row_s)
 
 
-def _measure_hits(spark: SparkSession, server: RedisServer, workload: Workload) -> Iterator[Figure]:
+def _measure_hits(cell: Cell, spark: SparkSession, server: RedisServer, workload: Workload) -> None:
     """By skew: the share of events without a request of their own, and the rate."""
     for skew in workload.zipf_exponents:
         weights = list(accumulate(number**-skew for number in range(1, workload.users + 1)))
@@ -160,16 +144,18 @@ def _measure_hits(spark: SparkSession, server: RedisServer, workload: Workload) 
         run = _run_job(spark, table, users, workload.batch_events, what)
         if run.lookup_stats.missing_keys:
             raise AssertionError(f"{what}: users were missing: {run.lookup_stats}")
-        yield Figure(f"{what}: hits", 100 * run.lookup_stats.hit_rate, "%", len(users))
-        yield run.build_rate_figure(f"{what}: rate")
+        cell.add_row(what, "hits", "%", 100 * run.lookup_stats.hit_rate, n=len(users))
+        run.add_rate(cell, what)
 
 
-def _measure_staleness(spark: SparkSession, server: RedisServer, workload: Workload) -> Figure:
+def _measure_staleness(
+    cell: Cell, spark: SparkSession, server: RedisServer, workload: Workload
+) -> None:
     """Small batches of one user, whose value says when it was written: its age in the row. What
     is beyond the bound is the way from the lookup into the row, and the pause between writes."""
     print_progress(f"how old values get, {workload.staleness_run_s:g} s")
     of = _build_redis_settings(server, "stale", staleness=f"{STALENESS_S:g}s")
-    own, ages = create_job_session(spark, _build_conf(of)), list[float]()
+    own, ages = engine.create_own_session(spark, of), list[float]()
 
     def collect_ages(rows: DataFrame, _: int) -> None:
         ages.extend(_read_ages(rows))
@@ -186,8 +172,8 @@ def _measure_staleness(spark: SparkSession, server: RedisServer, workload: Workl
     warm = ages[WARMUP_EVENTS:]
     if not warm or max(warm) < STALENESS_S / 2:
         raise AssertionError(f"values were used only when they were {warm} s old")
-    return Figure(f"oldest value in a row, bound {STALENESS_S:g} s at the lookup", max(warm), "s",
-        len(warm))  # fmt: skip
+    case = f"bound {STALENESS_S:g} s at the lookup"
+    cell.add_row(case, "oldest value in a row", "s", max(warm), n=len(warm))
 
 
 def _read_ages(rows: DataFrame) -> Iterator[float]:
@@ -229,22 +215,20 @@ def _keep_writing(server: RedisServer) -> Iterator[None]:
         redis.close()
 
 
-def _measure_broadcast(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
+def _measure_broadcast(cell: Cell, spark: SparkSession, workload: Workload) -> None:
     for rows in workload.broadcast_rows:
         what = f"broadcast of {rows:,} rows"
         with tempfile.TemporaryDirectory() as directory:
             path = str(Path(directory) / "users.parquet")
             _write_table(path, rows)
             chance = random.Random(3)
-            users = [
-                chance.randrange(rows)
-                for _ in range(workload.batch_events * workload.other_batches)
-            ]
+            count = workload.batch_events * workload.other_batches
+            users = [chance.randrange(rows) for _ in range(count)]
             given = {"kind": "broadcast", "path": path, "key": "id", "refresh": "60s"}
             run = _run_job(
                 spark, build_settings(given, "broadcast"), users, workload.batch_events, what
             )
-        yield run.build_rate_figure(what)
+        run.add_rate(cell, what)
 
 
 def _build_redis_settings(server: RedisServer, name: str, **options: Any) -> Enrich:
@@ -253,21 +237,15 @@ def _build_redis_settings(server: RedisServer, name: str, **options: Any) -> Enr
     return build_settings({**table, **options}, name)
 
 
-def _build_conf(settings: Enrich) -> Mapping[str, str]:
-    """As the runner does it."""
-    return {**build_checkpoint_conf("/"), **session.build_job_conf(settings)}
-
-
 def _run_job(
     spark: SparkSession, settings: Enrich, users: Sequence[int], batch_events: int, what: str
 ) -> RunResult:
     """size: of a batch."""
     print_progress(what)
-    spark = create_job_session(spark, _build_conf(settings))
+    spark = engine.create_own_session(spark, settings)
     with tempfile.TemporaryDirectory() as directory:
         source, seen = Path(directory) / "events", Path(directory) / "seen"
-        source.mkdir()
-        _write_events(source, users, batch_events)
+        write_batches(source, _encode_events(users, batch_events))
         held = job.create_batch_table(settings, spark, {}, Reports())
 
         def process_batch(rows: DataFrame, epoch: int) -> None:
@@ -275,7 +253,7 @@ def _run_job(
                 rows = job.build(settings, {"from": rows, job.TABLE_INPUT: held.get_current()})
             _evaluate_rows(rows, None if epoch else seen)
 
-        events = _read_events(spark, source)
+        events = read_batches(spark, source, EVENT_SCHEMA).drop("_partition", "_offset")
         given = events if held is not None else job.build(settings, {"from": events})
         writer = given.writeStream.foreachBatch(process_batch).trigger(availableNow=True)
         query = writer.option("checkpointLocation", f"{directory}/checkpoint").start()
@@ -307,17 +285,6 @@ def _evaluate_rows(rows: DataFrame, first_row_path: Path | None) -> None:
     json.write.format("noop").mode("overwrite").save()
 
 
-def _read_events(spark: SparkSession, source: Path) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    raw = (
-        spark.readStream.schema("value binary").option("maxFilesPerTrigger", 1).parquet(str(source))
-    )
-    return raw.select(F.from_json(F.col("value").cast("string"), EVENT_SCHEMA).alias("v")).select(
-        "v.*"
-    )
-
-
 def _write_table(path: str, rows: int) -> None:
     import pyarrow as pa
     from pyarrow import parquet
@@ -326,20 +293,12 @@ def _write_table(path: str, rows: int) -> None:
     parquet.write_table(pa.Table.from_pylist(made), path)
 
 
-def _write_events(source: Path, users: Sequence[int], batch_events: int) -> None:
-    """A file a batch, in pieces for two tasks."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    for number, at in enumerate(range(0, len(users), batch_events)):
-        events = [
+def _encode_events(users: Sequence[int], batch_events: int) -> Iterator[Sequence[bytes]]:
+    for at in range(0, len(users), batch_events):
+        yield [
             orjson.dumps({"user": f"u{user}", "page": f"/pages/{user % 100}", "amount": user % 997})
             for user in users[at : at + batch_events]
         ]
-        table = pa.table({"value": pa.array(events, pa.binary())})
-        parquet.write_table(
-            table, source / f"{number:05}.parquet", row_group_size=batch_events // 4
-        )
 
 
 def _encode_row(number: int) -> bytes:

@@ -14,72 +14,73 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
+from support.brokers import KafkaCluster
 
 from gateway.config import Kafka
-from gateway.config.sections.job import Fields, Input, Output, Spark
+from gateway.config.sections.job import Fields, Input, Output
 from gateway.pipeline import clusters
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.exactly_once import ExactlyOnceOutput
 from gateway.pipeline.inputs import source
 from gateway.pipeline.run import output
-from gateway.pipeline.spark.session import create_session
 
-from ..figure import Figure, median, summarize_times
-from ..kafka import RealKafka, real_kafka
+from ..kafka import running_kafka
+from ..results import Cell, median
+from . import engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEFAULT_RECORDS, DEFAULT_ROUNDS = 250_000, 3
 SMALL_BATCH_ROWS, SMALL_BATCHES = 150, 40  # rows of a small batch; how many batches
-SMALL = 5_000  # records
 EVENT_FIELDS = {"user": "string", "amount": "bigint", "pad": "string"}
 
 
-def measure(records: int = DEFAULT_RECORDS, rounds: int = DEFAULT_ROUNDS) -> list[Figure]:
-    with real_kafka(1, has_index=True) as kafka:
-        spark = create_session(Spark(master="local[2]"), "bench")
-        try:
-            return _measure_sinks(spark, kafka, records, rounds)
-        finally:
-            spark.stop()
-            kafka.delete_topics()
+@dataclass(frozen=True)
+class Workload:
+    """records: of a batch. rounds: the first one besides."""
+
+    records: int = 250_000
+    rounds: int = 3
+
+
+SMALL = Workload(5_000)
+
+
+def measure(cell: Cell, workload: Workload) -> None:
+    with running_kafka(has_index=True) as kafka, engine.run_spark() as spark:
+        _measure_sinks(cell, spark, kafka, workload)
+        _measure_small_batches(cell, spark, kafka)
 
 
 def _measure_sinks(
-    spark: SparkSession, kafka: RealKafka, records: int, rounds: int
-) -> list[Figure]:
-    servers = list(kafka.bootstrap)
-    clicks, plain, once = (kafka.create_topic(partitions=2) for _ in range(3))
-    _fill_topic(",".join(servers), clicks, records)
-    cluster = Kafka(servers=servers)
-    writer = _create_output(cluster, once)
-    options = clusters.build_spark_options(cluster) | {
-        "topic": plain,
-        "kafka.compression.type": "lz4",
-    }
+    cell: Cell, spark: SparkSession, kafka: KafkaCluster, workload: Workload
+) -> None:
+    clicks, plain, once = (kafka.create_unique_topic(2) for _ in range(3))
+    _fill_topic(kafka.bootstrap_servers, clicks, workload.records)
+    cluster = Kafka(servers=list(kafka.bootstrap))
+    told = {"topic": plain, "kafka.compression.type": "lz4"}
+    options = {**clusters.build_spark_options(cluster), **told}
 
     def write_plain(rows: Any, _: int) -> None:
         rows.write.format("kafka").options(**options).save()
 
     sinks: dict[str, Callable[[Any, int], object]] = {
-        "plain sink": write_plain,
-        "exactly once": writer,
-    }
+        "plain sink": write_plain, "exactly once": _create_output(cluster, once),
+    }  # fmt: skip
     rates: dict[str, list[float]] = {name: [] for name in sinks}
-    for epoch in range(rounds + 1):
+    for epoch in range(workload.rounds + 1):
         for name, sink in sinks.items():
             taken = _time_batch(spark, cluster, clicks, sink, epoch)
             if epoch:
-                rates[name].append(records / taken)
-    found = {name: sorted(each)[len(each) // 2] for name, each in rates.items()}
-    figures = [Figure(name, rate, "records/s") for name, rate in found.items()]
-    ratio = found["exactly once"] / found["plain sink"]
-    figures.append(Figure("exactly once to plain sink", ratio, "x"))
-    return figures + _measure_small_batches(spark, cluster, kafka.create_topic(partitions=2))
+                rates[name].append(workload.records / taken)
+    for name, each in rates.items():
+        cell.add_row(name, "records", "1/s", *each)
+    ratio = median(rates["exactly once"]) / median(rates["plain sink"])
+    cell.add_row("exactly once to plain sink", "ratio", "", ratio, n=workload.rounds)
 
 
 def _create_output(cluster: Kafka, topic: str) -> ExactlyOnceOutput:
@@ -92,8 +93,9 @@ def _create_output(cluster: Kafka, topic: str) -> ExactlyOnceOutput:
     )
 
 
-def _measure_small_batches(spark: SparkSession, cluster: Kafka, topic: str) -> list[Figure]:
-    writer = _create_output(cluster, topic)
+def _measure_small_batches(cell: Cell, spark: SparkSession, kafka: KafkaCluster) -> None:
+    cluster = Kafka(servers=list(kafka.bootstrap))
+    writer = _create_output(cluster, kafka.create_unique_topic(2))
     spent: dict[str, list[float]] = {"written": [], "handed through": []}
 
     def pass_through(batches: Iterator[Any]) -> Iterator[Any]:  # here, for workers have no `bench`
@@ -117,10 +119,9 @@ def _measure_small_batches(spark: SparkSession, cluster: Kafka, topic: str) -> l
             spent[name].append(time.monotonic() - began)
     warm = {name: each[SMALL_BATCHES // 4 :] for name, each in spent.items()}
     more = 1000 * (median(warm["written"]) - median(warm["handed through"]))
-    figures = [
-        each for name in warm for each in summarize_times(f"small batch, {name}", warm[name])
-    ]
-    return [*figures, Figure("small batch, transactions", more, "ms", len(warm["written"]))]
+    for name, seconds in warm.items():
+        cell.add_times(f"small batch, {name}", [seconds], "time")
+    cell.add_row("small batch", "transactions", "ms", more, n=len(warm["written"]))
 
 
 def _time_batch(

@@ -23,12 +23,11 @@ from gateway.config.sections.pipelines import Join
 from gateway.pipeline.jobs import join
 from gateway.pipeline.progress.tasks import TaskMetricsReader
 from gateway.pipeline.skew import find_hot_keys
-from gateway.pipeline.spark import session
-from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session
 
-from ..figure import Figure, median
+from ..results import Cell, median
 from . import engine
-from .progress import print_progress
+from .engine import print_progress
+from .inputs import read_batches, write_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,20 +82,18 @@ class JoinData:
     def write_files(self, directory: Path) -> JoinData:
         self.directory = directory
         for side, rows in (("left", self.orders), ("right", self.payments)):
-            (directory / side).mkdir(parents=True)
-            for number, part in enumerate(_split_batches(rows, self.batch_rows)):
-                _write_file(
-                    directory / side / f"{number:05}.parquet", side, number * self.batch_rows, part
-                )
+            batches = _split_batches(rows, self.batch_rows)
+            write_batches(directory / side, ([*map(orjson.dumps, part)] for part in batches))
         return self
 
     def compute_totals(self, rule: JoinRule) -> tuple[int, int]:
         return _sum_pairs(join_rows(rule, self.orders, self.payments))
 
 
-def measure(workload: Workload = Workload()) -> list[Figure]:
+def measure(cell: Cell, workload: Workload) -> None:
     with engine.run_spark() as spark:
-        return [*_measure_rates(spark, workload), *_measure_skew(spark, workload)]
+        _measure_rates(cell, spark, workload)
+        _measure_skew(cell, spark, workload)
 
 
 def generate_data(order_count: int, batch_rows: int, hours: float = 12.0) -> JoinData:
@@ -154,18 +151,12 @@ def build_settings(**options: Any) -> Join:
 
 
 def run_join(
-    spark: SparkSession,
-    settings: Join,
-    data: JoinData,
-    hot_keys: Sequence[str] = (),
-    conf: Mapping[str, str] | None = None,
+    spark: SparkSession, settings: Join, data: JoinData, hot_keys: Sequence[str]
 ) -> RunResult:
-    """Up to the last row. more: settings of Spark beside those of the job's profile."""
+    """Up to the last row."""
     from pyspark.sql import functions as F
 
-    own = create_job_session(
-        spark, {**build_checkpoint_conf("/"), **session.build_job_conf(settings), **(conf or {})}
-    )
+    own = engine.create_own_session(spark, settings)
     tables = {side: _read_table(own, data, side) for side in ("left", "right")}
     pairs = join.build(settings, tables, hot_keys)
     pair = F.concat_ws("|", "order", F.coalesce("payment", F.lit("-")))
@@ -180,7 +171,7 @@ def run_join(
         )
 
 
-def _measure_rates(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
+def _measure_rates(cell: Cell, spark: SparkSession, workload: Workload) -> None:
     with tempfile.TemporaryDirectory() as directory:
         print_progress(f"writing {workload.orders:,} orders and their payments")
         data = generate_data(workload.orders, workload.batch_rows).write_files(Path(directory))
@@ -190,11 +181,11 @@ def _measure_rates(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
                 spark, build_settings(kind=kind), data, JoinRule(on, kind=kind), f"join {kind}"
             )
             what = f"join {kind}, {len(data.orders):,} orders and {len(data.payments):,} payments"
-            yield Figure(f"{what}, warm", done.rate, "records/s", sum(done.batch_rows[1:]))
-            yield Figure(f"{what}, commit of a batch", done.commit_ms, "ms", len(done.batch_rows))
+            cell.add_row(what, "records", "1/s", done.rate, n=sum(done.batch_rows[1:]))
+            cell.add_row(what, "commit of a batch", "ms", done.commit_ms, n=len(done.batch_rows))
 
 
-def _measure_skew(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
+def _measure_skew(cell: Cell, spark: SparkSession, workload: Workload) -> None:
     """The key with half of the rows is found, not named."""
     on = {"merchant": "merchant"}
     with tempfile.TemporaryDirectory() as directory:
@@ -213,12 +204,11 @@ def _measure_skew(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
                 spark, settings, data, JoinRule(on, before_s=60, after_s=0), what, hot
             )
             slowest, others = (median([pair[at] for pair in done.task_seconds]) for at in (0, 1))
-            yield Figure(f"{what}, slowest task", slowest, "s", len(done.task_seconds))
-            yield Figure(f"{what}, its other tasks", others, "s", len(done.task_seconds))
-            yield Figure(f"{what}, slowest to others", slowest / max(others, 1e-3), "x")
-            yield Figure(
-                f"{what}, batch", median(done.batch_seconds[1:]), "s", len(done.batch_seconds) - 1
-            )
+            n = len(done.task_seconds)
+            cell.add_row(what, "slowest task", "s", slowest, n=n)
+            cell.add_row(what, "its other tasks", "s", others, n=n)
+            cell.add_row(what, "slowest to others", "times", slowest / max(others, 1e-3), n=n)
+            cell.add_row(what, "batch", "s", *done.batch_seconds[1:])
 
 
 def _run_checked(
@@ -271,16 +261,8 @@ def _get_task_seconds(tasks: Mapping[str, Any] | None) -> tuple[float, float] | 
 
 
 def _read_table(spark: SparkSession, data: JoinData, side: str, reader: Any = None) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    of_record = "value binary, _partition int, _offset bigint"
-    if reader is None:
-        reader = spark.readStream.option("maxFilesPerTrigger", 1)
-    files = reader.schema(of_record).parquet(str(data.directory / side))
-    value = F.from_json(F.col("value").cast("string"), SIDE_SCHEMAS[side])
-    table = files.select(value.alias("v"), "_partition", "_offset")
-    columns: DataFrame = table.select("v.*", "_partition", "_offset")
-    return columns.withWatermark("at", "10 minutes")
+    table = read_batches(spark, data.directory / side, SIDE_SCHEMAS[side], reader)
+    return table.withWatermark("at", "10 minutes")
 
 
 def _split_batches(rows: Sequence[Row], batch_rows: int) -> Iterator[Sequence[Row]]:
@@ -288,21 +270,6 @@ def _split_batches(rows: Sequence[Row], batch_rows: int) -> Iterator[Sequence[Ro
     for start in range(0, len(rows), batch_rows):
         yield rows[start : start + batch_rows]
     yield [{"at": START_TIME + timedelta(days=7)}]
-
-
-def _write_file(path: Path, side: str, first_row: int, rows: Sequence[Row]) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    numbers = range(first_row, first_row + len(rows))
-    table = pa.table(
-        {
-            "value": pa.array([orjson.dumps(row) for row in rows], pa.binary()),
-            "_partition": pa.array([number % 2 for number in numbers], pa.int32()),
-            "_offset": pa.array([number // 2 for number in numbers], pa.int64()),
-        }
-    )
-    parquet.write_table(table, path, row_group_size=max(1, len(rows) // 4))
 
 
 def _sum_pairs(pairs: Iterable[tuple[Row, Row | None]]) -> tuple[int, int]:

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
+from support.brokers import KafkaCluster
 
 from gateway.config import Settings
 from gateway.pipeline.checkpoint import job_checkpoint
 from gateway.pipeline.run import query
 from gateway.pipeline.spark import session
 
-from ..figure import Figure, median, summarize_times
-from ..kafka import RealKafka, real_kafka
+from ..kafka import running_kafka
+from ..results import Cell, median
 from . import engine
+from .engine import print_progress
 from .paced_client import run_client
-from .progress import print_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,17 +81,17 @@ class Case:
 
 
 class RunResult(NamedTuple):
-    """told, received: seconds. phases: median ms of a batch."""
+    """batch_ms: the median of all batches with rows; 0 where there is none."""
 
     produced_seconds: Sequence[float]
     received_seconds: Sequence[float]
-    phase_ms: Mapping[str, float]
+    batch_ms: float
 
-    def build_figures(self, case: Case) -> Iterator[Figure]:
-        yield from summarize_times(f"{case.name}, told", self.produced_seconds)
-        yield from summarize_times(f"{case.name}, received", self.received_seconds)
-        if "triggerExecution" in self.phase_ms and case.job.get("trigger") != "realtime":
-            yield Figure(f"{case.name}, a batch", self.phase_ms["triggerExecution"], "ms")
+    def add_rows(self, cell: Cell, case: Case) -> None:
+        cell.add_times(case.name, [self.produced_seconds], "told")
+        cell.add_times(case.name, [self.received_seconds], "received")
+        if self.batch_ms and case.job.get("trigger") != "realtime":
+            cell.add_row(case.name, "a batch", "ms", self.batch_ms)
 
 
 CASES = (
@@ -102,24 +103,20 @@ CASES = (
 )
 
 
-def measure(workload: Workload = Workload(), cases: Sequence[Case] = CASES) -> list[Figure]:
-    figures: list[Figure] = []
-    with engine.run_spark(f"local[{SPARK_CORES}]") as spark, real_kafka(1, has_index=True) as kafka:
-        for case in cases:
+def measure(cell: Cell, workload: Workload) -> None:
+    with engine.run_spark(f"local[{SPARK_CORES}]") as spark, running_kafka(has_index=True) as kafka:
+        for case in CASES:
             print_progress(f"{case.name}, {workload.warmup_s + workload.duration_s:g} s")
             done = run_case(spark, case, kafka, workload)
-            if not done.produced_seconds:
-                print_progress(f"{case.name}: no row after {workload.warmup_s:g} s, no figure")
-                continue
-            figures += done.build_figures(case)
-    return figures
+            if done.produced_seconds:
+                done.add_rows(cell, case)
+            else:
+                cell.add_note(f"{case.name}: no row after {workload.warmup_s:g} s")
 
 
-def run_case(
-    spark: SparkSession, case: Case, kafka: RealKafka, workload: Workload = Workload()
-) -> RunResult:
+def run_case(spark: SparkSession, case: Case, kafka: KafkaCluster, workload: Workload) -> RunResult:
     """The job as `gateway pipeline run` starts it, over topics of its own."""
-    read, written = kafka.create_topic(workload.partitions), kafka.create_topic(workload.partitions)
+    read, written = (kafka.create_unique_topic(workload.partitions) for _ in range(2))
     last = workload.warmup_s + workload.duration_s
     with tempfile.TemporaryDirectory() as root:
         settings = case.build_settings(kafka.bootstrap, read, written, root)
@@ -147,7 +144,7 @@ def run_case(
             ):
                 begun = time.time()
                 found = receiver.communicate()[0]
-            phases = _median_phases(started)
+            batches = [each for each in started.recentProgress if each["numInputRows"]]
         finally:
             engine.stop_query(
                 started, 0 if case.job.get("trigger") == "realtime" else engine.STOP_TIMEOUT_S
@@ -156,10 +153,5 @@ def run_case(
     after = 1e6 * (begun + workload.warmup_s)
     rows = [row for row in orjson.loads(found) if after <= row[0]]
     told, received = ([(row[which] - row[0]) / 1e6 for row in rows] for which in (1, 2))
-    return RunResult(told, received, phases)
-
-
-def _median_phases(streaming_query: Any) -> Mapping[str, float]:
-    batches = [p["durationMs"] for p in streaming_query.recentProgress if p["numInputRows"]]
-    names = {name for batch in batches for name in batch}
-    return {name: median([batch.get(name, 0) for batch in batches]) for name in sorted(names)}
+    times = [each["durationMs"].get("triggerExecution", 0) for each in batches]
+    return RunResult(told, received, median(times) if times else 0.0)

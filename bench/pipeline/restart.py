@@ -2,7 +2,7 @@
 
 The state is counts of keys on a local disk. Each start has its own JVM, in a process that is killed
 with SIGKILL. The count of every key is compared with the input. The time does not include the
-start of the process and of Spark. `KEYS=4000000` in the environment sets another size.
+start of the process and of Spark.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gateway.config.sections.job import Spark, State
-from gateway.pipeline.checkpoint import checkpoint, damage, maintenance, report
+from gateway.pipeline.checkpoint import damage, maintenance, report
+from gateway.pipeline.checkpoint.checkpoint import parse_batches, parse_stores
 from gateway.pipeline.checkpoint.files import LocalFiles
 from gateway.pipeline.reports import Reports
 from gateway.pipeline.spark.session import (
@@ -31,8 +32,8 @@ from gateway.pipeline.spark.session import (
     create_session,
 )
 
-from ..figure import Figure
-from .progress import print_progress
+from ..results import Cell
+from .engine import print_progress
 
 
 @dataclass(frozen=True)
@@ -48,35 +49,32 @@ FILL_BATCHES = 8
 PARTITION_COUNTS = 2, 4
 
 
-def measure(workload: Workload = Workload()) -> list[Figure]:
-    asked = os.environ.get("KEYS")
-    figures: list[Figure] = []
-    for keys in map(int, asked.split(",")) if asked else workload.key_counts:
+def measure(cell: Cell, workload: Workload) -> None:
+    for keys in workload.key_counts:
         with tempfile.TemporaryDirectory(prefix="restart-") as directory:
-            figures += _measure_keys(Path(directory), keys, is_full=keys == workload.full_key_count)
-    return figures
+            _measure_keys(cell, Path(directory), keys, is_full=keys == workload.full_key_count)
 
 
-def _measure_keys(directory: Path, key_count: int, *, is_full: bool) -> Iterator[Figure]:
+def _measure_keys(cell: Cell, directory: Path, key_count: int, *, is_full: bool) -> None:
     filled, of = directory / "filled", f"{key_count:,} keys"
     _run_child("fill", filled, key_count)
     state = report.read_state(LocalFiles(filled), "counts")
-    yield Figure(f"state on disk, all versions kept, {of}", state.bytes / key_count, "bytes/key")
-    yield _measure_restart(filled, key_count, "clean", lambda _: None)
+    cell.add_row(f"all versions kept, {of}", "state", "bytes/key", state.bytes / key_count)
+    cases: list[tuple[str, Callable[[Path], None]]] = [("clean", lambda _: None)]
     if is_full:
-        for what, harm in (
-            ("snapshot truncated", _truncate_snapshots),
-            ("tables flipped", _flip_bits),
-        ):
-            yield _measure_restart(filled, key_count, what, harm)
+        cases += [("snapshot truncated", _truncate_snapshots), ("tables flipped", _flip_bits)]
+    for case, harm in cases:
+        seconds = _measure_restart(filled, key_count, case, harm)
+        cell.add_row(f"{case}, {of}", "start to first batch", "s", seconds)
+    if is_full:
         told = _run_child("rescale", filled, key_count)
-        what = f"rescale {PARTITION_COUNTS[0]} to {PARTITION_COUNTS[1]}, {of}"
-        yield Figure(what, told["seconds"], "s")
+        case = f"rescale {PARTITION_COUNTS[0]} to {PARTITION_COUNTS[1]}, {of}"
+        cell.add_row(case, "time", "s", told["seconds"])
 
 
 def _measure_restart(
     filled: Path, key_count: int, case: str, damage_files: Callable[[Path], None]
-) -> Figure:
+) -> float:
     """A copy is harmed, and its job begun."""
     copy = filled.with_name("copy")
     shutil.copytree(filled, copy)
@@ -86,7 +84,8 @@ def _measure_restart(
     shutil.rmtree(copy)
     if bool(told["alerts"]) == (case == "clean"):
         raise AssertionError(f"{case}: alerts are {told['alerts']}")
-    return Figure(f"query start to first batch, {case}, {key_count:,} keys", told["seconds"], "s")
+    seconds: float = told["seconds"]
+    return seconds
 
 
 def _truncate_snapshots(checkpoint: Path) -> None:
@@ -109,7 +108,7 @@ def _flip_bits(checkpoint: Path) -> None:
 
 
 def _list_newest_snapshots(checkpoint: Path) -> list[Path]:
-    stores = checkpoint.parse_stores(LocalFiles(checkpoint).list_sizes()).values()
+    stores = parse_stores(LocalFiles(checkpoint).list_sizes()).values()
     return [checkpoint / store.snapshots[max(store.snapshots)][0] for store in stores]
 
 
@@ -134,11 +133,8 @@ def _run_task(task: str, checkpoint: str, key_count: int) -> None:
         Spark.model_validate({"master": "local[2]", "memory": "2GiB"}), "restart"
     )
     state = State.model_validate({"snapshotAfter": 2, "partitions": PARTITION_COUNTS[0]})
-    own = {
-        **build_checkpoint_conf(checkpoint),
-        **build_state_conf(state),
-        _MAINTENANCE_INTERVAL: "3s",
-    }
+    often = {"spark.sql.streaming.stateStore.maintenanceInterval": "3s"}
+    own = {**build_checkpoint_conf(checkpoint), **build_state_conf(state), **often}
     mine = create_job_session(spark, own)
     if task == "rescale":
         done = maintenance.rescale_state(mine, LocalFiles(checkpoint), PARTITION_COUNTS[1])
@@ -148,9 +144,6 @@ def _run_task(task: str, checkpoint: str, key_count: int) -> None:
         told = _run_query(mine, checkpoint, key_count, fill=task == "fill")
     print(json.dumps(told), flush=True)
     time.sleep(60)  # until we are killed
-
-
-_MAINTENANCE_INTERVAL = "spark.sql.streaming.stateStore.maintenanceInterval"
 
 
 def _run_query(spark: Any, checkpoint: str, key_count: int, *, fill: bool) -> dict[str, Any]:
@@ -163,7 +156,8 @@ def _run_query(spark: Any, checkpoint: str, key_count: int, *, fill: bool) -> di
     counts = read_.load().select((F.col("value") % key_count).alias("k")).groupBy("k").count()
     query = counts.writeStream.outputMode("update").format("noop")
     query = query.option("checkpointLocation", checkpoint).trigger(processingTime="2 seconds")
-    batch = _next_batch(Path(checkpoint)) + (FILL_BATCHES if fill else 1) - 1
+    done = parse_batches(LocalFiles(checkpoint).list_sizes(), "commits")
+    batch = max(done, default=-1) + (FILL_BATCHES if fill else 1)
     began = time.monotonic()
     query = query.start()
     reports.register_run(str(query.runId), "counts")
@@ -182,17 +176,9 @@ def _run_query(spark: Any, checkpoint: str, key_count: int, *, fill: bool) -> di
     return {"seconds": seconds, "alerts": list(reports.get_alerts("counts").values())}
 
 
-def _next_batch(checkpoint: Path) -> int:
-    """The batch that is due."""
-    return (
-        max(checkpoint.parse_batches(LocalFiles(checkpoint).list_sizes(), "commits"), default=-1)
-        + 1
-    )
-
-
 def _has_two_snapshots(checkpoint: Path) -> bool:
     """Has each store two snapshots?"""
-    stores = checkpoint.parse_stores(LocalFiles(checkpoint).list_sizes()).values()
+    stores = parse_stores(LocalFiles(checkpoint).list_sizes()).values()
     return all(len(store.snapshots) > 1 for store in stores)
 
 
@@ -211,7 +197,7 @@ def _check_counts(spark: Any, checkpoint: str, key_count: int) -> None:
 
 def _count_values_read(files: LocalFiles) -> int:
     """How many values the finished batches have read, as the log of their ends says."""
-    last = checkpoint.parse_batches(files.list_sizes(), "commits")[-1]
+    last = parse_batches(files.list_sizes(), "commits")[-1]
     return int(json.loads(files.read(f"offsets/{last}").splitlines()[2])["offset"])
 
 

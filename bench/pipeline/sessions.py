@@ -23,12 +23,11 @@ from support.session_windows import Event, compute_sessions
 
 from gateway.config.sections.pipelines import Sessions
 from gateway.pipeline.jobs import sessions as job
-from gateway.pipeline.spark import session
-from gateway.pipeline.spark.session import build_checkpoint_conf, create_job_session
 
-from ..figure import Figure, summarize_times
+from ..results import Cell
 from . import engine
-from .progress import print_progress
+from .engine import print_progress
+from .inputs import read_batches, write_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,13 +83,11 @@ class RunResult(NamedTuple):
         return sum(self.batch_rows[WARMUP_BATCHES:]) / sum(self.batch_seconds[WARMUP_BATCHES:])
 
 
-def measure(workload: Workload = Workload()) -> list[Figure]:
+def measure(cell: Cell, workload: Workload) -> None:
     with engine.run_spark() as spark:
-        return [
-            *_measure_growth(spark, workload),
-            *_measure_rates(spark, workload),
-            *_measure_closing(spark, workload),
-        ]
+        _measure_growth(cell, spark, workload)
+        _measure_rates(cell, spark, workload)
+        _measure_closing(cell, spark, workload)
 
 
 def build_settings(**options: Any) -> Sessions:
@@ -106,12 +103,7 @@ def build_settings(**options: Any) -> Sessions:
     return Sessions.model_validate(written | options)
 
 
-def _build_conf(job_settings: Sessions) -> Mapping[str, str]:
-    """As the runner does it."""
-    return {**build_checkpoint_conf("/"), **session.build_job_conf(job_settings)}
-
-
-def _measure_growth(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
+def _measure_growth(cell: Cell, spark: SparkSession, workload: Workload) -> None:
     """Each event is a new user's, all within 20 minutes: all of them stay."""
     # A snapshot now and then, so that state lies in files whose bytes can be told.
     often = {
@@ -121,7 +113,7 @@ def _measure_growth(spark: SparkSession, workload: Workload) -> Iterator[Figure]
     batches = workload.growth_users[-1] // workload.batch_events
     print_progress(f"state grows to {workload.growth_users[-1]:,} users in {batches} batches")
     with tempfile.TemporaryDirectory() as directory:
-        _write_batches(Path(directory), _generate_new_users(batches, workload.batch_events))
+        _write_events(Path(directory), _generate_new_users(batches, workload.batch_events))
         done = run_job(spark, build_settings(), Path(directory), often)
     for users in workload.growth_users:
         at = users // workload.batch_events - 1
@@ -129,16 +121,12 @@ def _measure_growth(spark: SparkSession, workload: Workload) -> Iterator[Figure]
         if kept != users:
             raise AssertionError(f"{kept} sessions of {users} users are kept")
         rate = done.batch_rows[at] / done.batch_seconds[at]
-        yield Figure(
-            f"growth, the batch of new users up to {users:,}",
-            rate,
-            "events/s",
-            workload.batch_events,
-        )
-    yield Figure(f"{kept:,} open sessions, state in files", stored / kept, "bytes/key")
+        of = f"growth, the batch of new users up to {users:,}"
+        cell.add_row(of, "events", "1/s", rate, n=workload.batch_events)
+    cell.add_row(f"{kept:,} open sessions, in files", "state", "bytes/key", stored / kept)
 
 
-def _measure_rates(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
+def _measure_rates(cell: Cell, spark: SparkSession, workload: Workload) -> None:
     for name, more in VARIANTS.items():
         batch, count = (
             workload.python_batches if more else (workload.batch_events, workload.batch_count)
@@ -146,9 +134,8 @@ def _measure_rates(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
         batches = list(_generate_batches(workload.users, batch, count))
         print_progress(f"{name}: {count} batches of {batch:,} events")
         with tempfile.TemporaryDirectory() as directory:
-            _write_batches(
-                Path(directory), [*batches, [Event("end", START_US + 24 * 60 * MINUTE_US)]]
-            )
+            last = [Event("end", START_US + 24 * 60 * MINUTE_US)]
+            _write_events(Path(directory), [*batches, last])
             done = run_job(spark, build_settings(**more), Path(directory))
         longest = 480 * MINUTE_US if "maxLength" in more else None
         whole = compute_sessions(
@@ -159,17 +146,13 @@ def _measure_rates(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
         print_progress(
             f"{name}: {len(whole):,} sessions as expected, {sum(done.batch_seconds):.0f} s"
         )
-        yield Figure(
-            f"{name}, {workload.users:,} users",
-            done.rate,
-            "events/s",
-            sum(done.batch_rows[WARMUP_BATCHES:]),
-        )
+        n = sum(done.batch_rows[WARMUP_BATCHES:])
+        cell.add_row(f"{name}, {workload.users:,} users", "events", "1/s", done.rate, n=n)
 
 
-def _measure_closing(spark: SparkSession, workload: Workload) -> Iterator[Figure]:
+def _measure_closing(cell: Cell, spark: SparkSession, workload: Workload) -> None:
     """From the newer event's arrival, whose time is gap + grace after the session's last."""
-    own = create_job_session(spark, _build_conf(build_settings()))
+    own = engine.create_own_session(spark, build_settings())
     for name, more in list(VARIANTS.items())[:2]:
         print_progress(f"{name}: {workload.closing_sessions} sessions close, one after the other")
         chosen = build_settings(**more)
@@ -184,9 +167,7 @@ def _measure_closing(spark: SparkSession, workload: Workload) -> Iterator[Figure
             )
             with fed:
                 waits = [_time_closing(fed, number) for number in range(workload.closing_sessions)]
-        yield from summarize_times(
-            f"{name}, beyond gap + grace until it is told", waits[WARMUP_SESSIONS:]
-        )
+        cell.add_times(name, [waits[WARMUP_SESSIONS:]], "told after gap + grace,")
 
 
 def _time_closing(stream: FileStream, number: int) -> float:
@@ -204,7 +185,7 @@ def _time_closing(stream: FileStream, number: int) -> float:
 def run_job(
     spark: SparkSession, job_settings: Sessions, directory: Path, conf: Mapping[str, str] = {}
 ) -> RunResult:
-    own = create_job_session(spark, {**_build_conf(job_settings), **conf})
+    own = engine.create_own_session(spark, job_settings, conf)
     told = [0, 0]
 
     def add_totals(rows: DataFrame, _: int) -> None:
@@ -213,9 +194,10 @@ def run_job(
         told[0] += count
         told[1] += total
 
+    events = read_batches(own, directory, EVENT_SCHEMA).withWatermark("time", "10 minutes")
     with tempfile.TemporaryDirectory() as checkpoint:
         query = (
-            job.build(job_settings, {"from": _read_events(own, directory)})
+            job.build(job_settings, {"from": events})
             .writeStream.outputMode(job.get_output_mode(job_settings))
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
@@ -231,19 +213,6 @@ def run_job(
         [(each.numRowsTotal, each.customMetrics["rocksdbSstFileSize"]) for each in states],
         (told[0], told[1]),
     )
-
-
-def _read_events(spark: SparkSession, directory: Path) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    raw = (
-        spark.readStream.schema("value binary, _partition int, _offset bigint")
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(directory))
-    )
-    value = F.from_json(F.col("value").cast("string"), EVENT_SCHEMA).alias("v")
-    typed = raw.select(value, "_partition", "_offset").select("v.*", "_partition", "_offset")
-    return typed.withWatermark("time", "10 minutes")
 
 
 def _generate_new_users(batch_count: int, batch_events: int) -> Iterator[list[Event]]:
@@ -275,21 +244,8 @@ def _generate_batches(
         ]
 
 
-def _write_batches(directory: Path, batches: Iterable[Sequence[Event]]) -> None:
-    """A file a batch."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    for number, events in enumerate(batches):
-        table = pa.table(
-            {
-                "value": pa.array([_encode_event(event) for event in events], pa.binary()),
-                "_partition": pa.array([at % 2 for at in range(len(events))], pa.int32()),
-                "_offset": pa.array(range(len(events)), pa.int64()),
-            }
-        )
-        path = directory / f"{number:05}.parquet"
-        parquet.write_table(table, path, row_group_size=max(1, len(events) // 4))
+def _write_events(directory: Path, batches: Iterable[Sequence[Event]]) -> None:
+    write_batches(directory, ([_encode_event(each) for each in events] for events in batches))
 
 
 def _encode_event(event: Event) -> bytes:

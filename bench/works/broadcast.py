@@ -17,14 +17,15 @@ from ..client_pool import ClientPool
 from ..kafka import Kafka
 from ..machine import measure_cost
 from ..peers.peer import Peer, RunningServer, ServerShape
-from .work import PACED_SUFFIX, PER_CPU, ROUNDS_PER_SECOND, Cell, open_pool
+from ..results import PACED_SUFFIX, PER_CPU, ROUNDS_PER_SECOND, Cell
+from .work import open_pool
 
 DEFAULT_ROUND_RATE = 100.0  # rounds a second, for who is to be paced by nobody
 
 
 @dataclass(frozen=True)
 class Size:
-    """seconds: of one repeat. joined: records of a round."""
+    """batch_records: of a round."""
 
     clients: Sequence[int] = (200, 1000)
     repeat_s: float = 1.0
@@ -35,8 +36,8 @@ class Size:
 async def run(
     kafka: Kafka, peer: Peer, size: Size, round_rates: Mapping[str, float] | None = None
 ) -> Cell:
-    """pace: each case is done a second time with so many rounds a second, `USUAL` where it is not
-    named; None for back to back alone."""
+    """round_rates: each case is done a second time with so many rounds a second,
+    `DEFAULT_ROUND_RATE` where it is not named; None for back to back alone."""
     cell = Cell()
     async with peer.serve(kafka, ServerShape(batch_records=size.batch_records)) as served:
         for clients in size.clients:
@@ -69,16 +70,15 @@ async def _measure_case(
     done = list(zip(rounds, costs, strict=True))
     cell.add_row(case, PER_CPU, "1/s", *(n * each / c.cpu_s for n, c in done))
     cell.add_row(case, ROUNDS_PER_SECOND, "1/s", *(n / c.wall_s for n, c in done))
-    cell.add_row(
-        case, "bytes of a delivery", "bytes", (pool.byte_count - before) / each / sum(rounds)
-    )
+    got = (pool.byte_count - before) / each / sum(rounds)
+    cell.add_row(case, "bytes of a delivery", "bytes", got)
     cell.add_cost_notes(case, costs)
 
 
 async def _run_rounds(
     server: RunningServer, pool: ClientPool, size: Size, round_rate: float
 ) -> int:
-    """How many there were. rate: at most so many a second; 0 for back to back."""
+    """How many there were: at most `round_rate` a second; 0 for back to back."""
     ends, count, due = time.monotonic() + size.repeat_s, 0, time.monotonic()
     while (now := time.monotonic()) < ends:
         if round_rate:

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import psutil
 from support.kafka_proxy import ApiKey, KafkaProxy
 
-from ..exact_client import ExactClient, connect_clients, count_received
-from ..feed import send_steadily
-from ..figure import median
+from ..client_pool import connect_ledgers
+from ..feed import sending
+from ..goals import LAST_WHOLE, READ_SHARE
 from ..kafka import Kafka
+from ..ledger import Ledger, count_received
 from ..machine import Cost, measure_cost
 from ..peers.peer import Peer, RunningServer, ServerShape
 from ..records import VALUE_BYTES
-from .work import Cell, note_failure, wait_until_quiet, warm_up
+from ..results import Cell, median
+from .work import note_failure, wait_until_quiet, warm_up
 
 BATCH_RECORDS = 50
 CATCH_UP_TIMEOUT_S = 60.0  # s; who comes back later than that is not waited for
 BYTES_PER_MB = 1e6
-READ_SHARE = "read from Kafka, of the values' bytes"
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,13 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
 
 
 async def _measure_case(cell: Cell, kafka: Kafka, peer: Peer, case: Case, size: Size) -> None:
-    async with (
-        _running_proxy(kafka, size.has_proxy) as proxy,
-        peer.serve(kafka, _build_shape(case, proxy)) as served,
-    ):
+    opening = KafkaProxy.wrap_cluster(kafka.bootstrap_servers) if size.has_proxy else nullcontext()
+    async with opening as proxy, peer.serve(kafka, _build_shape(case, proxy)) as served:
         if case.restarts_server and served.restart is None:
             cell.add_note(f"{case.name}: what it keeps is in memory, and gone with a restart")
             return
-        clients = [ExactClient(peer.wire) for _ in range(case.clients)]
-        await connect_clients(clients, served.port, served.build_request)
+        clients = [Ledger() for _ in range(case.clients)]
+        await connect_ledgers(clients, served.port, served.build_request)
         # A record of every partition, so that each has a token behind which it can be cut.
         await warm_up(served, partial(count_received, clients), len(clients))
         outcomes = list[Outcome]()
@@ -92,15 +91,6 @@ async def _measure_case(cell: Cell, kafka: Kafka, peer: Peer, case: Case, size: 
 def _build_shape(case: Case, proxy: KafkaProxy | None) -> ServerShape:
     servers = "" if proxy is None else proxy.bootstrap
     return ServerShape(servers=servers, history_records=2 * case.missed_records + 5000)
-
-
-@asynccontextmanager
-async def _running_proxy(kafka: Kafka, is_enabled: bool) -> AsyncIterator[KafkaProxy | None]:
-    if not is_enabled:
-        yield None
-        return
-    async with KafkaProxy.wrap_cluster(kafka.bootstrap_servers) as proxy:
-        yield proxy
 
 
 @dataclass
@@ -120,7 +110,7 @@ class Outcome:
 async def _measure_return(
     case: Case,
     server: RunningServer,
-    clients: list[ExactClient],
+    clients: list[Ledger],
     size: Size,
     proxy: KafkaProxy | None,
 ) -> Outcome:
@@ -129,18 +119,19 @@ async def _measure_return(
         client.expect_records(first, end)
     since, read = time.monotonic(), _get_bytes_read(proxy)
     watching = asyncio.create_task(_watch_peak_memory(server.pid))
-    tasks = [watching, asyncio.create_task(_send_records(server, size.rate))]
+    connecting = asyncio.create_task(
+        connect_ledgers(clients, server.port, server.build_request, timeout_s=None)
+    )
     try:
-        with measure_cost(server.pid) as spent:
-            connecting = asyncio.create_task(_reconnect_clients(clients, server))
-            tasks.append(connecting)
-            in_time = await _wait_until_complete(clients, connecting, size.stall_timeout_s)
-        read = _get_bytes_read(proxy) - read
-        fetches = proxy.count_requests(ApiKey.FETCH, since=since) if proxy else 0
+        async with sending(server.feed, size.rate):
+            with measure_cost(server.pid) as spent:
+                in_time = await _wait_until_complete(clients, connecting, size.stall_timeout_s)
+            read = _get_bytes_read(proxy) - read
+            fetches = proxy.count_requests(ApiKey.FETCH, since=since) if proxy else 0
     finally:
-        for task in tasks:
-            task.cancel()
-        peak, *_ = await asyncio.gather(*tasks, return_exceptions=True)
+        watching.cancel()
+        connecting.cancel()
+        peak, _ = await asyncio.gather(watching, connecting, return_exceptions=True)
     done = [client.completed_at - since for client in clients if client.completed_at]
     if in_time:
         await wait_until_quiet(partial(count_received, clients), 0.3)
@@ -150,47 +141,33 @@ async def _measure_return(
     return Outcome(spent, done, in_time, lost, share, fetches, most)
 
 
-def _add_rows(cell: Cell, case: Case, clients: list[ExactClient], outcomes: list[Outcome]) -> None:
+def _add_rows(cell: Cell, case: Case, clients: list[Ledger], outcomes: list[Outcome]) -> None:
     """What must not be at all is told of all repeats together."""
     name = f"{case.name}: {case.clients:,} clients, {case.missed_records:,} records"
     last = outcomes[-1]
-    if len(last.completion_times) < len(clients):
-        missing = (
-            f"{len(clients) - len(last.completion_times)} of {len(clients)} were not whole and live"
-        )
-        cell.add_note(
-            f"{case.name}: {missing}"
-            + ("" if last.is_in_time else f" within {CATCH_UP_TIMEOUT_S:g} s")
-        )
+    left = len(clients) - len(last.completion_times)
+    if left:
+        within = "" if last.is_in_time else f" within {CATCH_UP_TIMEOUT_S:g} s"
+        cell.add_note(f"{case.name}: {left} of {len(clients)} were not whole and live{within}")
     if last.is_in_time:
         cell.add_row(name, "lost", "records", sum(each.lost_records for each in outcomes))
         cell.add_row(name, "twice", "records", sum(client.duplicate_count for client in clients))
         cell.add_row(name, "damaged", "records", sum(client.damaged_count for client in clients))
     cell.add_row(name, "CPU", "s", *(each.cost.cpu_s for each in outcomes))
-    if len(last.completion_times) == len(clients):
-        cell.add_row(
-            name,
-            "whole and live, the last",
-            "s",
-            *(max(each.completion_times) for each in outcomes),
-        )
-        cell.add_row(
-            name,
-            "whole and live, median",
-            "s",
-            *(median(each.completion_times) for each in outcomes),
-        )
+    if not left:
+        times = [each.completion_times for each in outcomes]
+        cell.add_row(name, LAST_WHOLE, "s", *map(max, times))
+        cell.add_row(name, "whole and live, median", "s", *map(median, times))
     if any(each.read_share for each in outcomes):
         cell.add_row(name, READ_SHARE, "times", *(each.read_share for each in outcomes))
         cell.add_row(name, "fetches", "requests", *(each.fetch_count for each in outcomes))
-    cell.add_row(
-        name, "memory at most", "MB", max(each.peak_bytes for each in outcomes) / BYTES_PER_MB
-    )
+    most = max(each.peak_bytes for each in outcomes) / BYTES_PER_MB
+    cell.add_row(name, "memory at most", "MB", most)
     cell.add_cost_notes(name, [each.cost for each in outcomes])
 
 
 async def _produce_missed(
-    server: RunningServer, clients: list[ExactClient], case: Case
+    server: RunningServer, clients: list[Ledger], case: Case
 ) -> tuple[int, int]:
     """The first record that was missed, and the first that was not."""
     for client in clients:
@@ -215,7 +192,7 @@ def _get_bytes_read(proxy: KafkaProxy | None) -> int:
 
 
 async def _wait_until_complete(
-    clients: list[ExactClient], connecting: asyncio.Task[float], stall_timeout_s: float
+    clients: list[Ledger], connecting: asyncio.Task[None], stall_timeout_s: float
 ) -> bool:
     """Until all are, or everybody has a stream and nothing that was missed has come for a while.
     False if some were still getting theirs after `CATCH_UP_TIMEOUT_S`. Raises OSError if one got
@@ -233,16 +210,6 @@ async def _wait_until_complete(
             return False
         await asyncio.sleep(0.01)
     return True
-
-
-async def _reconnect_clients(clients: list[ExactClient], server: RunningServer) -> float:
-    await connect_clients(clients, server.port, server.build_request, timeout_s=None)
-    return 0.0
-
-
-async def _send_records(server: RunningServer, rate: float) -> float:
-    await send_steadily(server.feed, rate, 1e9)
-    return 0.0
 
 
 async def _watch_peak_memory(pid: int) -> float:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import psutil
 
 from ..client_pool import ClientPool
-from ..figure import median
 from ..kafka import Kafka
 from ..machine import Cost, get_pss_bytes, measure_cost
 from ..peers.peer import Peer, RunningServer, ServerShape
-from .work import Cell, join_clients, note_failure, wait_until_quiet, warm_up
+from ..results import Cell, median
+from .work import join_clients, note_failure, wait_until_quiet, warm_up
 
 TIMED_EVERY = 50  # one of so many clients is timed
 RECORD_INTERVAL_S = 1.0

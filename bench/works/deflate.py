@@ -14,12 +14,13 @@ from functools import partial
 from support.waiting import wait_until
 
 from ..client_pool import ClientPool
-from ..exact_client import ExactClient
 from ..feed import Wire, send_steadily
 from ..kafka import Kafka
+from ..ledger import Ledger
 from ..machine import Cost, measure_cost
 from ..peers.peer import Coding, Peer, RunningServer, ServerShape
-from .work import Cell, note_failure, open_reader, wait_until_quiet
+from ..results import Cell
+from .work import note_failure, open_reader, wait_until_quiet
 
 SAMPLE_RECORDS = 200  # that there are before the dictionary is made
 
@@ -42,16 +43,17 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
         codings.append("dictionary")
     for coding in codings:
         for joined in size.batch_sizes:
-            shape = ServerShape(batch_records=joined, text="order", coding=coding)
+            shape = ServerShape(batch_records=joined, has_orders=True, coding=coding)
             case = f"{coding or 'plain'}, {joined} joined"
             with note_failure(cell, case):
                 async with peer.serve(kafka, shape) as served, ClientPool() as crowd:
                     if coding == "dictionary":
                         await _load_dictionary(served, joined)
+                    # Without a greeting, which may be compressed.
                     await crowd.open_clients(
                         served.port, size.clients - 1, partial(_build_request, served)
                     )
-                    async with open_reader(served, peer) as reader:
+                    async with open_reader(served) as reader:
                         await wait_until_quiet(lambda crowd=crowd: crowd.byte_count)  # type: ignore[misc]
                         await _measure_case(cell, case, served, crowd, reader, size, joined)
                         if coding and not reader.is_compressed:
@@ -75,17 +77,12 @@ async def _measure_case(
     case: str,
     server: RunningServer,
     pool: ClientPool,
-    reader: ExactClient,
+    reader: Ledger,
     size: Size,
     batch_records: int,
 ) -> None:
-    before, own, got, costs, records = (
-        pool.byte_count,
-        reader.byte_count,
-        reader.record_count,
-        list[Cost](),
-        [],
-    )
+    before, own, got = pool.byte_count, reader.byte_count, reader.record_count
+    costs, records = list[Cost](), list[int]()
     for _ in range(size.repeats):
         sent = server.feed.sent_count
         with measure_cost(server.pid) as spent:

@@ -9,12 +9,13 @@ from ..client_pool import ClientPool
 from ..kafka import Kafka
 from ..machine import get_pss_bytes, measure_cost
 from ..peers.peer import Peer, ServerShape
-from .work import Cell, join_clients, warm_up
+from ..results import Cell
+from .work import join_clients, warm_up
 
 
 @dataclass(frozen=True)
 class Size:
-    """before: clients that are there before the rest, so that what is made once is made."""
+    """first_clients: that are there before the rest, so that what is made once is made."""
 
     clients: int = 5000
     first_clients: int = 50

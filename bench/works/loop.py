@@ -20,7 +20,8 @@ from ..feed import send_steadily
 from ..kafka import Kafka
 from ..machine import measure_cost
 from ..peers.peer import Peer, ServerShape
-from .work import Cell, join_clients, open_pool
+from ..results import Cell
+from .work import join_clients, open_pool
 
 LONG_CALLBACK_S = 0.010  # s; what no callback should take
 

@@ -13,20 +13,21 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import httpx
 
-from ..client_pool import CLIENT_TIMEOUT_S, CLIENTS_PER_ADDRESS, ClientPool
+from ..client_pool import CLIENTS_PER_ADDRESS, ClientPool, connect_client
 from ..feed import send_steadily
-from ..figure import quantile
 from ..kafka import Kafka
 from ..machine import get_pss_bytes, measure_cost
 from ..peers.peer import Peer, RunningServer, ServerShape, build_sse_request
 from ..records import parse_time
-from .work import Cell, open_pool, wait_until_quiet
+from ..results import Cell, quantile
+from .work import open_pool, wait_until_quiet
 
+FIRST_VISITOR_ADDRESS = 100  # of the loopback's, which the other clients do not come from
 PROBE_INTERVAL_S = 0.25  # between two looks at memory and readiness
 PROBE_TIMEOUT_S = 30.0
 NORMAL_FACTOR, NORMAL_SLACK_S = 2.0, 0.05  # latency that counts as that of before
@@ -57,38 +58,11 @@ class Probes:
 
 @dataclass
 class Visit:
-    """One that comes: what it was told, and how long that took. status 0: nothing."""
+    """One that comes: how that was answered, and how long it took. status 0: not at all."""
 
     status: bytes = b"0"
     has_retry_after: bool = False
     seconds: float = 0.0
-
-
-class VisitingClient(asyncio.Protocol):
-    """Reads the head of the answer, and leaves."""
-
-    def __init__(self) -> None:
-        self.visit = Visit()
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._head = b""
-        self._began = time.monotonic()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        transport.write(build_sse_request("/all"))  # type: ignore[attr-defined]
-
-    def data_received(self, data: bytes) -> None:
-        self._head += data
-        if b"\r\n\r\n" in self._head and not self.done.done():
-            self.visit.status = self._head.split(b" ", 2)[1]
-            self.visit.has_retry_after = b"\r\nretry-after: " in self._head.lower()
-            self.visit.seconds = time.monotonic() - self._began
-            self.done.set_result(None)
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
@@ -130,8 +104,7 @@ async def _measure_calm(
     await pool.wait_for_records(due, silence_s=2.0)
     calm = pool.compute_latencies()
     pool.arrivals.clear()
-    cell.add_row(f"{case}, before", "latency p50", "ms", 1000 * quantile(calm, 0.5))
-    cell.add_row(f"{case}, before", "latency p99", "ms", 1000 * quantile(calm, 0.99))
+    cell.add_times(f"{case}, before", [calm])
     return quantile(calm, 0.99)
 
 
@@ -143,12 +116,10 @@ async def _measure_load(
     await asyncio.sleep(size.load_s / 3)
     visits = await asyncio.gather(*(_visit(server.port, n) for n in range(size.arriving_clients)))
     await load
-    latencies = pool.compute_latencies()
-    cell.add_row(f"{case}, load", "latency p50", "ms", 1000 * quantile(latencies, 0.5))
-    cell.add_row(f"{case}, load", "latency p99", "ms", 1000 * quantile(latencies, 0.99))
+    cell.add_times(f"{case}, load", [pool.compute_latencies()])
     by_second: Mapping[int, list[float]] = defaultdict(list)
     for at, found in pool.arrivals:
-        by_second[int(at - began)] += [at - parse_time(each) for each in found]
+        by_second[int(at - began)] += [at - parse_time(made) for made, _ in found]
     series = ", ".join(
         f"{1000 * quantile(by_second[n], 0.5):.0f}/{1000 * quantile(by_second[n], 0.99):.0f}"
         for n in sorted(by_second)
@@ -159,16 +130,16 @@ async def _measure_load(
 
 async def _visit(port: int, number: int) -> Visit:
     """Come, and leave with the answer."""
-    address = f"127.0.1.{1 + number // CLIENTS_PER_ADDRESS}", 0
-    try:
-        async with asyncio.timeout(CLIENT_TIMEOUT_S):
-            _, client = await asyncio.get_running_loop().create_connection(
-                VisitingClient, "127.0.0.1", port, local_addr=address
-            )
-            await client.done
-    except (OSError, TimeoutError):
+    client, began = ClientPool().create_client(build_sse_request("/all")), time.monotonic()
+    address = FIRST_VISITOR_ADDRESS + number // CLIENTS_PER_ADDRESS
+    with suppress(OSError, TimeoutError):  # with an answer, or without
+        await connect_client(client, port, address)
+        client.transport.abort()
+    head = client.opening_bytes.partition(b"\r\n\r\n")[0].lower()
+    if not head:
         return Visit()
-    return client.visit
+    has_retry_after = b"\r\nretry-after: " in head
+    return Visit(head.split(b" ", 2)[1], has_retry_after, time.monotonic() - began)
 
 
 def _add_visits(cell: Cell, case: str, visits: Sequence[Visit]) -> None:
@@ -193,10 +164,8 @@ async def _wait_until_normal(
         sent_at = time.monotonic()
         await send_steadily(server.feed, size.calm_rate, 1 / size.calm_rate)
         await asyncio.sleep(NORMAL_FACTOR * calm_s + NORMAL_SLACK_S)
-        fresh = [
-            each for _, found in pool.arrivals for each in found if parse_time(each) >= sent_at
-        ]
-        if len(fresh) >= size.clients // size.timed_every:
+        made = [parse_time(at) for _, found in pool.arrivals for at, _ in found]
+        if sum(at >= sent_at for at in made) >= size.clients // size.timed_every:
             return sent_at - began
     return RECOVERY_TIMEOUT_S
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..feed import send_steadily
-from ..figure import median
 from ..kafka import Kafka
 from ..machine import measure_cost
 from ..peers.peer import Peer, ServerShape
-from .work import PER_CPU, PER_SECOND, Cell, open_pool
+from ..results import PER_CPU, PER_SECOND, Cell, median
+from .work import open_pool
 
 MAX_LAG_S = 0.02  # s
-SHARED_CORE_NOTE = "it shares its core with the clients and Kafka"
+SHARED_NOTE = "it shares its core with the clients and Kafka"
 
 
 @dataclass(frozen=True)
 class Size:
-    """keys: each client has its own. timed: one of how many clients looks when each record comes.
-    workers: processes of the server, each of which reads all records. grace: s."""
+    """timed_every: one of how many clients looks when each record comes. workers: processes of the
+    server, each of which reads all records."""
 
     clients: int = 200
     has_own_keys: bool = False
@@ -64,10 +64,8 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell.add_row(case, PER_SECOND, "1/s", *(n / c.wall_s for n, c in zip(got, costs, strict=True)))
     cell.add_row(case, "of a core", "%", *(100 * c.cpu_s / c.wall_s for c in costs))
     cell.add_row(case, "delivered in time", "%", *shares)
-    cell.add_latencies(case, late)
+    cell.add_times(case, late)
     if (lag := median(lags)) > MAX_LAG_S:
-        cell.add_note(
-            f"{case}: the producer was up to {1000 * lag:.0f} ms late; {SHARED_CORE_NOTE}"
-        )
+        cell.add_note(f"{case}: the producer was up to {1000 * lag:.0f} ms late; {SHARED_NOTE}")
     cell.add_cost_notes(case, costs)
     return cell

@@ -14,13 +14,13 @@ from functools import partial
 from support.waiting import wait_until
 
 from ..client_pool import CLIENT_TIMEOUT_S, ClientPool
-from ..exact_client import ExactClient
-from ..figure import median
 from ..kafka import Kafka
+from ..ledger import Ledger
 from ..machine import Cost, measure_cost
 from ..peers.peer import Peer, RunningServer, ServerShape
 from ..records import VALUE_BYTES
-from .work import Cell, note_failure, open_pool, open_reader, wait_until_quiet
+from ..results import Cell, median
+from .work import note_failure, open_pool, open_reader, wait_until_quiet
 
 BYTES_PER_MB = 1e6
 BASE_PARTITIONS = 12  # what more partitions are compared with
@@ -55,15 +55,11 @@ async def _measure_case(
     async with (
         peer.serve(kafka, ServerShape(partitions)) as served,
         open_pool(served, peer, size.clients - 1, partitions=partitions) as crowd,
-        open_reader(served, peer, partitions) as reader,
+        open_reader(served, partitions) as reader,
     ):
         await wait_until_quiet(crowd.get_record_count)
-        costs, had, ids, before = (
-            list[Cost](),
-            reader.record_count,
-            reader.id_count,
-            reader.byte_count,
-        )
+        costs = list[Cost]()
+        had, ids, before = reader.record_count, reader.id_count, reader.byte_count
         for _ in range(size.repeats):
             with measure_cost(served.pid) as spent:
                 for _ in range(size.rounds):
@@ -80,9 +76,7 @@ async def _measure_case(
     return median(rates)
 
 
-async def _run_round(
-    server: RunningServer, pool: ClientPool, reader: ExactClient, count: int
-) -> None:
+async def _run_round(server: RunningServer, pool: ClientPool, reader: Ledger, count: int) -> None:
     due, own = pool.record_count + count * len(pool), reader.record_count + count
     for _ in range(count):
         server.feed.send()

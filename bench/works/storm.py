@@ -12,12 +12,13 @@ from ..client_pool import ClientPool
 from ..kafka import Kafka
 from ..machine import measure_cost
 from ..peers.peer import Peer, ServerShape
-from .work import Cell, join_clients, wait_until_quiet, warm_up
+from ..results import Cell
+from .work import join_clients, wait_until_quiet, warm_up
 
 
 @dataclass(frozen=True)
 class Size:
-    """settle: s, for the end of one crowd before the next."""
+    """settle_s: for the end of one crowd before the next."""
 
     clients: int = 5000
     repeats: int = 5

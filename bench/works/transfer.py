@@ -1,41 +1,36 @@
-"""Measure what HTTP costs: the sidecar, the library that it is built on, and a bridge by hand.
+"""Measure what HTTP costs: the sidecar beside the library that it is built on.
 
-All three run, and work in turns, so that the machine's other load affects all alike; the share is
-of the library's turn in the same round. CPU is that of the server's process alone: the clients are
+Both run, and work in turns, so that the machine's other load affects them alike; the share is of
+the library's turn in the same round. CPU is that of the server's process alone: the clients are
 on another core. Each is warmed by a round that is not counted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import confluent_kafka
 
 from gateway.sidecar.http.requests import RequestIds
 
-from .. import orders
+from ..goals import LIBRARY_SHARE
 from ..kafka import Kafka
 from ..machine import Cost, measure_cost
-from ..peers import transfer_servers
-from ..peers.transfer import TransferServer, TransferTask
-from .work import Cell
+from ..peers import orders, transfer_servers
+from ..peers.transfer_servers import LIBRARY, RECORDS_PER_CPU, TransferServer, TransferTask
+from ..results import Cell
 
-RECORDS_PER_CPU = "records of a CPU second"
 TURN_TIMEOUT_S = 60.0  # s, for a turn
-LIBRARY_SHARE = "of the library's"
 
 
 @dataclass(frozen=True)
 class Size:
-    """records: of a turn. by_hand: of a turn of the bridge, which writes one at a time."""
+    """records: of a turn."""
 
     work: str
     records: int = 20_000
-    bridge_records: int = 20_000
     clients: int = 8
     batch_records: int = 100
     partitions: int = 12
@@ -44,40 +39,31 @@ class Size:
 
 
 async def run(kafka: Kafka, peer: transfer_servers.TransferPeer, size: Size) -> Cell:
-    """peer: says whose sidecar it is; all take part in each round."""
-    cell = Cell()
-    topic = kafka.create_topic(size.partitions)
+    """peer: says whose sidecar it is; both take part in each round."""
+    cell, servers = Cell(), kafka.bootstrap_servers
+    topic = kafka.create_unique_topic(size.partitions)
     if size.work == "consume":
-        await asyncio.to_thread(fill_topic, kafka.bootstrap_servers, topic, size.records)
-    errand = TransferTask(
-        size.work, kafka.bootstrap_servers, topic, size.partitions, size.clients, size.batch_records
+        await asyncio.to_thread(fill_topic, servers, topic, size.records)
+    task = TransferTask(
+        size.work, servers, topic, size.partitions, size.clients, size.batch_records
     )
     spent: dict[str, list[tuple[float, Cost]]] = {}
-    async with _running_servers(errand, size, peer.checkout) as every:
+    async with (
+        transfer_servers.running_library(task) as library,
+        transfer_servers.running_sidecar(task, size.formats, peer.checkout) as sidecars,
+    ):
+        every = [library, *sidecars]
         for round in range(1 + size.rounds):
             for each in every[round % len(every) :] + every[: round % len(every)]:
-                done = await _run_turn(each, size)
+                done = await _run_turn(each, size.records)
                 if round:
                     spent.setdefault(each.name, []).append(done)
     _add_rows(cell, spent)
     return cell
 
 
-@asynccontextmanager
-async def _running_servers(
-    task: TransferTask, size: Size, checkout: Path
-) -> AsyncIterator[list[TransferServer]]:
-    async with (
-        transfer_servers.running_library(task) as library,
-        transfer_servers.running_sidecar(task, size.formats, checkout) as ours,
-        transfer_servers.running_bridge(task) as bridge,
-    ):
-        yield [library, *ours, bridge]
-
-
-async def _run_turn(server: TransferServer, size: Size) -> tuple[float, Cost]:
+async def _run_turn(server: TransferServer, count: int) -> tuple[float, Cost]:
     """Records of a CPU second, and what it took."""
-    count = size.bridge_records if server.name == transfer_servers.BRIDGE else size.records
     async with asyncio.timeout(TURN_TIMEOUT_S):
         await server.rewind()
         with measure_cost(server.pid) as spent:
@@ -87,13 +73,12 @@ async def _run_turn(server: TransferServer, size: Size) -> tuple[float, Cost]:
 
 
 def _add_rows(cell: Cell, turns_by_server: Mapping[str, Sequence[tuple[float, Cost]]]) -> None:
-    base = [rate for rate, _ in turns_by_server[transfer_servers.LIBRARY]]
+    base = [rate for rate, _ in turns_by_server[LIBRARY]]
     for name, turns in turns_by_server.items():
         rates, costs = [rate for rate, _ in turns], [spent for _, spent in turns]
         cell.add_row(name, RECORDS_PER_CPU, "1/s", *rates)
-        cell.add_row(
-            name, LIBRARY_SHARE, "", *(rate / of for rate, of in zip(rates, base, strict=True))
-        )
+        shares = (rate / of for rate, of in zip(rates, base, strict=True))
+        cell.add_row(name, LIBRARY_SHARE, "", *shares)
         cell.add_row(name, "CPU of a record", "us", *(1e6 / rate for rate in rates))
         paces = (rate * spent.cpu_s / spent.wall_s for rate, spent in turns)
         cell.add_row(name, "records of a second", "1/s", *paces)

@@ -1,80 +1,24 @@
-"""Define what works share: rows, repeats, a common start of all clients, and notes."""
+"""Share what works have in common: a start of all clients together, and failures as notes.
+
+A work is a module with `run(kafka, peer, size) -> Cell`, and its `Size`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from support.waiting import wait_until
 
-from ..client_pool import CLIENT_TIMEOUT_S, ClientPool
-from ..exact_client import ExactClient, connect_clients
+from ..client_pool import CLIENT_TIMEOUT_S, ClientPool, connect_ledgers
 from ..feed import Feed
-from ..figure import median, quantile
-from ..machine import Cost
+from ..ledger import Ledger
 from ..peers.peer import Peer, RunningServer
+from ..results import Cell
 
-PER_CPU = "deliveries of a CPU second"
-PER_SECOND = "deliveries of a second"
-ROUNDS_PER_SECOND = "rounds of a second"
 QUIET_S, SLOW_QUIET_S = 0.1, 1.0  # s without a record; of who is quick, and of who is not
-RATE_FIGURES = (PER_CPU, PER_SECOND)
-PACED_SUFFIX = ", paced"  # ends the case of a bare loop that does not go back to back
-
-
-class Row(NamedTuple):
-    """One number. case: under what (`200 clients`). low, high: of the repeats; n: how many."""
-
-    case: str
-    what: str
-    value: float
-    unit: str
-    low: float
-    high: float
-    n: int
-
-
-@dataclass
-class Cell:
-    """All that one work found of one peer. notes: what a reader must know of it. seconds: that
-    it took, with starting and ending."""
-
-    rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def add_row(self, case: str, what: str, unit: str, *values: float) -> None:
-        """The median of the repeats."""
-        low, high = min(values), max(values)
-        self.rows.append(Row(case, what, median(values), unit, low, high, len(values)))
-
-    def add_note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def add_cost_notes(self, case: str, costs: Sequence[Cost]) -> None:
-        """Say when it was not the server that was measured."""
-        client = median([c.client_cpu_s / c.wall_s for c in costs])
-        ours = median([c.local_cpu_s / c.wall_s for c in costs])
-        server, clients = (median([c.foreign_shares[n] for c in costs]) for n in (0, 1))
-        if client > 0.9:
-            self.add_note(f"{case}: the clients took {client:.0%} of a core; they were the limit")
-        elif ours > 0.9:
-            self.add_note(f"{case}: clients, producer and Kafka took {ours:.0%} of their core")
-        if max(server, clients) > 0.05:
-            taken = f"{server:.0%} of the server's core, {clients:.0%} of the clients'"
-            self.add_note(f"{case}: others took {taken}")
-
-    def add_latencies(self, case: str, repeats: Sequence[Sequence[float]]) -> None:
-        """In ms, from seconds; a quantile is not claimed of fewer samples than it needs."""
-        for name, q, least in (("p50", 0.5, 1), ("p99", 0.99, 100), ("p99.9", 0.999, 1000)):
-            if min(map(len, repeats)) >= least:
-                found = [1000 * quantile(seconds, q) for seconds in repeats]
-                self.add_row(case, f"latency {name}", "ms", *found)
 
 
 @contextmanager
@@ -99,24 +43,17 @@ async def open_pool(
     """So many clients, each of which has shown that it gets every record."""
     async with ClientPool() as crowd:
         await join_clients(crowd, server, peer, client_count, timed_every=timed_every)
-        await warm_up(
-            server,
-            crowd.get_record_count,
-            client_count,
-            client_count if has_own_keys else 0,
-            partitions,
-        )
+        key_count = client_count if has_own_keys else 0
+        await warm_up(server, crowd.get_record_count, client_count, key_count, partitions)
         crowd.arrivals.clear()
         yield crowd
 
 
 @asynccontextmanager
-async def open_reader(
-    server: RunningServer, peer: Peer, partitions: int = 12
-) -> AsyncIterator[ExactClient]:
+async def open_reader(server: RunningServer, partitions: int = 12) -> AsyncIterator[Ledger]:
     """One more client, which reads every byte, and has shown that it gets every record."""
-    reader = ExactClient(peer.wire, server.dictionary)
-    await connect_clients([reader], server.port, server.build_request)
+    reader = Ledger(server.dictionary)
+    await connect_ledgers([reader], server.port, server.build_request)
     try:
         await warm_up(server, lambda: reader.record_count, 1, partition_count=partitions)
         yield reader
@@ -142,31 +79,25 @@ async def warm_up(
 ) -> None:
     """Send a few records, until a round of them has come to everybody, once, and all is still.
 
-    got: records that came, at all clients together. Raises TimeoutError if that does not happen
-    within `PATIENCE`.
+    get_count: of records that came, at all clients together. Raises TimeoutError if that does not
+    happen within `CLIENT_TIMEOUT_S`.
     """
     ends, slow = time.monotonic() + CLIENT_TIMEOUT_S, SLOW_QUIET_S
-    while not await _run_warm_up_round(
-        server.feed, get_count, client_count, key_count, partition_count, slow
-    ):
+    count, due = key_count or partition_count, key_count or partition_count * client_count
+    while not await _run_warm_up_round(server.feed, get_count, count, due, bool(key_count), slow):
         if time.monotonic() > ends:
             raise TimeoutError("no warming round came to everybody, and once")
         slow *= 2  # where a machine pauses for longer, the rest of each round was in the next
 
 
 async def _run_warm_up_round(
-    feed: Feed,
-    get_count: Callable[[], int],
-    client_count: int,
-    key_count: int,
-    partition_count: int,
-    quiet_s: float,
+    feed: Feed, get_count: Callable[[], int], count: int, due: int, has_keys: bool, quiet_s: float
 ) -> bool:
-    """Did one record of each partition, or key, come to everybody? slow: s without a record after
+    """Did one record of each partition, or key, come to everybody? quiet_s: without a record after
     which the rest of them is not waited for."""
-    due = get_count() + (key_count or partition_count * client_count)
-    for n in range(key_count or partition_count):
-        feed.send(key=n if key_count else None)
+    due += get_count()
+    for n in range(count):
+        feed.send(key=n if has_keys else None)
     with suppress(TimeoutError):
         await wait_until(lambda: get_count() >= due, timeout_s=1.0)
     # The rest of a round that is under way must not become part of the next.

@@ -2,7 +2,7 @@
 
 All figures grow in proportion to what was measured, with Spark and Kafka on the same machine, so a
 plan is only a first guess. Each line of a plan says what it is computed from. Nothing says that a
-demand is met: compare the lines with it. When a run of `python -m bench.pipeline` is kept in
+demand is met: compare the lines with it. When a run of `make bench WORK=spark` is kept in
 `bench/results`, its figures replace those here, and its file becomes their source.
 """
 

@@ -8,12 +8,10 @@ import pytest
 
 from bench import paired
 from bench.feed import Wire
-from bench.kafka import MockKafka
-from bench.paired import Turn
+from bench.kafka import Kafka
 from bench.peers.gateway_peer import GatewayPeer
+from bench.results import PER_CPU, Cell, Run
 from bench.works import pace
-from bench.works.work import PER_CPU, Cell
-from gateway.kafka.embedded import EmbeddedKafka
 
 
 def cell(rate: float, latency: float) -> Cell:
@@ -24,16 +22,17 @@ def cell(rate: float, latency: float) -> Cell:
 
 
 def test_a_figure_is_the_median_of_the_ratios_of_its_turns():
-    turns = [
-        Turn("lat", "sse", cell(100, 2), cell(110, 2)),
-        Turn("lat", "sse", cell(200, 2), cell(196, 2)),
-        Turn("lat", "sse", cell(100, 2), cell(99, 3)),
-    ]
-    pairs = paired.pair_up(turns)
-    rate = pairs["lat", "sse", "200 clients", PER_CPU, "1/s"]
+    """Each other turn the new one is first."""
+    run = Run(None, {"date": "today"}, {})
+    for old, new in (((100, 2), (110, 2)), ((200, 2), (196, 2)), ((100, 2), (99, 3))):
+        turn = [("gateway-sse old", cell(*old)), ("gateway-sse new", cell(*new))]
+        for peer, each in reversed(turn) if old[0] == 200 else turn:
+            run.add_cell("lat", peer, each)
+    pairs = paired.pair_up(run)
+    rate = pairs["lat", "gateway-sse", "200 clients", PER_CPU, "1/s"]
     assert (rate.ratio, rate.low, rate.high, rate.n) == (0.99, 0.98, 1.1, 3)
-    assert pairs["lat", "sse", "200 clients", "latency p50", "ms"].ratio == 1
-    assert "| 0.990 | 0.980 | 1.100 | 3 | yes |" in paired.render_markdown({"date": "today"}, turns)
+    assert pairs["lat", "gateway-sse", "200 clients", "latency p50", "ms"].ratio == 1
+    assert "| 0.990 | 0.980 | 1.100 | 3 | yes |" in paired.render_markdown(run)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +45,12 @@ def test_more_of_a_rate_is_better_and_less_of_anything_else(what: str, ratio: fl
 
 
 @pytest.mark.night
-async def test_the_gateway_of_a_checkout_is_the_one_that_runs(tmp_path: Path):
+async def test_the_gateway_of_a_checkout_is_the_one_that_runs(mock: Kafka, tmp_path: Path):
     """The folder that the bench was started in has a gateway, too, and must not come first."""
     package = tmp_path / "gateway"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text("raise SystemExit('the gateway of the checkout')\n")
     size = pace.Size(clients=1, seconds=0.1, repeats=1)
-    with EmbeddedKafka() as embedded, pytest.raises(AssertionError, match="of the checkout"):
-        await pace.run(MockKafka(embedded), GatewayPeer(Wire.SSE, checkout=tmp_path), size)
+    with pytest.raises(AssertionError, match="of the checkout"):
+        await pace.run(mock, GatewayPeer(Wire.SSE, checkout=tmp_path), size)

@@ -83,7 +83,7 @@ def test_the_report_has_a_page_for_every_seed(tmp_path: Path) -> None:
 
 
 def test_the_summary_counts_what_was_found_also_where_there_is_none() -> None:
-    page = build_summary([CLEAN, FOUND], [])
+    page = build_summary([CLEAN, FOUND])
     cells = dict(re.findall(r'<tr><td>([^<]*)</td><td class="number">(?:<span.*?>)?(\d*)', page))
     assert cells["lost"] == "1"
     assert cells["duplicate"] == cells["outside the view"] == cells["aborted"] == "0"

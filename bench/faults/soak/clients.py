@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from bench.client_pool import ClientPool, CountingClient
+from bench.client_pool import ClientPool, WebSocketClient
 from bench.peers.peer import build_sse_request, build_ws_request
 from bench.records import parse_time
 
@@ -57,14 +57,14 @@ class Visitor:
         return build_sse_request(path, self.position)
 
 
-class VisitingClient(CountingClient):
-    """One connection of a visitor."""
+class VisitingClient(WebSocketClient):
+    """One connection of a visitor, on either wire: no ping is in a stream of events."""
 
     __slots__ = ("_tail", "_uncommitted", "lost_future", "visitor", "visitors")
 
     def __init__(self, visitors: Visitors, visitor: Visitor) -> None:
         greeting = WS_GREETING if visitor.is_websocket else SSE_GREETING
-        super().__init__(visitors, visitor.build_request(), greeting, False)
+        super().__init__(visitors, visitor.build_request(), greeting)
         self.visitors = visitors
         self.visitor = visitor
         self.lost_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

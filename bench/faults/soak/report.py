@@ -9,43 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from ..report import build_fault_row
+from ..report import build_fault_row, build_page
 from ..results import FaultResult
 from .result import Sample, SoakResult
 
 CHART_HEIGHT = 120
 COLOURS = ("#2f6fb4", "#c26a00", "#8a3ffc", "#18794e")
 Series = Sequence[tuple[float, float]]
-_STYLE = """
-:root { color-scheme: light dark; }
-body { margin: 0 auto; max-width: 70rem; padding: 1rem; font: 15px/1.45 system-ui, sans-serif; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-td, th { text-align: left; padding: .2rem .5rem; vertical-align: top; overflow-wrap: anywhere;
-  border-bottom: 1px solid #8884; }
-td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-svg { display: block; width: 100%; background: #8881; }
-.label { display: flex; justify-content: space-between; font-size: .8rem; margin-top: .6rem; }
-.bad { color: #d33; }
-"""
 
 
 def build_report(result: SoakResult) -> str:
     """Build the page."""
     problems = list(result.list_problems())
     title = f"Soak of {result.minutes:g} minutes: {'failed' if problems else 'passed'}"
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>",
+    return build_page(
+        title,
+        (
             *(f'<p class="bad">{escape(each)}</p>' for each in problems),
             _build_totals(result),
             *_build_charts(result),
             "<h2>Faults</h2><table>",
             "<tr><th>s</th><th>until</th><th>fault</th><th>effect</th></tr>",
             *map(build_fault_row, result.faults),
-            "</table></body></html>\n",
-        ]
+            "</table>",
+        ),
     )
 
 

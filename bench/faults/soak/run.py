@@ -25,8 +25,8 @@ from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from support.workers import count_connections, find_workers, running_workers
 
-from bench.figure import quantile
 from bench.records import build_value
+from bench.results import quantile
 from gateway.kafka.local import LocalKafka
 
 from ..results import FaultResult

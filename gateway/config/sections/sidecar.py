@@ -247,7 +247,7 @@ class Group(Membership):
     )
     # A member learns of a rebalance from the response to its next heartbeat. While a member
     # restarts, its partitions are not read for 2.0 s with an interval of 3 s, and for 0.2 s with
-    # this one (bench/rebalance.py).
+    # this one (`make bench WORK=rebalance`).
     heartbeat_interval: WaitDuration = Field(
         default=0.2,
         description="Time between two heartbeats; short because a member learns of a rebalance "

@@ -1,4 +1,4 @@
-"""The doctor on runs of Spark that had one thing wrong, or none; bench/pipeline/plant made them."""
+"""The doctor on runs of Spark that had one thing wrong, or none, of support.doctor_scenarios."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from confluent_kafka import Consumer
 from support.brokers import embedded_kafka
+from support.doctor_scenarios import read_stream, run_scenario
 from support.query_progress import build_operator, build_progress
 from support.waiting import block_until
 
-from bench.pipeline.scenarios import read_stream, run_scenario
 from gateway.config.sections.pipelines import Pipelines, Sessions
 from gateway.pipeline.doctor.diagnosis import diagnose
 from gateway.pipeline.doctor.query_run import build_run

@@ -1,6 +1,6 @@
 """Record runs of queries with one fault each, and some without, for the doctor's tests.
 
-    python -m bench.pipeline.scenarios [--only skew] [--keep DIRECTORY]
+    PYTHONPATH=tests python -m support.doctor_scenarios [--only skew] [--keep DIRECTORY]
 
 Each is a small query on two cores; what its listener wrote is kept as
 tests/pipeline/doctor/runs/<name>.jsonl. Those named `.other` have other sizes than the runs by
@@ -24,7 +24,7 @@ from gateway.kafka.local import LocalKafka
 from gateway.pipeline.progress.listener import report_progress
 from gateway.pipeline.progress.records import get_progress_path
 
-RUNS_DIRECTORY = Path(__file__).parents[2] / "tests" / "pipeline" / "doctor" / "runs"
+RUNS_DIRECTORY = Path(__file__).parents[1] / "pipeline" / "doctor" / "runs"
 STATE_STORE_PREFIX = "spark.sql.streaming.stateStore."
 RUN_TIMEOUT_S = 240.0  # s for a run
 WIDE_ROW_CHARS = 200  # characters of a wide row
@@ -317,7 +317,7 @@ def _wait_for_batches(query: Any, batch_count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.pipeline.scenarios", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m support.doctor_scenarios")
     parser.add_argument("--only", action="append", choices=SCENARIOS, help="may be repeated")
     parser.add_argument("--keep", type=Path, default=RUNS_DIRECTORY, help="where to")
     asked = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Restart three replicas one by one behind a proxy: `python -m bench.rolling`.
+"""Restart three replicas one by one behind nginx and behind HAProxy.
 
 A third of the clients each are EventSources over HTTP/1.1, EventSources that share connections over
 HTTP/2 as those of a browser do, and WebSockets; all by TLS. Records are written all the time. Each
@@ -8,15 +8,12 @@ told, so that no second has much more than its share.
 
 All clients share one process, which bounds the rate: clients that are late come back together. At 2
 records a second, 2,000 events for it, one second had up to 2.0 times its share, and at 0.5 a second
-1.3 times (nginx, 1,000 clients, two cores with a load of 6 by others). How late it was is among the
-figures.
+1.3 times (nginx, 1,000 clients, two cores with a load of 6 by others).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -32,17 +29,16 @@ from support.waiting import wait_until
 
 from gateway.hub.wires.wire import END_RETRY_RANGE_S
 
-from .figure import Figure
-from .kafka import Kafka, real_kafka
-from .producer import Producer
-from .results import format_number
+from ..feed import KafkaFeed, sending
+from ..kafka import Kafka
+from ..peers.peer import Peer
+from ..results import Cell
 
 PROXIES: dict[str, type[Proxy]] = {kind.NAME: kind for kind in (Nginx, HaProxy)}
 REPLICA_COUNT = 3
 STREAMS_OF_A_BROWSER = 30
 CONNECTS_AT_ONCE = 50
 TIMEOUT_S = 180.0
-LAG_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -61,13 +57,11 @@ class Restart:
     ended: clients that it told to come back. peak: most of them that came in one second, if that
            was waited for.
     told: when it told each to come back, in seconds from then.
-    lag_s: by how much the clients' own event loop was late at most.
     """
 
     ended_count: int
     peak_count: int
     told_delays_s: Sequence[float]
-    lag_s: float
 
     @property
     def even_count(self) -> float:
@@ -81,31 +75,28 @@ class Restart:
         return max(Counter(int(delay_s) for delay_s in self.told_delays_s).values(), default=0)
 
 
-async def measure(kafka: Kafka, kind: type[Proxy], size: Size = Size()) -> list[Figure]:
-    """Raises AssertionError if a record was lost or came twice."""
-    restarts, lost, twice = await run_rolling_restart(kafka, kind, size)
-    where = f"{kind.NAME}, {size.clients} clients"
-    figures = [
-        Figure(f"{where}: records lost", lost, "records"),
-        Figure(f"{where}: records twice", twice, "records"),
-    ]
-    for number, restart in enumerate(restarts, 1):
-        each, count, even = f"{where}: restart {number}", restart.ended_count, restart.even_count
-        peak = f"{each}, most reconnects of a second to the even spread"
-        figures += [
-            Figure(f"{each}, clients ended", count, "clients"),
-            Figure(f"{peak}, as told", restart.told_peak_count / even, "times", count),
-            Figure(f"{peak}, as they came", restart.peak_count / even, "times", count),
-            Figure(f"{each}, the clients' event loop late at most", 1000 * restart.lag_s, "ms"),
-        ]
-    return figures
+async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
+    cell = Cell()
+    for name, kind in PROXIES.items():
+        restarts, lost, twice = await run_rolling_restart(kafka, kind, size)
+        case = f"{name}, {size.clients:,} clients"
+        cell.add_row(case, "records lost", "", lost)
+        cell.add_row(case, "records twice", "", twice)
+        evens = [each.even_count for each in restarts]
+        told = [each.told_peak_count / even for each, even in zip(restarts, evens, strict=True)]
+        came = [each.peak_count / even for each, even in zip(restarts, evens, strict=True)]
+        cell.add_row(case, "clients ended", "", *(each.ended_count for each in restarts))
+        cell.add_row(case, "most of a second to the even spread, told", "times", *told)
+        cell.add_row(case, "the same, as they came", "times", *came)
+    return cell
 
 
 async def run_rolling_restart(
     kafka: Kafka, kind: type[Proxy], size: Size
 ) -> tuple[list[Restart], int, int]:
     """The restarts, and how many records were lost and came twice, at all clients together."""
-    topic, producer = kafka.create_topic(3), Producer(kafka.bootstrap_servers)
+    topic = kafka.create_unique_topic(3)
+    feed = KafkaFeed(kafka.bootstrap_servers, topic, 3)
     config = build_config(kafka.bootstrap_servers, [topic], listen={"forwarded": ["127.0.0.1"]})
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rolling-")))
@@ -116,10 +107,12 @@ async def run_rolling_restart(
         ports = [replica.port for replica in replicas]
         proxy = await stack.enter_async_context(running_proxy(kind, folder / "proxy", *ports))
         clients = await stack.enter_async_context(_open_clients(proxy, topic, size.clients))
-        async with producer.produce_steadily(topic, 3, size.rate):
+        stack.callback(feed.close)
+        async with sending(feed, size.rate):
             restarts = [await _restart(replica, clients, size) for replica in replicas]
             await _wait_for_return(clients)
-        count = producer.sent_count
+        await feed.flush()
+        count = feed.sent_count
         await _wait_for_records(clients, count)
         await asyncio.sleep(1.0)  # for what comes twice
         lost = sum(count - len(set(client.records)) for client in clients)
@@ -163,19 +156,18 @@ async def _restart(replica: GatewayProcess, clients: Sequence[SecureStream], siz
     def list_ended() -> list[SecureStream]:
         return [client for client in clients if len(client.end_times) > before[client]]
 
-    async with _measured_lag() as lags_s:
-        await replica.stop()
-        await replica.start()
-        if size.waits_for_clients:
-            # Clients that are late have not read it yet, and would not be counted.
-            await wait_until(
-                lambda: len(list_ended()) >= expected_count,
-                lambda: f"of {expected_count} clients, {len(list_ended())} were told of the end",
-                TIMEOUT_S,
-            )
-        ended = list_ended()
-        if size.waits_for_clients:
-            await _wait_for_return(clients)
+    await replica.stop()
+    await replica.start()
+    if size.waits_for_clients:
+        # Clients that are late have not read it yet, and would not be counted.
+        await wait_until(
+            lambda: len(list_ended()) >= expected_count,
+            lambda: f"of {expected_count} clients, {len(list_ended())} were told of the end",
+            TIMEOUT_S,
+        )
+    ended = list_ended()
+    if size.waits_for_clients:
+        await _wait_for_return(clients)
     ends = {client: client.end_times[before[client]] for client in ended}
     returns = [
         next((at for at in client.request_times if at > ends[client]), float("inf"))
@@ -184,27 +176,7 @@ async def _restart(replica: GatewayProcess, clients: Sequence[SecureStream], siz
     first = min(ends.values(), default=0.0)
     by_second = Counter(int(at - first) for at in returns if at < float("inf"))
     told = [client.end_delays_s[before[client]] for client in ended]
-    return Restart(len(ended), max(by_second.values(), default=0), told, max(lags_s))
-
-
-@asynccontextmanager
-async def _measured_lag() -> AsyncIterator[Sequence[float]]:
-    """By how much the event loop was late, looked at all the time while the block lasts."""
-    lags_s = [0.0]
-
-    async def measure_lag() -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due_at = loop.time() + LAG_INTERVAL_S
-            await asyncio.sleep(LAG_INTERVAL_S)
-            lags_s.append(loop.time() - due_at)
-
-    task = asyncio.create_task(measure_lag())
-    try:
-        yield lags_s
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    return Restart(len(ended), max(by_second.values(), default=0), told)
 
 
 async def _wait_for_records(clients: Sequence[SecureStream], count: int) -> None:
@@ -220,36 +192,12 @@ async def _wait_for_records(clients: Sequence[SecureStream], count: int) -> None
 
 
 async def _wait_for_return(clients: Sequence[SecureStream]) -> None:
-    await wait_until(
-        lambda: all(client.is_open for client in clients),
-        lambda: _describe_absent(clients),
-        TIMEOUT_S,
-    )
+    def list_absent() -> list[str]:
+        return [client.describe_state() for client in clients if not client.is_open]
 
-
-def _describe_absent(clients: Sequence[SecureStream]) -> str:
-    absent = [client for client in clients if not client.is_open]
-    return f"{len(absent)} clients are not back: {absent[0].describe_state() if absent else ''}"
+    await wait_until(lambda: not list_absent(), lambda: f"back: {list_absent()[:1]}", TIMEOUT_S)
 
 
 def _describe_missing(behind: Sequence[SecureStream], count: int) -> str:
     state = behind[-1].describe_state() if behind else ""
     return f"at most {len(behind)} clients lack some of {count} records, such as: {state}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.rolling", description=__doc__)
-    parser.add_argument("--proxy", action="append", choices=PROXIES, help="may be repeated")
-    parser.add_argument("--clients", type=int, default=Size.clients, help="default %(default)s")
-    parser.add_argument("--rate", type=float, default=Size.rate, help="records a second")
-    asked = parser.parse_args(arguments)
-    with real_kafka(1) as kafka:
-        for name in asked.proxy or PROXIES:
-            size = Size(asked.clients, asked.rate)
-            for figure in asyncio.run(measure(kafka, PROXIES[name], size)):
-                print(f"{figure.what}: {format_number(figure.value)} {figure.unit}", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Measure how long the console's page keeps a browser busy: `python -m bench.console`.
+"""Measure how long the console's page keeps a browser busy.
 
 A gateway reads 2,000 partitions and has 10,000 clients, which it gets no records for. The page is
 opened in a real Chromium, which reports every task of 50 ms and more by itself (Long Tasks API);
@@ -8,31 +8,29 @@ as good for the page as those of a broker.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from support.admin_api import ADMIN_SECTION, open_admin_api
-from support.gateways import GatewayProcess, build_config, build_route, running_gateway_process
+from support.gateways import build_config, build_route, running_gateway_process
 from support.playwright_page import open_page
 from support.records import RecordToSend, produce_records
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-from . import results
-from .client_pool import ClientPool
-from .figure import Figure, quantile
+from ..client_pool import ClientPool
+from ..peers.gateway_peer import GREETING
+from ..peers.peer import Peer, build_sse_request
+from ..results import Cell, quantile
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
 
 TOPICS = 20
 PAGE_TIMEOUT_MS = 120_000  # until a page has what it waits for, on a busy machine
-LIVE_EVENT = b"event: begin"
 
 # Frames are counted as long as the page is watched; a page in the background has none.
 WATCH_SCRIPT = """
@@ -70,69 +68,60 @@ class Size:
     seconds: float = 15.0
 
 
-async def measure(size: Size = Size()) -> list[Figure]:
-    figures: list[Figure] = []
+async def run(_: object, __: Peer, size: Size) -> Cell:
+    cell = Cell()
     each, remaining = divmod(size.partitions, TOPICS)
-    topics = {
-        f"bench-{number}": each + (number < remaining)
-        for number in range(TOPICS)
-        if each or number < remaining
-    }
+    counts = {f"bench-{number}": each + (number < remaining) for number in range(TOPICS)}
+    topics = {name: count for name, count in counts.items() if count}
     with EmbeddedKafka(topics, fetch_version=11) as kafka:
-        async with _open_console(kafka, topics, size) as (page, _):
+        async with _open_console(kafka, topics, size) as page:
             await page.wait_for_function(
                 "n => document.querySelector('#partition-count').textContent === n",
                 arg=str(size.partitions),
                 timeout=PAGE_TIMEOUT_MS,
             )
-            figures += await _watch(page, "partitions, at rest", asyncio.sleep(size.seconds))
+            await _watch(cell, page, "partitions, at rest", asyncio.sleep(size.seconds))
             scroll = page.evaluate(SCROLL_SCRIPT, ["#grid", size.seconds])
-            figures += await _watch(page, "partitions, scrolling", scroll)
+            await _watch(cell, page, "partitions, scrolling", scroll)
             writes = _write_to_all(kafka, topics, size.seconds)
-            figures += await _watch(page, "partitions, all of them changing", writes)
+            await _watch(cell, page, "partitions, all of them changing", writes)
             await page.evaluate("location.hash = '#clients'")
             await page.locator("#client-rows tr").first.wait_for(timeout=PAGE_TIMEOUT_MS)
-            figures += await _watch(page, "clients, at rest", asyncio.sleep(size.seconds))
+            await _watch(cell, page, "clients, at rest", asyncio.sleep(size.seconds))
             scroll = page.evaluate(SCROLL_SCRIPT, ["#clients .scroll", size.seconds])
-            figures += await _watch(page, "clients, scrolling", scroll)
-    return figures
+            await _watch(cell, page, "clients, scrolling", scroll)
+    return cell
 
 
 @asynccontextmanager
 async def _open_console(
     kafka: EmbeddedKafka, topics: dict[str, int], size: Size
-) -> AsyncIterator[tuple[Page, GatewayProcess]]:
+) -> AsyncIterator[Page]:
     names = list(topics)
-    config = build_config(
-        kafka.bootstrap,
-        names,
-        [build_route(names[0], "value")],
-        kafka={"bootstrap": names},
-        admin={**ADMIN_SECTION},
-    )
-    request = f"GET /events/{names[0]} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    routes = [build_route(names[0], "value")]
+    admin, bootstrap = {**ADMIN_SECTION}, {"bootstrap": names}
+    config = build_config(kafka.bootstrap, names, routes, kafka=bootstrap, admin=admin)
+    request = build_sse_request(f"/events/{names[0]}")
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(running_gateway_process(config))
         pool = await stack.enter_async_context(ClientPool())
-        await pool.open_clients(gateway.port, size.clients, lambda _: request, LIVE_EVENT)
-        admin = await stack.enter_async_context(open_admin_api(gateway))
-        page = await stack.enter_async_context(open_page(f"{admin.base_url}/console"))
+        await pool.open_clients(gateway.port, size.clients, lambda _: request, GREETING)
+        api = await stack.enter_async_context(open_admin_api(gateway))
+        page = await stack.enter_async_context(open_page(f"{api.base_url}/console"))
         await page.evaluate(WATCH_SCRIPT)
-        yield page, gateway
+        yield page
 
 
-async def _watch(page: Page, what: str, meanwhile: Any) -> list[Figure]:
+async def _watch(cell: Cell, page: Page, case: str, meanwhile: Any) -> None:
     """The longest task and frame while something is done."""
     await page.evaluate(RESET_SCRIPT)
     await meanwhile
     seen = await page.evaluate("bench")
     tasks, frames = seen["tasks"], seen["frames"]
-    return [
-        Figure(f"{what}: tasks of 50 ms and more", len(tasks), "tasks"),
-        Figure(f"{what}: longest of them", max(tasks, default=0.0), "ms", len(tasks)),
-        Figure(f"{what}: between two frames, p99", quantile(frames, 0.99), "ms", len(frames)),
-        Figure(f"{what}: between two frames, longest", max(frames), "ms", len(frames)),
-    ]
+    cell.add_row(case, "tasks of 50 ms and more", "", len(tasks))
+    cell.add_row(case, "longest of them", "ms", max(tasks, default=0.0), n=len(tasks))
+    cell.add_row(case, "between two frames, p99", "ms", quantile(frames, 0.99), n=len(frames))
+    cell.add_row(case, "between two frames, longest", "ms", max(frames), n=len(frames))
 
 
 async def _write_to_all(kafka: EmbeddedKafka, topics: dict[str, int], seconds: float) -> None:
@@ -142,25 +131,3 @@ async def _write_to_all(kafka: EmbeddedKafka, topics: dict[str, int], seconds: f
         for topic, partitions in topics.items():
             records = [RecordToSend(b"{}", partition=number) for number in range(partitions)]
             await produce_records(kafka.bootstrap, topic, records)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.console", description=__doc__)
-    parser.add_argument("--partitions", type=int, default=Size.partitions, help="default 2000")
-    parser.add_argument("--clients", type=int, default=Size.clients, help="default 10000")
-    parser.add_argument("--seconds", type=float, default=Size.seconds, help="of each condition")
-    parser.add_argument("--note", default="", help="kept with the result: what else ran meanwhile")
-    parser.add_argument("--dry", action="store_true", help="print, keep nothing")
-    asked = parser.parse_args(arguments)
-    machine = results.describe_machine(asked.note)
-    size = Size(asked.partitions, asked.clients, asked.seconds)
-    measured = {"console": asyncio.run(measure(size))}
-    machine |= results.get_load("after")
-    print(results.render_table(machine, measured))
-    if not asked.dry:
-        print(f"kept in {results.save_figures(machine, measured)}", file=sys.stderr)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
