@@ -102,7 +102,7 @@ GOALS = (
             # 2 at the lookup; the rest is the pause between writes, and the way into the row.
             ("enrich", "bound 2 s at the lookup", "oldest value in a row", 2.5),
             ("restart", "clean, 1,000,000", "start to first batch", 6),
-            ("restart", "snapshot truncated", "start to first batch", 8),
+            ("restart", "snapshot truncated, 1,000,000", "start to first batch", 8),
             ("latency", "micro-batch, stateless", "received p99", 450),
             ("latency", "micro-batch, window count", "received p99", 1000),
             ("latency", "real-time, stateless", "received p99", 50),

@@ -22,7 +22,7 @@ TINY = Size(idle_s=0.3, settle_s=0.1, client_timeout_s=30, max_attack_s=0.3, is_
 async def test_an_attack_runs_and_gives_its_figures(mock: Kafka, name: str):
     found = await measure_attack(mock, (name, ATTACKS[name]), ROOT, TINY)
     assert found.idle and found.attacked
-    assert found.cpu > 0 and found.cpu_idle > 0
+    assert found.cpu > 0
     assert found.callback is not None
     assert min(found.memory) > 1 << 20
     assert found.counts, found.notes
