@@ -85,7 +85,7 @@ class RunResult(NamedTuple):
         """skipped_batches: that are left out, the compiler's."""
         rows = sum(self.batch_rows[skipped_batches:])
         rate = rows / sum(self.batch_seconds[skipped_batches:])
-        cell.add_row(case, "records", "1/s", rate, n=rows)
+        cell.add_row(case, "records", "records/s", rate, n=rows)
 
 
 def measure(cell: Cell, workload: Workload) -> None:
@@ -109,7 +109,7 @@ def _fill_redis(cell: Cell, server: RedisServer, user_count: int) -> None:
     redis = RedisTable(RedisConfig(server.url, KEY_PREFIX, keys_per_command=2000))
     redis.store_rows((f"u{number}", _encode_row(number)) for number in range(user_count))
     redis.close()
-    cell.add_row("Redis is filled", "records", "1/s", user_count / (time.monotonic() - began))
+    cell.add_row("Redis is filled", "records", "records/s", user_count / (time.monotonic() - began))
 
 
 def _measure_misses(

@@ -78,7 +78,7 @@ def _measure_sinks(
             if epoch:
                 rates[name].append(workload.records / taken)
     for name, each in rates.items():
-        cell.add_row(name, "records", "1/s", *each)
+        cell.add_row(name, "records", "records/s", *each)
     ratio = median(rates["exactly once"]) / median(rates["plain sink"])
     cell.add_row("exactly once to plain sink", "ratio", "", ratio, n=workload.rounds)
 

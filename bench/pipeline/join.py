@@ -181,7 +181,7 @@ def _measure_rates(cell: Cell, spark: SparkSession, workload: Workload) -> None:
                 spark, build_settings(kind=kind), data, JoinRule(on, kind=kind), f"join {kind}"
             )
             what = f"join {kind}, {len(data.orders):,} orders and {len(data.payments):,} payments"
-            cell.add_row(what, "records", "1/s", done.rate, n=sum(done.batch_rows[1:]))
+            cell.add_row(what, "records", "records/s", done.rate, n=sum(done.batch_rows[1:]))
             cell.add_row(what, "commit of a batch", "ms", done.commit_ms, n=len(done.batch_rows))
 
 

@@ -122,7 +122,7 @@ def _measure_growth(cell: Cell, spark: SparkSession, workload: Workload) -> None
             raise AssertionError(f"{kept} sessions of {users} users are kept")
         rate = done.batch_rows[at] / done.batch_seconds[at]
         of = f"growth, the batch of new users up to {users:,}"
-        cell.add_row(of, "events", "1/s", rate, n=workload.batch_events)
+        cell.add_row(of, "events", "events/s", rate, n=workload.batch_events)
     cell.add_row(f"{kept:,} open sessions, in files", "state", "bytes/key", stored / kept)
 
 
@@ -147,7 +147,7 @@ def _measure_rates(cell: Cell, spark: SparkSession, workload: Workload) -> None:
             f"{name}: {len(whole):,} sessions as expected, {sum(done.batch_seconds):.0f} s"
         )
         n = sum(done.batch_rows[WARMUP_BATCHES:])
-        cell.add_row(f"{name}, {workload.users:,} users", "events", "1/s", done.rate, n=n)
+        cell.add_row(f"{name}, {workload.users:,} users", "events", "events/s", done.rate, n=n)
 
 
 def _measure_closing(cell: Cell, spark: SparkSession, workload: Workload) -> None:

@@ -1,4 +1,4 @@
-"""Pages state of the pipeline's speed what the newest run of `bench.pipeline` has, or nothing."""
+"""Pages state of the pipeline's speed what the newest runs of `bench` have, or nothing."""
 
 from __future__ import annotations
 
@@ -24,21 +24,13 @@ MEASURED = re.compile(r"measured|percentile|median|\bp\d\d\b")
 
 
 def read_newest_figures() -> dict[str, list[tuple[float, str]]]:
-    """Values and units of the newest run of each measurement that has Spark."""
-    runs = [
-        json.loads(line)
-        for path in sorted((ROOT / "bench" / "results").glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
-    newest = {run["measurement"]: run for run in sorted(runs, key=by_date) if "spark" in run}
-    return {
-        name: [(figure["value"], figure["unit"]) for figure in run["figures"]]
-        for name, run in newest.items()
-    }
-
-
-def by_date(run: dict[str, str]) -> str:
-    return run["date"]
+    """Values and units of the newest run of each work that has Spark."""
+    newest: dict[str, list[tuple[float, str]]] = {}
+    for path in sorted((ROOT / "bench" / "results").glob("*/cells.jsonl")):
+        for cell in map(json.loads, path.read_text().splitlines()):
+            if cell["peer"] == "spark":
+                newest[cell["work"]] = [(value, unit) for _, _, value, unit, *_ in cell["rows"]]
+    return newest
 
 
 KEPT = [figure for figures in read_newest_figures().values() for figure in figures]
