@@ -14,8 +14,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from gateway.formats.codec import Codecs, EncodedData, SchemaNotLoaded
+from gateway.formats.serialization import LATEST_SCHEMA, SchemaSelector, SerializationFormat
 
 TURN_S = 0.02  # of one request, after which the others get their turn
 
@@ -81,6 +84,22 @@ class Turns:
             return await work
         finally:
             await self._begin(self._client.further_turn, self._client.turn, self._shared.turn)
+
+    async def encode(
+        self,
+        codecs: Codecs,
+        format: SerializationFormat,
+        topic: str,
+        is_key: bool,
+        value: Any,
+        schema: SchemaSelector = LATEST_SCHEMA,
+    ) -> EncodedData:
+        """Encode a key or a value; others have their turn while its schema is loaded."""
+        try:
+            return codecs.encode_cached(format, topic, is_key, value, schema)
+        except SchemaNotLoaded:
+            encode = await self.wait_for(codecs.load_encoder(format, topic, is_key, schema))
+        return encode(value)
 
     async def _begin(self, *locks: asyncio.Lock) -> None:
         for lock in locks:

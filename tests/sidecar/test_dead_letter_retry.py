@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from confluent_kafka import Producer
+from starlette.applications import Starlette
 from support.app_server import running_app
 from support.backend import FakeBackend, running_backend
 from support.brokers import KafkaCluster
@@ -22,8 +24,9 @@ from support.registry import FakeRegistry
 from support.sidecars import running_sidecar, wait_until_ready
 from support.simulated_kafka import SimulatedCluster, SimulatedKafka
 from support.virtual_time import run_in_virtual_time
-from support.waiting import wait_until
+from support.waiting import TurnCounter, wait_until
 
+from gateway.config.sections.sidecar import Sidecar
 from gateway.core.delivery.verdict import (
     BackendUnavailable,
     BatchResults,
@@ -32,11 +35,18 @@ from gateway.core.delivery.verdict import (
     Verdict,
 )
 from gateway.core.log.record import TopicPartition
+from gateway.formats.codec import Codecs, EncodedData
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import PartitionRead
 from gateway.kafka.produce.transactional_producer import WrittenOffsets
+from gateway.sidecar.context import Context
 from gateway.sidecar.dead_letter_retry import queue as queue_module
+from gateway.sidecar.dead_letter_retry.component import DeadLetterComponent
 from gateway.sidecar.dead_letter_retry.queue import DeadLetterQueue, DeadLetterRetry
+from gateway.sidecar.http.requests import ParsedBodyMiddleware
+from gateway.sidecar.http.spec import Spec
+from gateway.sidecar.http.status import EXCEPTION_HANDLERS
+from gateway.sidecar.turns import TURN_S
 
 REACTIVE_PATH = "/consumers/deadLetter/reactive"
 ACTIVE_PATH = "/consumers/deadLetter/active"
@@ -416,6 +426,51 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
         body = {"group": setting.group, "topic": setting.topic, "offsets": [unfit]}
         answer = await setting.http.post(f"{ACTIVE_PATH}/offsets", json=body)
         assert answer.status_code == 400, answer.text
+
+
+def create_http_client(kafka: SimulatedKafka, codecs: Any) -> httpx.AsyncClient:
+    """Return a client of a sidecar of this component alone, whose Kafka is simulated."""
+
+    async def authorize(*_: object) -> str:
+        return ""
+
+    context = Context(
+        cast(Any, SimpleNamespace(sidecar=Sidecar.model_validate({"deadLetter": {}}))),
+        cast(Cluster, SimulatedCluster(kafka)),
+        codecs,
+        authorize,
+        Spec(["dead_letter_retry"]),
+    )
+    routes = DeadLetterComponent(context).routes
+    app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
+    transport = httpx.ASGITransport(ParsedBodyMiddleware(app, context.client_memory))
+    return httpx.AsyncClient(transport=transport, base_url="http://sidecar")
+
+
+async def test_values_that_are_handed_in_are_encoded_in_turns():
+    """200 records of a schema with many branches held up all other requests for 16 s."""
+
+    counts: list[int] = []
+
+    class SlowCodecs(Codecs):
+        def encode_cached(self, *args: Any) -> EncodedData:
+            counts.append(turns.count)
+            time.sleep(TURN_S)
+            return EncodedData(b"")
+
+    kafka = SimulatedKafka(random.Random(1))
+    kafka.create_topic("orders", 1)
+    records: list[dict[str, Any]] = [
+        {"topic": "orders", "partition": 0, "offset": offset, "value": "eA=="}
+        for offset in range(10)
+    ]
+    del records[-1]["value"]
+    items = [{"record": record, "processed": False} for record in records]
+    async with create_http_client(kafka, SlowCodecs()) as http:
+        with TurnCounter() as turns:
+            answer = await http.post(ACTIVE_PATH, params={"group": "g"}, json=items)
+    assert "[9].record: is not in Kafka any more" in answer.text
+    assert len(set(counts)) == 9
 
 
 def create_queue(kafka: SimulatedKafka, reads: asyncio.Semaphore) -> DeadLetterQueue:

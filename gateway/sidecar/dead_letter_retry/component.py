@@ -52,7 +52,7 @@ from gateway.sidecar.lookups import (
 )
 from gateway.sidecar.reactive.backend import BackendClient, BatchEncoder, create_http_client
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
-from gateway.sidecar.turns import take_turns
+from gateway.sidecar.turns import Turns, take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -250,19 +250,21 @@ class DeadLetterComponent(Component):
         await self._context.authorize(request, WRITE_SCOPE)
         operation = self._context.spec["writeDeadLetters"]
         data = await read_body(request, MAX_BODY_BYTES)
-        async with take_turns():
-            entries = operation.parse_body(data, request.headers.get("content-type"))
         parameters = operation.parse_parameters(request)
-        items = [entry for entry in entries if not entry.get("processed", False)]
-        topics = sorted({item["record"]["topic"] for item in items})
+        async with take_turns() as turns:
+            entries = operation.parse_body(data, request.headers.get("content-type"))
+            items = [entry for entry in entries if not entry.get("processed", False)]
+            topics = sorted({item["record"]["topic"] for item in items})
+            formats = {topic: self._build_formats({})(topic) for topic in topics}
+            for pair in set(formats.values()):
+                _keep_exact_numbers(data, entries, formats, pair)
+                await turns.pass_on()
         group = parameters["group"]
         await self._context.authorize(request, WRITE_SCOPE, topics, group)
         for topic in topics:
             check_writable(self._context, topic)
             check_not_dead_letters(self._context, topic)
             await self._context.get_topic(topic)
-            async with take_turns():
-                self._keep_exact_numbers(data, entries, topic)
         writer = DeadLetterWriter(
             self._context, group, get_dead_letter_ext(self._context.section, group)
         )
@@ -271,16 +273,21 @@ class DeadLetterComponent(Component):
         size = 0
         with GrowingReservation(self._context.client_memory, HeldPart.PARSED) as held:
             found = await self._read_records(places, held)
-            for index, (item, place) in enumerate(zip(items, places, strict=True)):
-                if (record := found.get(place)) is None:
-                    record = await self._encode_record(item, index)
-                size += record if isinstance(record, int) else record.payload_size
-                if size > MAX_ACCEPTED_BYTES and index:
-                    problem = f"{index + 1} records have over {MAX_ACCEPTED_BYTES} bytes in Kafka"
-                    advice = f"none is written, hand in {index} of them at once"
-                    raise StatusError(413, f"{problem}; {advice}")
-                if isinstance(record, Record):
-                    dead.append(_build_dead_letter(record, item))
+            async with take_turns() as turns:
+                for index, (item, place) in enumerate(zip(items, places, strict=True)):
+                    if turns.is_over():
+                        await turns.pass_on()
+                    if (record := found.get(place)) is None:
+                        pair = formats[place[0].topic]
+                        record = await self._encode_record(turns, item, index, pair)
+                        held.grow(record.payload_size)
+                    size += record if isinstance(record, int) else record.payload_size
+                    if size > MAX_ACCEPTED_BYTES and index:
+                        problem = f"{index + 1} records have over {MAX_ACCEPTED_BYTES} bytes"
+                        advice = f"none is written, hand in {index} of them at once"
+                        raise StatusError(413, f"{problem} in Kafka; {advice}")
+                    if isinstance(record, Record):
+                        dead.append(_build_dead_letter(record, item))
             unwritten, reason, refused = await writer.write(dead)
         if unwritten:
             problem = f"{len(unwritten)} of {len(dead)} are not known to be written: {reason}"
@@ -298,21 +305,6 @@ class DeadLetterComponent(Component):
         if refused:
             raise create_too_large(refused, len(written))
         return build_json_response({"written": len(dead), "processed": len(entries) - len(items)})
-
-    def _keep_exact_numbers(self, data: bytes, entries: Sequence[Any], topic: str) -> None:
-        indexes = [
-            index
-            for index, entry in enumerate(entries)
-            if entry["record"]["topic"] == topic and not entry.get("processed", False)
-        ]
-
-        def select_records(parsed: Sequence[Any]) -> list[Any]:
-            return [parsed[index]["record"] for index in indexes]
-
-        formats = dict(zip(("key", "value"), self._build_formats({})(topic), strict=True))
-        keep_exact_numbers(
-            data, entries, select_records(entries), formats, select_records=select_records
-        )
 
     async def _check_place(self, item: Parameters, index: int) -> Place:
         """Return where Kafka has a record; raises StatusError 400 for an unknown partition."""
@@ -345,22 +337,24 @@ class DeadLetterComponent(Component):
                     found[tp, record.offset] = record if is_kept else record.payload_size
         return found
 
-    async def _encode_record(self, item: Parameters, index: int) -> Record:
+    async def _encode_record(
+        self, turns: Turns, item: Parameters, index: int, formats: Formats
+    ) -> Record:
         """Return a record as it was sent here; raises StatusError 400 if it has no value."""
         fields = item["record"]
         if "value" not in fields:
             problem = "is not in Kafka any more; hand in its value, too"
             raise create_invalid_request(f"[{index}].record", problem)
         tp = parse_tp(fields)
-        key, value = self._build_formats({})(tp.topic)
-        codecs = self._context.codecs
+        encode, codecs = turns.encode, self._context.codecs
+        key, value = fields.get("key"), fields["value"]
         return Record(
             tp,
             int(fields["offset"]),
             -1,
             int(fields.get("timestamp") or 0),
-            (await codecs.encode(key, tp.topic, True, fields.get("key"))).data,
-            (await codecs.encode(value, tp.topic, False, fields["value"])).data,
+            (await encode(codecs, formats[0], tp.topic, True, key)).data,
+            (await encode(codecs, formats[1], tp.topic, False, value)).data,
             parse_headers(fields.get("headers") or {}),
         )
 
@@ -428,6 +422,23 @@ def _format_letter(queued: QueuedDeadLetter) -> dict[str, Any]:
             "timestamp": record.timestamp,
         },
     }
+
+
+def _keep_exact_numbers(
+    data: bytes, entries: Sequence[Any], formats: Mapping[str, Formats], pair: Formats
+) -> None:
+    """Keep them in the records of all topics of a pair of formats: it parses the whole body."""
+    indexes = [
+        index
+        for index, entry in enumerate(entries)
+        if not entry.get("processed", False) and formats[entry["record"]["topic"]] == pair
+    ]
+
+    def select_records(parsed: Sequence[Any]) -> list[Any]:
+        return [parsed[index]["record"] for index in indexes]
+
+    names = dict(zip(("key", "value"), pair, strict=True))
+    keep_exact_numbers(data, entries, select_records(entries), names, select_records=select_records)
 
 
 def _build_dead_letter(record: Record, item: Parameters) -> DeadLetterRecord:

@@ -21,7 +21,6 @@ from gateway.errors import AccessDenied, BrokerUnavailable, FormatError, KafkaEr
 from gateway.formats.codec import (
     LATEST_SCHEMA,
     Codecs,
-    SchemaNotLoaded,
     SchemaSelector,
     SerializationFormat,
 )
@@ -179,14 +178,8 @@ class RecordEncoder:
         value: Any,
     ) -> bytes | None:
         """Encode a key (position 0) or a value (1) with its schema, and load that if needed."""
-        (format, schema), is_key = encodings[position], position == 0
-        try:
-            result = self._codecs.encode_cached(format, topic.name, is_key, value, schema)
-        except SchemaNotLoaded:
-            encode = await turns.wait_for(
-                self._codecs.load_encoder(format, topic.name, is_key, schema)
-            )
-            result = encode(value)
+        format, schema = encodings[position]
+        result = await turns.encode(self._codecs, format, topic.name, position == 0, value, schema)
         encoded.schema_ids[position] = result.schema_id
         return result.data
 
