@@ -215,22 +215,25 @@ class NdjsonProduceResponse(Response):
             await self._has_capacity.wait()
         self._in_flight += len(line_results)
         future: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
-        self._results.put_nowait(future)
         if not records:
             future.set_result([result for result in line_results if result is not None])
-            return
-        try:
-            encoded, results = await self._produce_with_retries(
-                records, lambda index: f"line {numbers[index]}: record"
-            )
-        except GatewayError as exc:
-            code, _, detail = describe_error(exc)
-            failure = {"errorCode": code, "error": detail}
-            future.set_result([failure if result is None else result for result in line_results])
-            return
-        results.add_done_callback(
-            lambda results: _set_results(encoded, results, line_results, future)
-        )
+        else:
+            try:
+                encoded, results = await self._produce_with_retries(
+                    records, lambda index: f"line {numbers[index]}: record"
+                )
+            except GatewayError as exc:
+                code, _, detail = describe_error(exc)
+                failure = {"errorCode": code, "error": detail}
+                future.set_result(
+                    [failure if result is None else result for result in line_results]
+                )
+            else:
+                results.add_done_callback(
+                    lambda results: _set_results(encoded, results, line_results, future)
+                )
+        # Only now that it gets a result: nobody waits for one that an unexpected error prevented.
+        self._results.put_nowait(future)
 
     def _parse_line(self, line: bytes, number: int, records: list[Any]) -> dict[str, Any] | None:
         try:

@@ -7,9 +7,11 @@ import itertools
 import json
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
+from starlette.requests import Request
 from support.brokers import embedded_kafka
 from support.dead_letters import read_committed
 from support.gateways import build_config, create_http_client, running_gateway_process
@@ -17,7 +19,12 @@ from support.ndjson_request import build_chunk, open_ndjson_request, read_json_l
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
 
+from gateway.config.sections.sidecar import Producer
+from gateway.formats.codec import SerializationFormat
 from gateway.kafka.produce.pending_records import compute_partition
+from gateway.sidecar.http.spec import Spec
+from gateway.sidecar.producer.ndjson import NdjsonProduceResponse
+from gateway.sidecar.producer.records import FieldEncoding
 
 kafka = embedded_kafka()
 _number = itertools.count()
@@ -413,6 +420,35 @@ def count_streams() -> int:
     return sum(
         "NdjsonProduceResponse._read" in str(task.get_coro()) for task in asyncio.all_tasks()
     )
+
+
+def create_ndjson_response(receive: Any, produce_records: Any, **settings: Any) -> Any:
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    encodings = [FieldEncoding(SerializationFormat.STRING)] * 2
+    validator = Spec(["producer"]).create_validator("ProduceRecord")
+    return NdjsonProduceResponse(
+        request,
+        Producer.model_validate(settings),
+        asyncio.Event(),
+        validator,
+        encodings,
+        produce_records,
+    )
+
+
+async def test_an_unexpected_error_of_a_line_ends_the_request():
+    """It waited for a result that nobody set, and stayed in memory after its client had gone."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b'{"value":"v"}\n', "more_body": True}
+
+    async def fail(*_: object) -> Any:
+        raise KeyError("value")
+
+    response = create_ndjson_response(receive, fail)
+    async with asyncio.timeout(60):
+        with pytest.raises(KeyError):
+            await response({}, receive, AsyncMock())
 
 
 async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(kafka, name):
