@@ -112,6 +112,8 @@ class ProtobufCodec:
         except (json_format.ParseError, EncodeError, ValueError, TypeError, AttributeError) as exc:
             reason = " ".join(str(exc).split())
             raise FormatError(f"the value does not fit its Protobuf schema: {reason}") from None
+        except KeyError as exc:  # an `Any` of a type such as Int64Value, whose JSON is no object
+            raise FormatError(f"a member {exc} is missing beside '@type'; add it") from None
         except RecursionError:
             raise FormatError("the value is nested too deep; flatten it") from None
 

@@ -284,6 +284,17 @@ def test_parts_that_have_no_json_are_shown_as_their_fields():
     assert schema.decode(corrupt)["any"] == {"@type": "x/Part", "value": "/w=="}
 
 
+def test_an_any_without_the_value_of_its_type_is_refused():
+    """A KeyError came out: the client's mistake was a 500."""
+    schema = ProtobufCodec(
+        'syntax = "proto3"; import "google/protobuf/any.proto"; '
+        'import "google/protobuf/wrappers.proto"; message M { google.protobuf.Any a = 1; }',
+        {},
+    )
+    with pytest.raises(FormatError, match="a member 'value' is missing"):
+        schema.encode({"a": {"@type": "type.googleapis.com/google.protobuf.Int64Value"}})
+
+
 def test_a_value_that_is_too_deep_for_json_is_invalid():
     """A TypeError came out: a group tried the batch again for ever, and polls were answered 500."""
     schema = ProtobufCodec(

@@ -151,6 +151,8 @@ class Validator:
             place = _format_location(location, error.instance_path)
             advice = _get_advice(error, keyword)
             raise create_invalid_request(place, error.message, advice) from None
+        except ValueError:  # the recursion limit of the validator, of 255 levels
+            raise create_invalid_request(location, "is nested too deep", "flatten it") from None
         self._check_names(value, location)
         if self._normalize is not None:
             self._normalize(value)

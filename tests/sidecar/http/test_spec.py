@@ -293,6 +293,13 @@ def test_fields_of_a_record_that_was_read_may_be_sent_back():
     assert record["properties"].keys() == READ_RECORD_FIELDS
 
 
+def test_a_body_that_is_nested_too_deep_is_the_clients_mistake():
+    """The ValueError of the validator was a 500, and the end of an NDJSON request."""
+    body = b'{"records": [{"partition": %b1%b}]}' % (b"[" * 300, b"]" * 300)
+    with pytest.raises(StatusError, match="the body: is nested too deep; flatten it"):
+        EVERY["postData"].parse_body(body)
+
+
 def test_a_value_with_a_semicolon_does_not_end_the_message():
     with pytest.raises(StatusError) as refused:
         parse_body("postData", b'{"records": [], "keySchemaId": "a; b"}')
