@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.client_memory import ClientMemory, HeldPart, estimate_parsed_bytes
 from gateway.config.sections.sidecar import Producer as Section
 from gateway.errors import BrokerUnavailable, GatewayError, KafkaError
 from gateway.formats.exact_values import keep_exact_numbers
@@ -64,6 +65,9 @@ class NdjsonProduceResponse(Response):
     in the order of the lines. Between them is `_results`, a queue of futures in that order, whose
     length is bounded by `_in_flight`. The response starts with the first result.
 
+    It holds the beginning of a line, and lines until they are encoded, and ends the input if these
+    are to be let go of.
+
     Args:
         produce_records: Hands validated records to Kafka; given them, and a function that returns
             the name of a record in messages, by its index.
@@ -76,6 +80,7 @@ class NdjsonProduceResponse(Response):
         request: Request,
         settings: Section,
         draining: asyncio.Event,
+        client_memory: ClientMemory,
         record_validator: Validator,
         encodings: Sequence[FieldEncoding],
         produce_records: ProduceRecords,
@@ -85,6 +90,8 @@ class NdjsonProduceResponse(Response):
         self._request = request
         self._settings = settings
         self._draining = draining
+        self._client_memory = client_memory
+        self._is_released = False
         self._record_validator = record_validator
         self._produce_records = produce_records
         self._formats = map_formats(encodings)
@@ -96,20 +103,23 @@ class NdjsonProduceResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         chunks = self._request.stream()
-        reading = asyncio.create_task(self._read_records(chunks))
+        self._reading = asyncio.create_task(self._read_records(chunks))
         try:
-            await self._write_results(send, receive, reading)
+            await self._write_results(send, receive)
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            del self._reading  # its exception refers to this object: it would be a cycle
             while not self._results.empty():
                 result = self._results.get_nowait()
                 if result is not None:
                     result.cancel()
 
-    async def _write_results(
-        self, send: Send, receive: Receive, reading: asyncio.Task[None]
-    ) -> None:
+    def release_memory(self) -> None:
+        self._is_released = True
+        self._reading.cancel()
+
+    async def _write_results(self, send: Send, receive: Receive) -> None:
         """Send results until the input has ended, then the reason if the client did not end it."""
         has_started = False
         while True:
@@ -126,7 +136,7 @@ class NdjsonProduceResponse(Response):
             self._in_flight -= len(results)
             self._has_capacity.set()
         try:
-            await reading
+            await self._reading
         except InputEnded as exc:
             last_line = orjson.dumps({"errorCode": exc.code, "error": exc.error}) + b"\n"
             await send({"type": "http.response.body", "body": last_line, "more_body": True})
@@ -138,17 +148,31 @@ class NdjsonProduceResponse(Response):
             async for lines in self._iter_lines(chunks):
                 for start in range(0, len(lines), MAX_LINES_PER_WRITE):
                     await self._produce_lines(lines[start : start + MAX_LINES_PER_WRITE])
+                self._client_memory.release(HeldPart.PARSED, self)
+        except asyncio.CancelledError:
+            if not self._is_released:
+                raise
         finally:
+            self._client_memory.release(HeldPart.RECEIVED, self)
+            self._client_memory.release(HeldPart.PARSED, self)
             self._results.put_nowait(None)
+        if self._is_released:  # not in `except`, whose traceback keeps the line that is let go of
+            problem = "too much of memory is in use; go on after the last line with a result"
+            raise InputEnded(UNWRITTEN, problem)
 
     async def _iter_lines(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
         """Yield whole lines as they arrive; raises InputEnded if a line is too long."""
-        rest, max_bytes = b"", self._settings.max_bytes
+        rest, max_bytes = bytearray(), self._settings.max_bytes
         while True:
+            self._client_memory.hold_if_large(HeldPart.RECEIVED, self, len(rest))
             chunk = await self._read_chunk(chunks)
             if chunk is None:
                 break
-            *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else (rest + chunk,)
+            rest += chunk
+            lines: list[bytes] = []
+            if b"\n" in chunk:
+                *lines, last = bytes(rest).split(b"\n")
+                rest = bytearray(last)
             # Lines before one that is too long are still written.
             accepted = list(takewhile(lambda line: len(line) <= max_bytes, lines))
             if accepted:
@@ -157,7 +181,7 @@ class NdjsonProduceResponse(Response):
                 problem = f"line {self._line_number + 1} is over {max_bytes} bytes"
                 raise InputEnded(TOO_LARGE, f"{problem}; send fewer bytes in one")
         if rest:
-            yield [rest]
+            yield [bytes(rest)]
 
     async def _read_chunk(self, chunks: AsyncIterator[bytes]) -> bytes | None:
         """Return the next bytes, None at the end.
@@ -194,6 +218,8 @@ class NdjsonProduceResponse(Response):
         """Wait until lines may be in flight, and write them. One that is no record fails alone."""
         first = self._line_number + 1
         self._line_number += len(lines)
+        size = estimate_parsed_bytes(b"\n".join(lines))
+        self._client_memory.hold_if_large(HeldPart.PARSED, self, size)
         records: list[Any] = []
         numbers: list[int] = []  # the line of each record
         line_results: list[

@@ -239,6 +239,7 @@ class ProducerComponent(Component):
             request,
             self.settings,
             self.context.draining,
+            self.context.client_memory,
             self.record_validator,
             encodings,
             lambda records, describe_record: self.produce(

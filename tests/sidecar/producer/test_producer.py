@@ -19,6 +19,7 @@ from support.ndjson_request import build_chunk, open_ndjson_request, read_json_l
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import wait_until
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config.sections.sidecar import Producer
 from gateway.formats.codec import SerializationFormat
 from gateway.kafka.produce.pending_records import compute_partition
@@ -422,14 +423,17 @@ def count_streams() -> int:
     )
 
 
-def create_ndjson_response(receive: Any, produce_records: Any, **settings: Any) -> Any:
+def create_ndjson_response(
+    receive: Any, produce_records: Any, client_memory: ClientMemory | None = None
+) -> NdjsonProduceResponse:
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
     encodings = [FieldEncoding(SerializationFormat.STRING)] * 2
     validator = Spec(["producer"]).create_validator("ProduceRecord")
     return NdjsonProduceResponse(
         request,
-        Producer.model_validate(settings),
+        Producer(),
         asyncio.Event(),
+        client_memory or ClientMemory(),
         validator,
         encodings,
         produce_records,
@@ -449,6 +453,32 @@ async def test_an_unexpected_error_of_a_line_ends_the_request():
     async with asyncio.timeout(60):
         with pytest.raises(KeyError):
             await response({}, receive, AsyncMock())
+
+
+async def test_a_line_that_does_not_end_counts_and_is_let_go_of():
+    """400 requests with 990 KB of a line each took four times the limit of memory."""
+    client_memory = ClientMemory(1_000_000)
+    sent: list[Any] = []
+    pieces = [bytes(50_000)] * 18
+
+    async def receive() -> Any:
+        if sent:
+            return {"type": "http.request"}
+        if not pieces:
+            client_memory.hold(HeldPart.UNSENT, AsyncMock(), 200_000)
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": pieces.pop(), "more_body": True}
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            sent.append(json.loads(message["body"]))
+
+    response = create_ndjson_response(receive, AsyncMock(), client_memory)
+    async with asyncio.timeout(60):
+        await response({}, receive, send)
+    assert sent[0]["errorCode"] == 503
+    assert "go on after the last line with a result" in sent[0]["error"]
+    assert client_memory.by_part[HeldPart.RECEIVED] == 0
 
 
 async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(kafka, name):
