@@ -34,7 +34,7 @@ from gateway.core.delivery.verdict import (
     SuspectBatch,
     Verdict,
 )
-from gateway.core.log.record import TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.formats.codec import Codecs, EncodedData
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import PartitionRead
@@ -522,6 +522,29 @@ def test_who_looks_through_a_long_queue_lets_others_read_in_between(monkeypatch)
 
     run_in_virtual_time(play())
     assert order == ["a.dlq", "b.dlq"] * 3
+
+
+def test_who_has_dead_letters_does_not_wait_to_read_more(monkeypatch):
+    """120 requests each kept up to 4 MiB while they waited for each other, which was in no account:
+    the process grew to three times its limit."""
+    tp = TopicPartition("orders.dlq", 0)
+
+    async def read_one(cluster: object, tp: TopicPartition, offset: int) -> PartitionRead:
+        await asyncio.sleep(1.0)  # of virtual time
+        return PartitionRead([Record(tp, offset, -1, 0, None, b"v", ())], offset + 1)
+
+    monkeypatch.setattr(queue_module, "read_committed", read_one)
+
+    async def play() -> None:
+        kafka = SimulatedKafka(random.Random(1))
+        kafka.create_topic(tp.topic, 1)
+        kafka.append_records(tp, [b"v"] * 3)
+        queue = create_queue(kafka, asyncio.Semaphore(1))
+        fetched = await asyncio.gather(*(queue.fetch_dead_letters(10, 1000) for _ in range(2)))
+        assert [len(letters) for letters, _ in fetched] == [1, 3]
+        assert [offsets[tp] for _, offsets in fetched] == [1, 3]
+
+    run_in_virtual_time(play())
 
 
 def test_a_wait_for_dead_letters_asks_kafka_twice_a_minute():

@@ -148,6 +148,7 @@ class DeadLetterQueue:
         """Return the next dead letters, and the next offsets of the group after them.
 
         Args:
+            max_records: At most so many; fewer may come while other requests wait to read.
             max_bytes: At most so many bytes of keys and values, but at least one dead letter.
             timeout_s: How long to wait for the first one, in seconds.
         """
@@ -185,7 +186,8 @@ class DeadLetterQueue:
                 next_offsets[record.tp] = record.next_offset
             # All of the portion are taken, so what was skipped after them is done with, too.
             next_offsets |= offsets_after
-            if len(taken) >= max_records:
+            # What is taken is in no account yet, so it does not wait for the turns of others.
+            if len(taken) >= max_records or (taken and self._reads.locked()):
                 break
         return taken, next_offsets
 
