@@ -98,45 +98,47 @@ async def read_committed(
 
 
 async def iter_records_at(
-    cluster: Cluster, tp: TopicPartition, offsets: Iterable[int]
+    cluster: Cluster, tp: TopicPartition, offsets: Iterable[int], reads: asyncio.Semaphore
 ) -> AsyncGenerator[Record, None]:
     """Yield the committed records at some offsets, where there are any, in the order of the log.
 
-    A batch is fetched and decompressed once, whatever it has of them. The caller must close the
-    iterator, and not wait between its records. Raises as `read_committed`.
+    A batch is fetched and decompressed once, whatever it has of them, while holding one of `reads`.
+    The caller must close the iterator, and not wait between its records. Raises as
+    `read_committed`.
     """
     wanted = sorted(set(offsets))
     while wanted:
-        start = wanted[0]
-        # At least one batch is returned, however few bytes are requested.
-        fetched = await _fetch(cluster, tp, start, FetchLimits(max_wait=0.0, max_bytes=1))
-        if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            log = (await fetch_log_bounds(cluster, [tp]))[tp]
-            wanted = [offset for offset in wanted[1:] if offset in log]
-            continue
-        decoding = await _create_decoder(cluster, tp, start, fetched)
-        end = start
-        async with aclosing(
-            iter_slices(decoding, cluster.decompression_slot, BULK_SLICE_RECORDS)
-        ) as slices:
-            async for decoded in slices:
-                _refuse_damaged(tp, start, decoded)
-                end = max(end, decoded.next_offset)
-                places = {offset for offset in wanted if offset < end}
-                for entry in decoded.entries:
-                    if isinstance(entry, Record):
-                        if entry.offset in places:
-                            yield entry
-                    elif isinstance(entry, Gap) and not places.isdisjoint(
-                        range(entry.offset, entry.next_offset)
-                    ):
-                        detail = describe_unreadable(entry)
-                        raise build_partition_failed(tp, detail, ErrorCode.CORRUPT_MESSAGE)
-                wanted = [offset for offset in wanted if offset >= end]
-                if not wanted:
-                    break
-                await asyncio.sleep(0)
-        wanted = [offset for offset in wanted if offset >= max(end, start + 1)]
+        async with reads:
+            start = wanted[0]
+            # At least one batch is returned, however few bytes are requested.
+            fetched = await _fetch(cluster, tp, start, FetchLimits(max_wait=0.0, max_bytes=1))
+            if fetched.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                log = (await fetch_log_bounds(cluster, [tp]))[tp]
+                wanted = [offset for offset in wanted[1:] if offset in log]
+                continue
+            decoding = await _create_decoder(cluster, tp, start, fetched)
+            end = start
+            async with aclosing(
+                iter_slices(decoding, cluster.decompression_slot, BULK_SLICE_RECORDS)
+            ) as slices:
+                async for decoded in slices:
+                    _refuse_damaged(tp, start, decoded)
+                    end = max(end, decoded.next_offset)
+                    places = {offset for offset in wanted if offset < end}
+                    for entry in decoded.entries:
+                        if isinstance(entry, Record):
+                            if entry.offset in places:
+                                yield entry
+                        elif isinstance(entry, Gap) and not places.isdisjoint(
+                            range(entry.offset, entry.next_offset)
+                        ):
+                            detail = describe_unreadable(entry)
+                            raise build_partition_failed(tp, detail, ErrorCode.CORRUPT_MESSAGE)
+                    wanted = [offset for offset in wanted if offset >= end]
+                    if not wanted:
+                        break
+                    await asyncio.sleep(0)
+            wanted = [offset for offset in wanted if offset >= max(end, start + 1)]
 
 
 async def iter_uncommitted(

@@ -272,7 +272,10 @@ class DeadLetterComponent(Component):
         dead: list[DeadLetterRecord] = []
         size = 0
         with GrowingReservation(self._context.client_memory, HeldPart.PARSED) as held:
-            found = await self._read_records(places, held)
+            reading = self._read_records(places, held)
+            found = await run_for_client(request, self._context.draining, reading)
+            if found is None:
+                raise StatusError(503, "the sidecar ends, and none is written; hand them in again")
             async with take_turns() as turns:
                 for index, (item, place) in enumerate(zip(items, places, strict=True)):
                     if turns.is_over():
@@ -329,7 +332,8 @@ class DeadLetterComponent(Component):
         found: dict[Place, Record | int] = {}
         size = 0
         for tp in offsets:
-            async with aclosing(iter_records_at(self._context.cluster, tp, offsets[tp])) as records:
+            records = iter_records_at(self._context.cluster, tp, offsets[tp], self._reads)
+            async with aclosing(records):
                 async for record in records:
                     size += record.payload_size
                     is_kept = size <= MAX_ACCEPTED_BYTES or not found

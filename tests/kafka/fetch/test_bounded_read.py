@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 
 import pytest
@@ -66,7 +67,9 @@ async def test_the_records_at_some_offsets_are_read_a_batch_at_a_time(embedded):
     await produce_batches(embedded.bootstrap)
     async with (
         open_cluster(embedded.bootstrap, "t") as cluster,
-        aclosing(iter_records_at(cluster, T, [3, 1, 2, 2, 99, 9, 1 << 40])) as records,
+        aclosing(
+            iter_records_at(cluster, T, [3, 1, 2, 2, 99, 9, 1 << 40], asyncio.Semaphore())
+        ) as records,
     ):
         found = [await anext(records)]
         embedded.fail(ApiKey.FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -76,6 +79,23 @@ async def test_the_records_at_some_offsets_are_read_a_batch_at_a_time(embedded):
         assert [(record.offset, record.value) for record in found] == [
             (1, b"1"), (2, b"2"), (3, b"3"), (9, b"9"),
         ]  # fmt: skip
+
+
+async def test_who_reads_many_batches_lets_others_read_in_between(embedded):
+    """A body of 6 KB was 60 batches of 5,000 records, and nothing limited how many such read."""
+    embedded.create_topic("t")
+    await produce_batches(embedded.bootstrap)
+    order: list[str] = []
+    async with open_cluster(embedded.bootstrap, "t") as cluster:
+        reads = asyncio.Semaphore(1)
+
+        async def read(name: str) -> None:
+            async with aclosing(iter_records_at(cluster, T, [0, 4, 8], reads)) as records:
+                async for _ in records:
+                    order.append(name)
+
+        await asyncio.gather(read("a"), read("b"))
+    assert order == ["a", "b"] * 3
 
 
 async def test_a_partition_that_has_no_leader_or_another_one_is_to_be_tried_again(embedded):
@@ -133,10 +153,13 @@ async def test_a_damaged_record_is_left_out_of_a_lookup_and_fails_a_committed_re
     async with open_cluster(embedded.bootstrap, "t") as cluster:
         (read,) = [read async for read in iter_uncommitted(cluster, T, 0, 3)]
         assert [record.offset for record in read.records] == [0, 2]
-        around = [record.offset async for record in iter_records_at(cluster, T, [0, 2])]
+        around = [
+            record.offset
+            async for record in iter_records_at(cluster, T, [0, 2], asyncio.Semaphore())
+        ]
         assert around == [0, 2]
         with pytest.raises(PartitionFailed, match="is damaged from 1 to 2"):
-            [record async for record in iter_records_at(cluster, T, [1])]
+            [record async for record in iter_records_at(cluster, T, [1], asyncio.Semaphore())]
         with pytest.raises(PartitionFailed, match="is damaged from 1 to 2") as failed:
             await read_committed(cluster, T, 0)
         assert failed.value.code == ErrorCode.CORRUPT_MESSAGE
