@@ -16,10 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 from weakref import WeakValueDictionary
 
-from gateway.client_memory import ClientMemory, HeldPart
+from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.config import Kafka, Settings
 from gateway.core.channel.channel import Channel, Encoder
 from gateway.core.channel.chunk_ring import RingBudget
@@ -67,7 +67,7 @@ from .client_registry import ClientRegistry
 from .lag_scan import LagScan
 from .pacing import BatchPacing, RateLimiter
 from .shared_catch_up import SharedCatchUps
-from .shared_tail import SharedTail, SteppedTail
+from .shared_tail import ChannelKey, SharedTail, SteppedTail
 from .state_log import log as state_logger
 from .view import View
 
@@ -95,8 +95,6 @@ GROWTH_MEMORY_DIVISOR = 16  # growth of the logs that causes memory to be bounde
 
 _STALLED = frozenset({SLOW, NO_CREDIT, THROTTLED})  # clients that take nothing for now
 
-# Copies of the text of a client's view: in its request, in its parameters, in its filter.
-VIEW_COPIES = 3
 # What `gateway_memory_bytes` lists; the cache is counted apart, by topic.
 MEMORY_PARTS = (
     "cache", "rings", "tables", "backlog", "writes", "keys", "views", "inflated", "dictionaries",
@@ -403,6 +401,10 @@ class Hub:
                 # Other settings ended its reads meanwhile. A follower would keep it for ever.
                 subscription.close()
                 shared_tail.on_client_left(subscription.channel)
+        shared_view = cast("ChannelKey", subscription.channel.key)[0]
+        if view.filters is not shared_view.filters and view.size > MAX_UNCOUNTED_BYTES:
+            # They are equal, and counted once.
+            view = replace(view, filters=shared_view.filters)
         number = next(self._numbers) if handover is None else handover.number
         client = Client(
             self, shared_tail, subscription, wire, start, options,
@@ -706,8 +708,7 @@ class Hub:
             backlog = self._measure_backlog()
         self.snapshots.tables.limit_snapshots()
         views = sum(
-            VIEW_COPIES * shared_tail.view_bytes + shared_tail.tail.size
-            for shared_tail in self.iter_tails()
+            shared_tail.view_bytes + shared_tail.tail.size for shared_tail in self.iter_tails()
         )
         self.memory = {
             "rings": self.rings.bytes,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from sys import getsizeof
 
 from gateway.core.channel.filters import Filters
 from gateway.core.token.resume_token import digest_text
 from gateway.formats import Binary
+
+# Copies of the text of a client's view: in its request, in its parameters, in its filter.
+TEXT_COPIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class View:
         is_pattern: Some topics were found by a pattern, and may have been deleted since.
         digest: The same in every process, so that any replica can tell whether a token is of this
             view. A position is valid for any interval, and tokens name their cluster anyway.
-        size: The length of the view's text in characters, which clients may make long.
+        size: About how many bytes it takes, which clients may make many.
     """
 
     topics: tuple[str, ...]
@@ -41,7 +45,7 @@ class View:
     def __post_init__(self) -> None:
         text = self.text
         object.__setattr__(self, "digest", digest_text(text))
-        object.__setattr__(self, "size", len(text))
+        object.__setattr__(self, "size", TEXT_COPIES * getsizeof(text) + self.filters.size)
         # Computed once, because every connect looks up its channel by it: 1 us each.
         object.__setattr__(self, "_hash", hash((text, self.interval, self.cluster, self.route)))
 

@@ -21,7 +21,7 @@ from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.config import Settings
-from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.core.client.terms import EndReason
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.record import PartitionPosition, TopicPartition
@@ -321,6 +321,21 @@ async def test_rings_are_counted_until_their_channels_are_gone(embedded: Embedde
         client.close()
         await wait_until(lambda: not list(hub.iter_tails()), "its tail is gone")
         assert hub.rings.bytes == 0
+
+
+async def test_equal_filters_of_many_clients_are_kept_once(embedded: EmbeddedKafka):
+    """They were counted once, and each client kept its own."""
+    embedded.create_topic("orders", 1)
+    keys = Condition(one_of=tuple(map(str, range(100))))
+    async with running_hub(embedded) as hub:
+        clients = [
+            await subscribe_client(
+                hub, View(("orders",), Filters((Filter(key=keys),)), "value", "error")
+            )
+            for _ in range(2)
+        ]
+        first, second = (client.view for client in clients)
+        assert first is not None and second is not None and first.filters is second.filters
 
 
 async def test_an_answer_that_is_kept_for_other_clients_counts_as_backlog(embedded: EmbeddedKafka):

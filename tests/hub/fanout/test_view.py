@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 from decimal import Decimal
 
 import pytest
 
+from gateway.core.channel.filter_index import FilterIndex
 from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.hub.fanout.view import View
 
@@ -66,3 +68,23 @@ def test_another_process_gives_a_view_the_same_digest():
         check=True,
     )
     assert said.stdout.encode().split() == [VIEW.digest, CHOSEN.digest]
+
+
+def test_the_size_of_a_view_is_that_of_its_parsed_values():
+    """Three bytes a character were counted of filters that took eleven times as many."""
+    tracemalloc.start()
+    try:
+        values = tuple(map(chr, range(0x4E00, 0x4E00 + 100)))
+        filters = Filters(
+            tuple(
+                Filter(fields=((f"/{n}", Condition(one_of=values[:-1] + (str(n),))),))
+                for n in range(35)
+            )
+        )
+        view = View(("orders",), filters, "value", "error")
+        index: FilterIndex[int] = FilterIndex()
+        index.add(0, filters)
+        used_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 0.5 < view.size / used_bytes < 2
