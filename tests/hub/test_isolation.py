@@ -384,9 +384,9 @@ def a_channel_is_found_without_its_filters(patch: pytest.MonkeyPatch) -> None:
     channel = Hub.get_channel
     firsts: dict[Any, View] = {}
 
-    def get_shared_channel(self: Hub, tail: Any, view: View, wire: Any) -> Any:
+    def get_shared_channel(self: Hub, tail: Any, view: View, wire: Any, options: Any) -> Any:
         first = firsts.setdefault(replace(view, filters=Filters()), view)
-        return channel(self, tail, first, wire)
+        return channel(self, tail, first, wire, options)
 
     patch.setattr(Hub, "get_channel", get_shared_channel)
 

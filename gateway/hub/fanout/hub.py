@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
@@ -64,6 +65,7 @@ from gateway.telemetry.traffic import (
 from .broadcaster import Broadcaster
 from .client import Client, ClientOptions
 from .client_registry import ClientRegistry
+from .client_shares import ClientShares
 from .lag_scan import LagScan
 from .pacing import BatchPacing, RateLimiter
 from .shared_catch_up import SharedCatchUps
@@ -83,6 +85,7 @@ MIN_HEARTBEAT_CHECK_S, MAX_HEARTBEAT_CHECK_S = 0.02, 1.0
 HEARTBEAT_REST_FACTOR = 9  # a check is followed by a rest of so many times what it took
 CHANNELS_PER_SLICE = 1000  # channels that are removed before other tasks get a turn: 3 ms
 CLIENTS_PER_SLICE = 500  # clients that are checked before other tasks get a turn
+FULL_QUIET_PERIOD_S = 60.0  # seconds in which no client was refused, until it is logged again
 LONG_ID_CHARS = 6 * 1024  # longer ids are warned of: by default, proxies allow 8 KB of headers
 
 # `memory` divided by each of these is a limit.
@@ -91,6 +94,7 @@ RINGS_MEMORY_DIVISOR = 4  # the rings of all channels
 WRITES_MEMORY_DIVISOR = 8  # clients' records until Kafka has them
 TABLES_MEMORY_DIVISOR = 4  # `memory` divided by this is what tables may take
 PINNED_MEMORY_DIVISOR = 2  # what cannot be freed; beyond it, new clients are refused
+SHARE_DIVISOR = 4  # of that, what views of one client may take
 GROWTH_MEMORY_DIVISOR = 16  # growth of the logs that causes memory to be bounded at once
 
 _STALLED = frozenset({SLOW, NO_CREDIT, THROTTLED})  # clients that take nothing for now
@@ -150,6 +154,7 @@ class Hub:
         numbers: Iterator[int] | None = None,
         limits: HubLimits = DEFAULT_LIMITS,
         client_memory: ClientMemory | None = None,
+        client_shares: ClientShares | None = None,
     ) -> None:
         self.cluster = cluster
         self.limits = limits
@@ -167,9 +172,11 @@ class Hub:
         self.memory: dict[str, int] = {}
         self.rings = RingBudget(list_rings=self._iter_channels)
         self.client_memory = client_memory or ClientMemory()
-        self.client_memory.limit = settings.memory // PINNED_MEMORY_DIVISOR
+        self.client_shares = client_shares or ClientShares()
+        self._limit_clients()
         self._grown_bytes = 0  # bytes by which the logs grew since memory was bounded last
         self.is_full = False
+        self._full_at = -math.inf  # when it was last, by the loop's clock
         self._numbers = numbers or itertools.count(1)
         self._tails: dict[TailKey, SharedTail] = {}
         self._used_at: dict[str, float] = {}  # when topics had a tail last, by the loop's clock
@@ -298,7 +305,7 @@ class Hub:
         fed, so the caller must move them on (see `EndReason.CHANGED`), except `own_clients`.
         """
         old_security, self.settings = self.kafka.security, settings
-        self.client_memory.limit = settings.memory // PINNED_MEMORY_DIVISOR
+        self._limit_clients()
         self._set_ring_limit()
         if self.kafka.security != old_security:
             self.cluster.replace_security(self.kafka.security)
@@ -372,6 +379,7 @@ class Hub:
             TokenForeign: The resume token is of another cluster or of other topics.
             TokenTooOld: The resume token goes back further than the route allows.
             MemoryFull: Memory has no space for a new client.
+            Busy: The streams of this client take as much as they may.
         """
         handover = options.handover
         if handover is None and self.is_full:
@@ -476,7 +484,7 @@ class Hub:
         return Subscription(
             # No await may follow: the sweep drops a channel that nobody follows yet.
             self.get_channel(
-                shared_tail, self.token_verifier.bind_route(view, options.route), wire
+                shared_tail, self.token_verifier.bind_route(view, options.route), wire, options
             ),
             positions,
             terms,
@@ -532,7 +540,9 @@ class Hub:
         shared_tail.tail.set_issued(int(time.time()))
         return shared_tail
 
-    def get_channel(self, shared_tail: SharedTail, view: View, wire: Wire) -> Channel:
+    def get_channel(
+        self, shared_tail: SharedTail, view: View, wire: Wire, options: ClientOptions
+    ) -> Channel:
         key = view, wire
         channel = shared_tail.channels.get(key)
         if channel is None:
@@ -550,6 +560,9 @@ class Hub:
                 parses_values=bool(view.fields or view.filters.pointers),
                 topics_ending_on_loss=topics_ending_on_loss,
                 ring_budget=self.rings,
+            )
+            self.client_shares.add(
+                options.client_key, channel, view, replaces_other=options.handover is not None
             )
             shared_tail.add_channel(key, channel, view.filters)
         return channel
@@ -659,6 +672,7 @@ class Hub:
         for shared_tail in self.iter_tails():
             for channel in shared_tail.remove_left_channels(CHANNELS_PER_SLICE):
                 self.broadcaster.remove_channel(channel)
+                self.client_shares.remove(channel)
         self._replaced_tails = [each for each in self._replaced_tails if each.channels]
         return any(shared_tail.has_left_channels for shared_tail in self.iter_tails())
 
@@ -728,6 +742,14 @@ class Hub:
         used = sum(sum(hub.memory.values()) for hub in hubs)
         pinned = sum(hub.memory.get(part, 0) for hub in hubs for part in PINNED_PARTS)
         self.is_full = pinned > self.settings.memory // PINNED_MEMORY_DIVISOR
+        if self.is_full:
+            if now - self._full_at > FULL_QUIET_PERIOD_S and self.process_hubs[0] is self:
+                log.warning(
+                    "clients are refused: more than half of `memory` cannot be freed (see "
+                    "gateway_memory_bytes); logged again after %g s without it",
+                    FULL_QUIET_PERIOD_S,
+                )
+            self._full_at = now
         # The logs are what can be freed at any time: they get what the other parts leave.
         logs = [partition_log for hub in hubs for partition_log in hub.logs]
         _shrink_logs(logs, max(0, self.settings.memory - used))
@@ -748,6 +770,13 @@ class Hub:
             + sum(reader.own_bytes for reader in readers)
             + sum(answer.bytes for answer in answers)
         )
+
+    def _limit_clients(self) -> None:
+        limit = self.client_memory.limit = self.settings.memory // PINNED_MEMORY_DIVISOR
+        limits = self.settings.listen.limits
+        # Without limits of one client, one address may be a proxy with all clients behind it.
+        has_limits = limits.per_address or limits.per_identity
+        self.client_shares.max_bytes = limit // SHARE_DIVISOR if has_limits else None
 
     def _set_ring_limit(self) -> None:
         self.rings.limit = self.settings.memory // RINGS_MEMORY_DIVISOR // len(self.process_hubs)

@@ -12,6 +12,7 @@ from gateway.config import Settings
 from gateway.core.client.terms import EndReason
 from gateway.kafka.client.cluster import Cluster
 
+from .client_shares import ClientShares
 from .hub import Hub
 
 if TYPE_CHECKING:
@@ -38,8 +39,16 @@ class Hubs:
         numbers = itertools.count(1)  # one sequence, so that a stream's number is unique in logs
         self.settings = settings
         self.client_memory = ClientMemory()  # its limit is of the settings, which hubs apply
+        client_shares = ClientShares()
         self.by_name = {
-            name: Hub(cluster, settings, name, numbers, client_memory=self.client_memory)
+            name: Hub(
+                cluster,
+                settings,
+                name,
+                numbers,
+                client_memory=self.client_memory,
+                client_shares=client_shares,
+            )
             for name, cluster in clusters.items()
         }
         self.websocket_count = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -32,7 +33,7 @@ from gateway.core.token.resume_token import (
     parse_token,
     seal_token,
 )
-from gateway.errors import AccessDenied, TokenForeign, UnknownTopic
+from gateway.errors import AccessDenied, Busy, TokenForeign, UnknownTopic
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import CLIENTS_PER_SLICE, DEFAULT_LIMITS, Hub, HubLimits
 from gateway.hub.fanout.view import View
@@ -336,6 +337,50 @@ async def test_equal_filters_of_many_clients_are_kept_once(embedded: EmbeddedKaf
         ]
         first, second = (client.view for client in clients)
         assert first is not None and second is not None and first.filters is second.filters
+
+
+async def test_one_client_does_not_keep_others_out_by_large_filters(embedded, caplog):
+    """It filled the half of `memory` that cannot be freed, all others got 503, and no line said so.
+
+    Several clients may still do so, which is logged.
+    """
+    embedded.create_topic("orders", 1)
+    limits = {"limits": {"perAddress": 100}}
+    config = build_config(embedded.bootstrap, ["orders"], memory="64MiB", listen=limits)
+    numbers = itertools.count()
+
+    async def subscribe(client_key: str) -> Client:
+        keys = Condition(one_of=tuple(f"{next(numbers)}-{n}" for n in range(2000)))
+        view = View(("orders",), Filters((Filter(key=keys),)), "value", "error")
+        options = ClientOptions(heartbeat=60, client_key=client_key)
+        return await hub.subscribe(view, LIVE_START, SseWire(), options)
+
+    async def fill(client_key: str) -> list[Client]:
+        clients = [await subscribe(client_key)]
+        with pytest.raises(Busy, match="memory") as refusal:
+            while True:
+                clients.append(await subscribe(client_key))
+        assert refusal.value.status == 429
+        return clients
+
+    async with open_cluster(embedded.bootstrap) as cluster:
+        hub = Hub(cluster, Settings.model_validate(config))
+        await hub.start()
+        try:
+            first = await fill("a")
+            sweep_often(hub)
+            assert not hub.is_full
+            for client_key in "bcde":
+                await fill(client_key)
+            sweep_often(hub)
+            assert hub.is_full
+            assert [text for text in list_warnings(caplog) if "half of `memory`" in text]
+            for client in first:
+                client.close()
+            await wait_until(lambda: not hub.is_full, "what one had is free")
+            await subscribe("a")
+        finally:
+            await hub.close()
 
 
 async def test_an_answer_that_is_kept_for_other_clients_counts_as_backlog(embedded: EmbeddedKafka):
