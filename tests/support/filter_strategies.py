@@ -16,7 +16,8 @@ texts = st.sampled_from(["", "a", "ab", "b", "1", "10", "1.5", "true", "null", "
 numbers = st.sampled_from([0, 1, 2, 10, -1, 2**64, 2**64 + 1, Decimal("1.5"), Decimal("0.1")])
 leaves = texts | st.none() | st.booleans() | st.sampled_from([0, 1, 10, 1.5, 0.1, -1])
 values = st.none() | st.dictionaries(
-    st.sampled_from("ab"), leaves | st.dictionaries(st.just("c"), leaves)
+    st.sampled_from("ab"),
+    leaves | st.dictionaries(st.just("c"), leaves) | st.lists(leaves, max_size=3),
 )
 records = st.builds(
     lambda key, headers, value: Record(
@@ -44,6 +45,8 @@ single_filters = st.builds(
     ),
     st.none() | filter_values,
     st.lists(st.tuples(st.sampled_from("xy"), filter_values), max_size=2),
-    st.lists(st.tuples(st.sampled_from(["/a", "/b", "/a/c"]), filter_values), max_size=2),
+    st.lists(
+        st.tuples(st.sampled_from(["/a", "/b", "/a/c", "/a/1", ""]), filter_values), max_size=2
+    ),
 )
 filter_lists = st.lists(single_filters, max_size=2).map(lambda listed: Filters(tuple(listed)))

@@ -1,9 +1,9 @@
 """Find the filters that a record passes by the record's content, not by asking every filter.
 
 A filter is kept under the values that one of its equalities (or an `in`) requires of the key, a
-header, or a field of the value. A record is looked up by its key, by its headers, and by each field
-in use. The filters found are then asked about the rest of their conditions. Filters without such a
-part are asked about every record.
+header, or a field of the value. A record is looked up by its key, by its headers, and by each of
+its fields that is in use. The filters found are then asked about the rest of their conditions.
+Filters without such a part are asked about every record.
 
 If several parts would do, one whose values have few filters is taken: under a route's `type:
 order`, which all of its clients share, every lookup would find all of them.
@@ -12,11 +12,12 @@ order`, which all of its clients share, every lookup would find all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from gateway.core.log.record import Record
 
-from .filters import Filters, IndexTerm, LazyValue, Path, TermTarget
+from .filters import MISSING, Filters, IndexTerm, LazyValue, Path, TermTarget, get_child
 
 MAX_CHEAP_BUCKET_SIZE = 8  # asking so many filters takes as long as looking up another field
 
@@ -37,14 +38,15 @@ class FilterIndex(Generic[T]):
     called with a record that is no JSON, if filters looked into its value.
 
     Invariant between calls: each item of `_items` is either in `_unindexed` or in one bucket for
-    every value of the terms that `add` chose. No table of a header or field is empty.
+    every value of the terms that `add` chose. No table of a header is empty, and no field without
+    a table and fields below it is kept.
     """
 
     def __init__(self, on_unreadable: Callable[[Record], None] = lambda record: None) -> None:
         self._on_unreadable = on_unreadable
         self._keys: BucketsByValue[T] = {}
         self._headers: dict[str, BucketsByValue[T]] = {}
-        self._fields: dict[Path, BucketsByValue[T]] = {}
+        self._fields: _FieldNode[T] = _FieldNode(())
         self._unindexed: dict[T, Matches] = {}
         self._items: dict[T, None] = {}
 
@@ -109,10 +111,17 @@ class FilterIndex(Generic[T]):
             bucket = self._headers.get(name, {}).get(content)
             if bucket is not None:
                 buckets.append(bucket)
-        for path, table in self._fields.items():
-            bucket = table.get(value.get_text(path))
-            if bucket is not None:
-                buckets.append(bucket)
+        root = self._fields
+        if not (root.buckets or root.children):
+            return buckets
+        present: list[tuple[_FieldNode[T], Any]] = [(root, value.get_value(()))]
+        for node, content in present:  # which grows by the fields below
+            if node.buckets:
+                bucket = node.buckets.get(value.format_text(node.path, content))
+                if bucket is not None:
+                    buckets.append(bucket)
+            if node.children:
+                node.add_present(content, present)
         return buckets
 
     # Where a filter is kept.
@@ -149,20 +158,67 @@ class FilterIndex(Generic[T]):
             return self._keys
         if isinstance(target, str):
             return self._headers.get(target, {})
-        return self._fields.get(target, {})
+        node: _FieldNode[T] | None = self._fields
+        for step in target:
+            node = None if node is None else node.children.get(step)
+        return {} if node is None else node.buckets
 
     def _ensure_table(self, target: TermTarget) -> BucketsByValue[T]:
         if target is None:
             return self._keys
         if isinstance(target, str):
             return self._headers.setdefault(target, {})
-        return self._fields.setdefault(target, {})
+        node = self._fields
+        for depth, step in enumerate(target, 1):
+            node = node.children.setdefault(step, _FieldNode(target[:depth]))
+        return node.buckets
 
     def _remove_table(self, target: TermTarget) -> None:
         if isinstance(target, str):
             self._headers.pop(target, None)
         elif target is not None:
-            self._fields.pop(target, None)
+            self._fields.prune(target)
+
+
+@dataclass(slots=True)
+class _FieldNode(Generic[T]):
+    """A field of the values: the filters that require a text of it, and the fields below it.
+
+    A record is compared with the fields that it has, however many others are in use: 64,000 took
+    40 ms of each record.
+    """
+
+    path: Path
+    buckets: BucketsByValue[T] = field(default_factory=dict)
+    children: dict[str, _FieldNode[T]] = field(default_factory=dict)
+
+    def add_present(self, content: Any, present: list[tuple[_FieldNode[T], Any]]) -> None:
+        """Add the children that a value has, with what it has there."""
+        children = self.children
+        if isinstance(content, dict):
+            if len(children) < len(content):
+                for step, child in children.items():
+                    if step in content:
+                        present.append((child, content[step]))
+            else:
+                for step, found in content.items():
+                    if step in children:
+                        present.append((children[step], found))
+        elif isinstance(content, list):
+            has_few = len(children) < len(content)
+            for step in children if has_few else map(str, range(len(content))):
+                found = get_child(content, step)
+                if step in children and found is not MISSING:
+                    present.append((children[step], found))
+
+    def prune(self, path: Path) -> None:
+        """Remove the nodes on the way to a field that nothing is left of."""
+        if path:
+            child = self.children.get(path[0])
+            if child is not None:
+                child.prune(path[1:])
+                if not (child.buckets or child.children):
+                    del self.children[path[0]]
 
 
 def _iter_levels(filters: Filters) -> Iterator[Filters]:

@@ -191,7 +191,11 @@ class LazyValue:
         return "" if numeral is MISSING else str(numeral)
 
     def get_text(self, path: Path) -> str | None:
-        return _format_value(self, path, self.get_value(path))
+        return self.format_text(path, self.get_value(path))
+
+    def format_text(self, path: Path, content: Any) -> str | None:
+        """Return the content at a path as the text that it is compared as; None if it has none."""
+        return content if type(content) is str else _format_value(self, path, content)
 
 
 @dataclass(frozen=True, slots=True)

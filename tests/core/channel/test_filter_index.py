@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import orjson
 import pytest
 from hypothesis import given
@@ -195,3 +197,22 @@ def test_a_header_twice_in_a_record_finds_its_client_once():
 )
 def test_the_keys_that_filters_name(filters: Filters, keys: set[bytes] | None):
     assert filters.keys == keys
+
+
+@pytest.mark.parametrize("pointer", ["/x{}", "/customer/x{}", "/list/9{}", "/list/0/x{}"])
+def test_fields_that_a_record_does_not_have_are_not_looked_for(pointer):
+    """One client's 64,000 conditions, each on a field of its own, took 40 ms of each record."""
+    filters = [Filter(fields=((pointer.format(n), "1"),)) for n in range(500)]
+    index = build_index(*filters, Filter(fields=(("/list/0/a", "1"),)))
+    record = RECORD._replace(value=orjson.dumps({"customer": {"a": "1"}, "list": [{"a": "1"}]}))
+    calls = list[str]()
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        found = list(index.find(record))
+    finally:
+        sys.setprofile(None)
+    assert found == [500]
+    assert len(calls) < 100
+    for number, each in enumerate(filters):
+        index.remove(number, Filters((each,)))
+    assert list(index.find(record)) == [500]

@@ -77,7 +77,7 @@ def test_the_size_of_a_view_is_that_of_its_parsed_values():
         values = tuple(map(chr, range(0x4E00, 0x4E00 + 100)))
         filters = Filters(
             tuple(
-                Filter(fields=((f"/{n}", Condition(one_of=values[:-1] + (str(n),))),))
+                Filter(fields=((f"/{n}", Condition(one_of=(*values[:-1], str(n)))),))
                 for n in range(35)
             )
         )
