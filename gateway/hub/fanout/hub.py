@@ -16,6 +16,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -44,7 +45,7 @@ from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import LATER_EPOCH_TIMEOUT_S, ReadServices
 from gateway.hub.reads.shared_reads import SharedReads
 from gateway.hub.reads.snapshots import Snapshots
-from gateway.hub.reads.start_lookup import fetch_ends, resolve_starts
+from gateway.hub.reads.start_lookup import LookupTurns, fetch_ends, resolve_starts
 from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
 from gateway.hub.wires.models import Models
@@ -174,6 +175,7 @@ class Hub:
         self.client_memory = client_memory or ClientMemory()
         self.client_shares = client_shares or ClientShares()
         self._limit_clients()
+        self.lookup_turns = LookupTurns()
         self._grown_bytes = 0  # bytes by which the logs grew since memory was bounded last
         self.is_full = False
         self._full_at = -math.inf  # when it was last, by the loop's clock
@@ -384,7 +386,8 @@ class Hub:
         handover = options.handover
         if handover is None and self.is_full:
             raise MemoryFull
-        deadline = asyncio.get_running_loop().time() + self._get_ready_timeout(view)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._get_ready_timeout(view)
         with self.topics.hold(view.topics):
             # The stream of a client that resumes stays open while its topic is missing: the topic
             # may be created again. A topic found by a pattern may have been deleted since.
@@ -399,11 +402,17 @@ class Hub:
                     handover_route=None if handover is None else handover.route,
                 )
                 start = replace(start, token=token)
+            turn: AbstractAsyncContextManager[None] = nullcontext()
+            if start.since is not None or start.until is not None:
+                turn = self.lookup_turns.get(options.client_key, has_end=start.until is not None)
             while True:
-                shared_tail = self._get_shared_tail(view)
-                subscription = await self._create_subscription(
-                    shared_tail, view, start, wire, options, deadline
-                )
+                waits_since = loop.time()
+                async with turn:
+                    deadline += loop.time() - waits_since  # Kafka has had no chance to answer
+                    shared_tail = self._get_shared_tail(view)
+                    subscription = await self._create_subscription(
+                        shared_tail, view, start, wire, options, deadline
+                    )
                 if self._tails.get((view.topics, view.interval)) is shared_tail:
                     break
                 # Other settings ended its reads meanwhile. A follower would keep it for ever.

@@ -6,8 +6,9 @@ import asyncio
 import math
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
-from gateway.core.client.terms import PartitionPredicate
+from gateway.core.client.terms import ClientKey, PartitionPredicate
 from gateway.core.log.partition_reader import LATEST, TimestampStart
 from gateway.core.log.record import (
     NO_EPOCH,
@@ -24,6 +25,28 @@ from .backfill_reader import BackfillReader
 
 OTHERS_TIMEOUT_S = 0.25  # seconds that a start by time waits for more partitions than the first
 ENDS_TIMEOUT_S = 10.0  # seconds that a client waits for where its partitions end
+MAX_LOOKUPS_AT_ONCE = 16  # streams of one client that look up starts or ends
+
+
+class LookupTurns:
+    """Let the streams of one client take turns in looking up starts and ends.
+
+    Each has a task for each partition meanwhile: 1,000 streams of one client at once, of 100
+    partitions, took 170 MiB and kept all others waiting for 8 s. Those with an end wait apart, as
+    they may wait for `ENDS_TIMEOUT_S`.
+    """
+
+    def __init__(self) -> None:
+        self._turns: WeakValueDictionary[tuple[ClientKey, bool], asyncio.Semaphore]
+        self._turns = WeakValueDictionary()
+
+    def get(self, client_key: ClientKey, *, has_end: bool) -> asyncio.Semaphore:
+        """Return what a stream of this client holds while it looks up."""
+        key = client_key, has_end
+        turns = self._turns.get(key)
+        if turns is None:
+            turns = self._turns[key] = asyncio.Semaphore(MAX_LOOKUPS_AT_ONCE)
+        return turns
 
 
 async def resolve_starts(

@@ -25,6 +25,7 @@ from gateway.config import Settings
 from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.core.client.terms import EndReason
 from gateway.core.error_code import ErrorCode
+from gateway.core.log.partition_reader import Start
 from gateway.core.log.record import PartitionPosition, TopicPartition
 from gateway.core.token.resume_token import (
     TokenWriter,
@@ -38,6 +39,7 @@ from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import CLIENTS_PER_SLICE, DEFAULT_LIMITS, Hub, HubLimits
 from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.reads.start_lookup import MAX_LOOKUPS_AT_ONCE
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.protocol.requests import MetadataRequest
@@ -298,6 +300,44 @@ async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(e
         client = await subscribe_client(hub, view, StreamStart(origin="earliest"))
         (shared_tail,) = hub.iter_tails()
         assert client.subscription.channel in shared_tail.channels.values()
+
+
+async def test_streams_of_one_client_take_turns_in_looking_up_where_they_start(
+    embedded, monkeypatch
+):
+    """Each had a task for each partition, and all began in one turn of the loop."""
+    embedded.create_topic("orders", 1)
+    topics = [{"name": "orders", "partitionReadyTimeout": "1m"}]
+    asked, go_on = list[TopicPartition](), asyncio.Event()
+
+    async with open_cluster(embedded.bootstrap) as cluster:
+        hub = Hub(cluster, Settings.model_validate(build_config(embedded.bootstrap, topics)))
+        await hub.start()
+        resolve_start = hub.backfill_reader.resolve_start
+
+        async def resolve_late(tp: TopicPartition, start: Start) -> PartitionPosition:
+            asked.append(tp)
+            await go_on.wait()
+            return await resolve_start(tp, start)
+
+        def subscribe(client_key: str, start: StreamStart) -> asyncio.Task[Client]:
+            options = ClientOptions(heartbeat=60, client_key=client_key)
+            return asyncio.create_task(hub.subscribe(ALL, start, SseWire(), options))
+
+        monkeypatch.setattr(hub.backfill_reader, "resolve_start", resolve_late)
+        from_start = StreamStart(origin="earliest")
+        try:
+            count = 2 * MAX_LOOKUPS_AT_ONCE
+            waiting = [subscribe("a", from_start) for _ in range(count)]
+            await asyncio.gather(*(subscribe("a", LIVE_START) for _ in range(count)))
+            waiting.append(subscribe("b", from_start))
+            await wait_until(lambda: len(asked) > MAX_LOOKUPS_AT_ONCE, "another client is not held")
+            assert len(asked) == MAX_LOOKUPS_AT_ONCE + 1
+            go_on.set()
+            await asyncio.gather(*waiting)
+            assert len(asked) == count + 1
+        finally:
+            await hub.close()
 
 
 async def test_rings_are_counted_until_their_channels_are_gone(embedded: EmbeddedKafka):
