@@ -149,10 +149,10 @@ LEVELS = ("debug", "info", "warning", "error")
 COMPONENTS = (
     "api", "config", "formats", "hub", "hub.fanout", "hub.reads", "hub.wires", "kafka",
     "kafka.client", "kafka.fetch", "kafka.group", "kafka.produce", "sidecar",
-    "sidecar.consumer", "sidecar.http", "sidecar.ksqldb", "sidecar.producer", "sidecar.reactive",
-    "sidecar.replay", "telemetry", "web", "web.access", "web.admin", "web.app",
-    "web.console", "web.demo", "web.exchange", "web.http", "web.routing", "web.streams",
-    "web.websocket", "web.workers",
+    "sidecar.consumer", "sidecar.dead_letter_retry", "sidecar.http", "sidecar.ksqldb",
+    "sidecar.producer", "sidecar.reactive", "sidecar.replay", "telemetry", "web", "web.access",
+    "web.admin", "web.app", "web.console", "web.demo", "web.exchange", "web.http",
+    "web.routing", "web.streams", "web.websocket", "web.workers",
 )  # fmt: skip
 # Those of the process that runs Spark jobs, which reads the same configuration.
 PIPELINE_COMPONENTS = (
