@@ -150,10 +150,7 @@ async def test_the_image_streams_from_kafka_and_says_that_it_is_healthy(image, e
             *image.build_command(*check[2:]), env=variables
         )
         assert await asked.wait() == 0
-        # What `docker run --read-only --cap-drop ALL --security-opt no-new-privileges` is.
-        status = read_status(process.pid)
-        for line in ("Uid:\t65534", "NoNewPrivs:\t1", "CapBnd:\t0000000000000000"):
-            assert line in status
+        check_confinement(process.pid)
     finally:
         process.terminate()
         assert await process.wait() == 0, log_path.read_text()
@@ -163,8 +160,11 @@ async def test_the_image_streams_from_kafka_and_says_that_it_is_healthy(image, e
     assert await gone.wait() != 0
 
 
-def read_status(pid: int) -> str:
-    return Path(f"/proc/{pid}/status").read_text()
+def check_confinement(pid: int) -> None:
+    """As of `docker run --read-only --cap-drop ALL --security-opt no-new-privileges`."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    for line in ("Uid:\t65534", "NoNewPrivs:\t1", "CapBnd:\t0000000000000000"):
+        assert line in status
 
 
 @pytest.mark.needs("buildah", "debootstrap")
@@ -209,9 +209,7 @@ async def test_the_image_of_jobs_runs_one_and_ends_it_after_its_batch(
         await wait_until(
             lambda: "1 rows in" in log_path.read_text(), log_path.read_text, timeout_s=300
         )
-        status = read_status(process.pid)
-        for line in ("Uid:\t65534", "NoNewPrivs:\t1", "CapBnd:\t0000000000000000"):
-            assert line in status
+        check_confinement(process.pid)
     finally:
         process.terminate()
         assert await process.wait() == 0, log_path.read_text()

@@ -143,9 +143,7 @@ async def gateway(shared_gateway: AnyGateway) -> AsyncIterator[AnyGateway]:
         for route, told in (await routes_of(http)).items():
             if told["paused"]:
                 assert (await http.post(f"/routes{route}/resume")).status_code == 200
-        async with asyncio.timeout(WAIT_TIMEOUT_S):
-            while await list_streams(http):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await none_listed(http)
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ async def _iter_rows(
     Raises StatusError 401 when `get_lifetime()` seconds are over.
     """
     loop = asyncio.get_running_loop()
-    deadline = None if timeout_s is None else loop.time() + timeout_s
+    deadline = math.inf if timeout_s is None else loop.time() + timeout_s
     ending = [asyncio.create_task(end()) for end in ends]
     source, count = aiter(rows), 0
     next_row: asyncio.Future[Any] | None = None
@@ -172,10 +172,7 @@ async def _iter_rows(
             # A task for each row: a timeout around `anext` would cancel the generator, which could
             # not go on afterwards.
             next_row = asyncio.ensure_future(anext(source))
-            lifetime_s = get_lifetime()
-            remaining_s = lifetime_s
-            if deadline is not None:
-                remaining_s = min(remaining_s, max(0.0, deadline - loop.time()))
+            remaining_s = min(get_lifetime(), max(0.0, deadline - loop.time()))
             await asyncio.wait(
                 [next_row, *ending],
                 timeout=None if remaining_s == math.inf else remaining_s,
