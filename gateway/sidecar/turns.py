@@ -124,7 +124,8 @@ async def take_turns(before_wait: Callable[[], None] | None = None) -> AsyncIter
     `before_wait` is called before the first of these, to count what is kept while others convert.
     The next request begins at once if it has time left of the 20 ms.
     """
-    shared = _shared.setdefault(asyncio.get_running_loop(), _Shared())
+    loop = asyncio.get_running_loop()
+    shared = _shared.get(loop) or _shared.setdefault(loop, _Shared())
     client = shared.clients.setdefault(current_client.get(), _Client())
     turns = Turns(shared, client, before_wait)
     try:

@@ -35,8 +35,8 @@ class PartitionState:
     """The state of one partition, owned by a consumer's `PrefetchFetcher`.
 
     Invariants between calls: either `position` is known or `offset_spec` says how to find it.
-    `records` are in offset order, from `position` on and below `fetch_offset`. If `records` is
-    empty, `position` equals `fetch_offset`. `lineage` has increased since any request whose answer
+    `records` are in offset order, from `position` on and below `fetch_offset`, and `_sizes` has the
+    size of each. If `records` is empty, `position` equals `fetch_offset`. `lineage` has increased since any request whose answer
     must not be used. Times are seconds of one monotonic clock.
 
     Attributes:
@@ -85,6 +85,7 @@ class PartitionState:
     is_stopped: bool = False
     lineage: int = 0
     records: deque[Record] = field(default_factory=deque)
+    _sizes: deque[int] = field(default_factory=deque, init=False)  # taking computes none again
     buffered_bytes: int = 0
     in_flight: object | None = None
     min_bytes: int = 0
@@ -123,7 +124,8 @@ class PartitionState:
         self.discard_in_flight()
         # A record of a later epoch before `end` is of the lost log, too.
         while self.records and (self.records[-1].offset >= end or self.records[-1].epoch > epoch):
-            self.buffered_bytes -= prefetched_size(self.records.pop())
+            self.records.pop()
+            self.buffered_bytes -= self._sizes.pop()
         # Go on behind the last record that is kept, not at `end`: offsets between that held nothing
         # in the lost log may hold records now. Its epoch is named, too, so that the leader finds
         # out if the logs part even earlier (KIP-320).
@@ -156,8 +158,10 @@ class PartitionState:
     def add_fetched(self, entries: Sequence[Entry], fetch_offset: int, epoch: int) -> None:
         for entry in entries:
             if isinstance(entry, Record):
+                size = prefetched_size(entry)
                 self.records.append(entry)
-                self.buffered_bytes += prefetched_size(entry)
+                self._sizes.append(size)
+                self.buffered_bytes += size
         self.fetch_offset, self.is_cut_off, self.failures = fetch_offset, False, 0
         if epoch >= 0:
             self.fetch_epoch = epoch
@@ -171,19 +175,19 @@ class PartitionState:
         if self.records:
             assert self.position is not None
             self.discard_in_flight()
-            self.records.clear()
-            self.buffered_bytes, self.is_cut_off = 0, False
+            self._clear_records()
+            self.is_cut_off = False
             self.fetch_offset, self.fetch_epoch = self.position, self.epoch
 
     def take(self, max_records: int, max_bytes: int) -> list[Record]:
         """Return the next records, and advance the position. The first may exceed `max_bytes`."""
         taken: list[Record] = []
         while self.records and len(taken) < max_records:
-            size = prefetched_size(self.records[0])
+            size = self._sizes[0]
             if taken and size > max_bytes:
                 break
             taken.append(self.records.popleft())
-            self.buffered_bytes -= size
+            self.buffered_bytes -= self._sizes.popleft()
             max_bytes -= size
         if taken:
             self.position, self.epoch = taken[-1].next_offset, taken[-1].epoch
@@ -228,10 +232,14 @@ class PartitionState:
             self.epoch_starts.append((offset, epoch))
             del self.epoch_starts[:-MAX_KNOWN_EPOCHS]
 
+    def _clear_records(self) -> None:
+        self.records.clear()
+        self._sizes.clear()
+        self.buffered_bytes = 0
+
     def _clear(self) -> None:
         self.discard_in_flight()
-        self.records.clear()
-        self.buffered_bytes = 0
+        self._clear_records()
         self.offset_spec = None
         self.is_cut_off = False
         self.is_stopped = False
