@@ -20,7 +20,7 @@ MIN_COMPRESS_BYTES = 256
 # First bytes of frames: FIN, reserved bits and opcode.
 _TEXT = 0x81  # a whole text message
 _DEFLATED_TEXT = 0xC1  # the same with RSV1, which says that it is compressed
-_BINARY, _CLOSE, _PING, _PONG = 0x82, 0x88, 0x89, 0x8A
+_CLOSE, _PING, _PONG = 0x88, 0x89, 0x8A
 _MAX_REASON_BYTES = 123  # bytes: a control frame has at most 125, and the code takes two
 
 
@@ -77,10 +77,6 @@ def insert_member(frames: bytes, member: bytes) -> bytes:
         completed.append(_build_frame(first, head + frames[start:end]))
         pos = end
     return completed[0] if len(completed) == 1 else b"".join(completed)
-
-
-def encode_binary(payload: bytes) -> bytes:
-    return _build_frame(_BINARY, payload)
 
 
 def encode_ping(payload: bytes) -> bytes:

@@ -66,22 +66,17 @@ async def serve_websocket(
         return
     session = Session(routes, HandshakeScope(scope), get_bearer_token(connection), slot)
     try:
-        await _accept_handshake(scope, receive, send)
+        socket = await _accept_handshake(session, scope, receive, send)
     except BaseException:
         slot()
         raise
-    # From here on the session owns the slot. Nothing may be awaited before the takeover.
-    take_over = scope.get("extensions", {}).get(TAKEOVER)
-    socket: Socket | None = None if take_over is None else take_over(session)
-    query = get_query_pairs(connection)
-    if socket is not None:
-        session.start(socket, match, query)
+    # From here on the session owns the slot.
+    session.start(socket, match, get_query_pairs(connection))
+    if isinstance(socket, AsgiSocket):
+        session.start_task(session.open_path_stream(connection))
+        await socket.run()
+    else:
         await session.open_path_stream(connection)
-        return
-    asgi_socket = AsgiSocket(session, receive, send)
-    session.start(asgi_socket, match, query)
-    session.start_task(session.open_path_stream(connection))
-    await asgi_socket.run()
 
 
 async def _admit_handshake(
@@ -129,10 +124,26 @@ def _warn_of_lone_token() -> None:
     log.warning("a WebSocket was refused: %s", LONE_TOKEN_MESSAGE)
 
 
-async def _accept_handshake(scope: Scope, receive: Receive, send: Send) -> None:
+async def _accept_handshake(
+    listener: MessageListener, scope: Scope, receive: Receive, send: Send
+) -> Socket:
     await receive()  # `websocket.connect`
     subprotocol = SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", ()) else None
     await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
+    take_over = scope.get("extensions", {}).get(TAKEOVER)
+    return AsgiSocket(listener, receive, send) if take_over is None else take_over(listener)
+
+
+class DeafListener:
+    """The listener of a socket that is closed as soon as it is accepted."""
+
+    is_busy = False
+
+    def on_message(self, message: str | bytes) -> None: ...
+
+    def on_drained(self) -> None: ...
+
+    def on_closed(self, code: int, reason: str) -> None: ...
 
 
 async def _refuse_after_accept(
@@ -143,12 +154,12 @@ async def _refuse_after_accept(
     If the handshake were refused, a browser would tell the page no more than if there were no
     server, whatever the status (WHATWG WebSockets 4).
     """
-    await _accept_handshake(scope, receive, send)
+    socket = await _accept_handshake(DeafListener(), scope, receive, send)
     error = {"code": problems.get_code(exc), **problems.build_members(exc)}
-    for text in iter_texts(WebSocketWire().build_message("error", error)):
-        await send({"type": "websocket.send", "text": text})
-    reason = f"{exc.title.lower()}; come back later"
-    await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": reason})
+    socket.write(WebSocketWire(deflate=socket.deflate).build_message("error", error))
+    socket.close(TRY_AGAIN_LATER, f"{exc.title.lower()}; come back later")
+    if isinstance(socket, AsgiSocket):
+        await socket.run()
 
 
 async def _refuse_handshake(response: Response, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,15 +1,13 @@
 """Serve the handshake of a WebSocket by ASGI, and then a `WebSocketConnection`.
 
 It is uvicorn's `ws` class, together with `GatewayProtocol`, which has read the head within its
-limits. An application that accepts may take the connection over at once, before it awaits anything
-else:
+limits. ASGI ends with the handshake: an application that accepts takes the connection over.
 
     await send({"type": "websocket.accept"})
-    socket = scope["extensions"][TAKEOVER](listener)    # a `Socket`; None if it is too late
+    socket = scope["extensions"][TAKEOVER](listener)    # a `Socket`
 
 The listener is then called with what the client sends, and the ASGI call may return. Its task, its
-scope and this protocol are freed, and the connection stays. An application that does not take the
-connection over receives and sends by ASGI.
+scope and this protocol are freed, and the connection stays.
 
 A connect to `/ws` takes 1.1 times the CPU of one with a GET of `/health/live`.
 """
@@ -18,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
@@ -32,7 +29,6 @@ from gateway.client_memory import ClientMemory, HeldPart
 from gateway.web.http import certificate
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection
-from gateway.wire import websocket
 from gateway.wire.message_reader import MessageReader
 
 from .connection import (
@@ -57,25 +53,23 @@ _ping_schedulers: WeakKeyDictionary[ServerState, PingScheduler] = WeakKeyDiction
 
 
 class ClientDisconnected(OSError):
-    """An application sends to a client that is gone, or whose connection was taken over.
+    """An application answers a client that is gone, or whose connection it has taken over.
 
     ASGI wants a subclass of OSError, which applications and frameworks ignore.
     """
 
 
 class WebSocketProtocol(asyncio.Protocol):
-    """The handshake of one WebSocket, and its ASGI events.
+    """The handshake of one WebSocket.
 
     Created by `GatewayProtocol` for a request to upgrade. It is the transport's protocol until the
-    application accepts; then the `WebSocketConnection` is. If the application does not take the
-    connection over, this object stays as its listener and queues messages as ASGI events.
+    application accepts; then the `WebSocketConnection` is.
 
     To change a limit of connections, derive a class with another `CONNECTION_CLASS`.
     """
 
     CONNECTION_CLASS: type[WebSocketConnection] = WebSocketConnection
     LINGER_S = 2.0
-    MAX_QUEUED_EVENTS = 32  # messages that wait for the application before no more are read
 
     def __init__(
         self,
@@ -88,16 +82,13 @@ class WebSocketProtocol(asyncio.Protocol):
         self._server_state = server_state
         self._app_state = app_state
         self._loop = _loop or asyncio.get_running_loop()
-        # What the application has not received yet, and what it waits for when there is nothing.
-        self._events: deque[dict[str, Any]] = deque([{"type": "websocket.connect"}])
-        self._receive_waiter: asyncio.Future[None] | None = None
-        self._writable = asyncio.Event()  # unset while the connection is full
-        self._writable.set()
-        self._connection: WebSocketConnection | None = None  # from the accept on
+        self._is_connect_received = False
+        self._disconnected = asyncio.Event()
+        self._connection: WebSocketConnection | None = None  # from the accept to the takeover
         # The response that the application sends instead of an accept: status, headers, and the
         # body so far.
         self._denial_response: tuple[int, Headers, bytes] | None = None
-        self._is_closed = self._is_taken_over = False
+        self._is_closed = False  # refused, lost or taken over
         self._timer: asyncio.TimerHandle | None = None
 
     def start_handshake(
@@ -171,22 +162,20 @@ class WebSocketProtocol(asyncio.Protocol):
         except ClientDisconnected:
             pass
         except asyncio.CancelledError:  # the server shuts down, and has waited long enough
-            self._close_for_restart()
+            self._fail(HTTPStatus.SERVICE_UNAVAILABLE)
             raise
         except BaseException:
             log.exception("the application failed on a WebSocket")
-            self._close_after_error()
+            self._fail(HTTPStatus.INTERNAL_SERVER_ERROR)
         else:
-            if self._connection is None and not self._is_closed:
-                log.error("the application neither accepted nor refused a WebSocket")
-                self._close_after_error()
-            elif self._connection is not None and not self._is_taken_over:
-                self._connection.close(1000)
+            if not self._is_closed:
+                log.error("the application neither took over nor refused a WebSocket")
+                self._fail(HTTPStatus.INTERNAL_SERVER_ERROR)
 
-    def _close_after_error(self) -> None:
+    def _fail(self, status: HTTPStatus) -> None:
         if self._connection is None:
-            self._reject(HTTPStatus.INTERNAL_SERVER_ERROR)
-        elif not self._is_taken_over:
+            self._reject(status)
+        else:
             self._connection.fail(1011, "the gateway failed; its log says why")
 
     # The protocol of the transport, until the application accepts.
@@ -215,21 +204,14 @@ class WebSocketProtocol(asyncio.Protocol):
             self._timer.cancel()
         if self._open_connection is not None:
             self._open_connection()
-        self.on_closed(ABNORMAL_CLOSURE, "")
+        self._disconnected.set()
 
     def shutdown(self) -> None:
         """Refuse the handshake. Called by uvicorn when the server shuts down before an accept."""
-        self._close_for_restart()
-
-    def _close_for_restart(self) -> None:
-        if self._connection is None:
-            self._reject(HTTPStatus.SERVICE_UNAVAILABLE)
-        elif not self._is_taken_over:
-            self._connection.fail(1012, "the server restarts")
+        self._reject(HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _reject(self, status: HTTPStatus) -> None:
         self._send_refusal(HANDSHAKES[False].reject(status, ""))
-        self.on_closed(ABNORMAL_CLOSURE, "")
 
     def _send_refusal(self, response: Response) -> None:
         """Respond by HTTP, and discard input until the client closes its side.
@@ -239,6 +221,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._is_closed or self.transport.is_closing():
             return
         self._is_closed = True
+        self._disconnected.set()
         self.transport.write(response.serialize())
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -249,26 +232,20 @@ class WebSocketProtocol(asyncio.Protocol):
     # The ASGI callables.
 
     async def receive(self) -> dict[str, Any]:
-        while not self._events:
-            self._receive_waiter = self._loop.create_future()
-            await self._receive_waiter
-        event = self._events.popleft()
-        if self._connection is not None and not self.is_busy:
-            self._connection.resume_reading()
-        return event
+        if not self._is_connect_received:
+            self._is_connect_received = True
+            return {"type": "websocket.connect"}
+        await self._disconnected.wait()
+        return {"type": "websocket.disconnect", "code": ABNORMAL_CLOSURE, "reason": ""}
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Take a message of the application, once the client has taken those before it.
-
-        A `ClientDisconnected` says that the client is gone, or the connection was taken over.
-        """
+        """Take the application's answer to the handshake."""
         message_type = message["type"].removeprefix("websocket.")
-        await self._writable.wait()
-        if self._connection is not None:
-            self._send_message(self._connection, message_type, message)
-        elif self._is_closed or self.transport.is_closing():
+        if self._is_closed or self.transport.is_closing():
             raise ClientDisconnected
-        elif message_type == "accept":
+        if self._connection is not None:
+            raise RuntimeError(f"{message['type']} behind websocket.accept")
+        if message_type == "accept":
             self._accept(message)
         elif message_type == "close":
             self._reject(HTTPStatus.FORBIDDEN)
@@ -302,44 +279,15 @@ class WebSocketProtocol(asyncio.Protocol):
             open_connection=self._open_connection,
             client_memory=self._client_memory,
         )
-        # The application may take the connection over until it awaits something else.
-        self._loop.call_soon(self._listen)
 
-    def _listen(self) -> None:
-        if self._connection is not None and not self._is_taken_over:
-            self._is_listening = True
-            self._connection.set_listener(self)
-
-    def _take_over(self, listener: MessageListener) -> Socket | None:
+    def _take_over(self, listener: MessageListener) -> Socket:
         """Give the connection to a listener. It is the value of the `TAKEOVER` extension."""
-        if self._connection is None or self._is_listening or self._connection.closed:
-            return None
-        self._is_taken_over = True
-        self._connection.set_listener(listener)
-        return self._connection
-
-    _is_listening = False
-
-    def _send_message(
-        self, connection: WebSocketConnection, message_type: str, message: Mapping[str, Any]
-    ) -> None:
-        if connection.closed or self._is_taken_over:
-            raise ClientDisconnected
-        if message_type == "send":
-            text = message.get("text")
-            if text is not None:
-                encode = (
-                    websocket.encode_deflated_text if connection.deflate else websocket.encode_text
-                )
-                connection.write(encode(text.encode()))
-            else:
-                connection.write(websocket.encode_binary(message["bytes"]))
-            if connection.full:
-                self._writable.clear()
-        elif message_type == "close":
-            connection.close(message.get("code", 1000), message.get("reason") or "")
-        else:
-            raise RuntimeError(f"{message['type']} behind websocket.accept")
+        connection, self._connection = self._connection, None
+        if connection is None:
+            raise RuntimeError("a WebSocket is taken over once, behind websocket.accept")
+        self._is_closed = True
+        connection.set_listener(listener)
+        return connection
 
     def _handle_denial(self, message_type: str, message: Mapping[str, Any]) -> None:
         """Collect a denial response, and send it when it is complete (ASGI, denial responses)."""
@@ -355,27 +303,3 @@ class WebSocketProtocol(asyncio.Protocol):
             for name, value in (("Connection", "close"), ("Content-Length", str(len(body)))):
                 headers.setdefault(name, value)
             self._send_refusal(Response(status, HTTPStatus(status).phrase, headers, body))
-            self.on_closed(ABNORMAL_CLOSURE, "")
-
-    # The listener of the connection, if the application does not take it over.
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the application has to receive before more is read."""
-        return len(self._events) >= self.MAX_QUEUED_EVENTS
-
-    def on_message(self, message: str | bytes) -> None:
-        part = "text" if isinstance(message, str) else "bytes"
-        self._queue_event({"type": "websocket.receive", part: message})
-
-    def on_drained(self) -> None:
-        self._writable.set()
-
-    def on_closed(self, code: int, reason: str) -> None:
-        self._writable.set()  # a `send` that waits goes on, and raises ClientDisconnected
-        self._queue_event({"type": "websocket.disconnect", "code": code, "reason": reason})
-
-    def _queue_event(self, event: dict[str, Any]) -> None:
-        self._events.append(event)
-        if self._receive_waiter is not None and not self._receive_waiter.done():
-            self._receive_waiter.set_result(None)

@@ -18,7 +18,7 @@ from support.worker_buses import worker_buses
 
 from gateway.config import Limits as Settings
 from gateway.errors import Busy
-from gateway.web.http.outlet import HttpOutlet, take_over
+from gateway.web.http.outlet import TAKEOVER, HttpOutlet, take_over
 from gateway.web.http.transport import GatewayProtocol
 from gateway.web.routing.limits import (
     LimitReached,
@@ -27,6 +27,7 @@ from gateway.web.routing.limits import (
     PortLimits,
 )
 from gateway.web.routing.shared_counts import serve_counts
+from gateway.web.websocket.endpoint import DeafListener
 from gateway.web.websocket.protocol import WebSocketProtocol
 from gateway.web.workers.bus import Bus
 
@@ -68,7 +69,7 @@ class Port:
         if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.accept"})
-            await receive()
+            scope["extensions"][TAKEOVER](DeafListener())
             return
         assert self.served is not None
         self.cycles += [

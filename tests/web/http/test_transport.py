@@ -30,7 +30,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.client_memory import ClientMemory, HeldPart
+from gateway.web.http.outlet import TAKEOVER
 from gateway.web.http.transport import GatewayProtocol
+from gateway.web.websocket.endpoint import DeafListener
 from gateway.web.websocket.protocol import WebSocketProtocol
 
 LARGE_BODY = bytes(4 << 20)  # more than the kernel buffers
@@ -41,7 +43,7 @@ async def app(scope, receive, send):
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.accept"})
-        await send({"type": "websocket.close"})
+        scope["extensions"][TAKEOVER](DeafListener()).close(1000)
     elif scope["path"] == "/stream":
         await send_stream(receive, send, b"tick\n", pause=0.02)
     elif scope["path"] == "/flood":

@@ -4,11 +4,10 @@ import asyncio
 import inspect
 import logging
 import ssl
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -45,89 +44,75 @@ LONG = "a" * 5000
 
 
 class SocketApp:
-    """Echoes; other paths do other things. `ended`: what a connection was told last."""
+    """Takes sockets over with the listener that their path names, or refuses them."""
 
     def __init__(self) -> None:
-        self.closings: list[Any] = []
+        self.closings: list[tuple[int, str]] = []
         self.errors: list[BaseException] = []
-        self.received_count = self.count_before_mark = 0
-        self.may_read = threading.Event()
+        self.sent_count = self.received_count = self.count_before_mark = 0
+        self.is_deaf = False
 
     async def __call__(self, scope, receive, send) -> None:
         assert scope["type"] == "websocket"
         assert (await receive())["type"] == "websocket.connect"
-        kind = scope["path"].strip("/") or "echo"
+        kind = scope["path"].strip("/")
         if kind == "rejected":
             await send_rejection(send)
         elif kind == "forbidden":
             await send({"type": "websocket.close"})
-        elif kind == "failing":
-            await send({"type": "websocket.accept"})
-            raise LookupError("on purpose")
+            try:
+                await send({"type": "websocket.close"})
+            except ClientDisconnected as error:
+                self.errors.append(error)
         else:
             await send({"type": "websocket.accept"})
-            await getattr(self, kind, self.echo)(scope, receive, send)
-
-    async def echo(self, scope, receive, send) -> None:
-        while (message := await receive())["type"] == "websocket.receive":
-            self.received_count += 1
-            if message.get("text") == "me too":
-                self.count_before_mark = self.received_count
-            with suppress(ClientDisconnected):
-                await send({**message, "type": "websocket.send"})
-        self.closings.append((message["code"], message.get("reason", "")))
-
-    async def framed(self, scope, receive, send) -> None:
-        FramingListener(scope)
-
-    async def flooding(self, scope, receive, send) -> None:
-        data = "a" * 60_000
-        try:
-            while True:
-                self.received_count += 1
-                await send({"type": "websocket.send", "text": data})
-                await asyncio.sleep(0)
-        except BaseException as error:
-            self.errors.append(error)
-            raise
-
-    async def deaf(self, scope, receive, send) -> None:
-        await asyncio.to_thread(self.may_read.wait, WAIT_TIMEOUT_S)
-        await self.echo(scope, receive, send)
-
-    async def closing(self, scope, receive, send) -> None:
-        await receive()
-        await send({"type": "websocket.close", "code": 3000, "reason": "enough"})
-
-    async def both(self, scope, receive, send) -> None:
-        await send({"type": "websocket.close", "code": 3000})
-        try:
-            await send({"type": "websocket.send", "text": "late"})
-        except ClientDisconnected as error:
-            self.errors.append(error)
-
-    async def late(self, scope, receive, send) -> None:
-        """Too late to take it over."""
-        message = await receive()
-        assert scope["extensions"][TAKEOVER](FramingListener.__new__(FramingListener)) is None
-        await send({**message, "type": "websocket.send"})
+            if kind == "failing":
+                raise LookupError("on purpose")
+            if kind != "forgetful":
+                LISTENERS[kind](self, scope)
 
 
-class FramingListener:
-    """Takes a connection over, and answers in finished frames."""
+class EchoingListener:
+    """Sends back what comes, in finished frames."""
 
-    is_busy = False
-
-    def __init__(self, scope: Any) -> None:
+    def __init__(self, app: SocketApp, scope: Any) -> None:
+        self.app = app
         self.socket = scope["extensions"][TAKEOVER](self)
 
-    def on_message(self, message: str) -> None:
-        make = wire.encode_deflated_text if self.socket.deflate else wire.encode_text
-        self.socket.write(make(message.encode()))
+    @property
+    def is_busy(self) -> bool:
+        return self.app.is_deaf
+
+    def on_message(self, message: str | bytes) -> None:
+        self.app.received_count += 1
+        if message == "me too":
+            self.app.count_before_mark = self.app.received_count
+        encode = wire.encode_deflated_text if self.socket.deflate else wire.encode_text
+        self.socket.write(encode(message if isinstance(message, bytes) else message.encode()))
 
     def on_drained(self) -> None: ...
 
-    def on_closed(self, code: int, reason: str) -> None: ...
+    def on_closed(self, code: int, reason: str) -> None:
+        self.app.closings.append((code, reason))
+
+
+class FloodingListener(EchoingListener):
+    def __init__(self, app: SocketApp, scope: Any) -> None:
+        super().__init__(app, scope)
+        asyncio.get_running_loop().call_soon(self.on_drained)  # behind the handshake
+
+    def on_drained(self) -> None:
+        while not self.socket.full and not self.socket.transport.is_closing():
+            self.app.sent_count += 1
+            self.socket.write(wire.encode_text(b"a" * 60_000))
+
+
+class ClosingListener(EchoingListener):
+    def on_message(self, message: str | bytes) -> None:
+        self.socket.close(3000, "enough")
+
+
+LISTENERS = {"": EchoingListener, "flooding": FloodingListener, "closing": ClosingListener}
 
 
 async def send_rejection(send) -> None:
@@ -225,8 +210,8 @@ def start(request) -> Iterator[Start]:
                 running[key] = SocketServer(stack.enter_context(served), app)
             running[key].app.closings.clear()
             running[key].app.errors.clear()
-            running[key].app.received_count = 0
-            running[key].app.may_read.clear()
+            running[key].app.sent_count = running[key].app.received_count = 0
+            running[key].app.is_deaf = False
             wait_until(lambda: not running[key].served.connections, "the last test's end")
             return running[key]
 
@@ -258,7 +243,7 @@ def test_binary_messages_and_fragments_reach_the_application(echo: SocketServer)
         ]
         socket.send_bytes(b"".join(pieces))
         assert (pong := socket.read_frame()).opcode == OPCODE_PONG and pong.payload == b"x"
-        assert (said := socket.read_frame()).opcode == OPCODE_BINARY and said.payload == b"\xff\x00"
+        assert socket.read_frame().payload == b"\xff\x00"
 
 
 def test_lengths_with_more_bytes_than_they_need_are_read_all_the_same(echo: SocketServer):
@@ -298,7 +283,7 @@ def test_messages_behind_one_another_keep_their_order(echo: SocketServer):
 
 
 def test_finished_frames_go_out_as_they_are(start: Start):
-    with start().open_socket("/framed") as socket:
+    with start().open_socket() as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT, LONG.encode()))
         said = socket.read_frame()
         assert (said.payload.decode(), said.is_compressed) == (LONG, False)
@@ -319,7 +304,7 @@ def test_finished_frames_go_out_as_they_are(start: Start):
 )
 def test_finished_frames_are_compressed_for_whoever_has_the_window(start, offer, compressed):
     with start(compression=True).open_socket(
-        "/framed", b"Sec-WebSocket-Extensions: " + offer
+        "/", b"Sec-WebSocket-Extensions: " + offer
     ) as socket:
         for _ in range(2):
             socket.send_bytes(build_frame(OPCODE_TEXT, LONG.encode()))
@@ -328,8 +313,7 @@ def test_finished_frames_are_compressed_for_whoever_has_the_window(start, offer,
             assert len(said.payload) < 100 or not compressed
 
 
-def test_the_servers_own_messages_do_not_disturb_the_shared_ones(start: Start):
-    """Both are compressed, neither refers to the other."""
+def test_compressed_messages_of_both_sides_refer_to_no_earlier_one(start: Start):
     with start(compression=True).open_socket("/", DEFLATE_HEADER) as socket:
         answer = socket.response.headers["sec-websocket-extensions"]
         assert "server_no_context_takeover" in answer and "server_max_window_bits=12" in answer
@@ -341,7 +325,7 @@ def test_the_servers_own_messages_do_not_disturb_the_shared_ones(start: Start):
 @pytest.mark.parametrize("name", bad_frames.DECLINED_EXTENSIONS)
 def test_an_offer_that_does_not_fit_is_declined(start: Start, name: str):
     offer = b"Sec-WebSocket-Extensions: " + bad_frames.DECLINED_EXTENSIONS[name]
-    with start(compression=True).open_socket("/framed", offer) as socket:
+    with start(compression=True).open_socket("/", offer) as socket:
         assert "sec-websocket-extensions" not in socket.response.headers
         socket.send_bytes(build_frame(OPCODE_TEXT, LONG.encode()))
         assert not socket.read_frame().is_compressed
@@ -358,17 +342,17 @@ def test_a_client_that_does_not_read_holds_its_sender_back_and_its_end_is_told(s
     running = start()
     with RawWebSocket(running.port, receive_buffer=4096) as socket:
         socket.send_bytes(build_handshake("/flooding"))
-        wait_until(lambda: running.app.received_count, "the first frame")
+        wait_until(lambda: running.app.sent_count, "the first frame")
         connection = running.get_connection()
         wait_until(lambda: connection.full, "a full buffer")
         assert connection.transport.get_write_buffer_size() < 1024 * 1024
-    wait_until(lambda: running.app.errors, "the application is told")
-    assert isinstance(running.app.errors[0], ClientDisconnected)
+    wait_until(lambda: running.app.closings, "the application is told")
+    assert running.app.closings[0][0] == 1006
 
 
 def test_a_connection_that_was_taken_over_has_no_task_and_no_protocol_but_the_peer(start: Start):
     running = start()
-    with running.open_socket("/framed") as socket:
+    with running.open_socket() as socket:
         socket.send_bytes(build_frame(OPCODE_TEXT, b"a"))
         assert socket.read_text() == "a"
         state = running.served.server.server_state
@@ -378,16 +362,10 @@ def test_a_connection_that_was_taken_over_has_no_task_and_no_protocol_but_the_pe
         assert socket.read_text() == "b"
 
 
-def test_an_application_that_awaited_something_first_gets_events_and_not_the_connection(start):
-    with start().open_socket("/late") as socket:
-        socket.send_bytes(build_frame(OPCODE_TEXT, b"a"))
-        assert socket.read_text() == "a"
-        assert socket.read_frame().close_code == 1000, "an application that returns has ended it"
-
-
 def test_messages_before_the_handshake_are_the_applications_error(start: Start, caplog):
     async def app(scope, receive, send):
-        assert scope["extensions"][TAKEOVER](None) is None
+        with pytest.raises(RuntimeError, match=r"behind websocket\.accept"):
+            scope["extensions"][TAKEOVER](None)
         await send({"type": "websocket.send", "text": "early"})
 
     with (
@@ -399,14 +377,6 @@ def test_messages_before_the_handshake_are_the_applications_error(start: Start, 
         socket.send_bytes(build_handshake("/"))
         assert socket.read_last_response().problem["status"] == 500
     assert "before websocket.accept" in caplog.text
-
-
-def test_messages_behind_a_close_find_the_client_gone(echo: SocketServer):
-    """Another task of the application may have closed while this one waited for room."""
-    with echo.open_socket("/both") as socket:
-        assert socket.read_frame().close_code == 3000
-        wait_until(lambda: echo.app.errors, "the application is told")
-    assert isinstance(echo.app.errors[0], ClientDisconnected)
 
 
 # What is broken
@@ -483,19 +453,21 @@ def test_pings_and_fragments_at_an_ordinary_pace_are_no_flood(echo: SocketServer
 @on_both_loops
 def test_what_the_application_does_not_take_is_not_read(start: Start):
     running = start()
-    with running.open_socket("/deaf") as socket:
+    running.app.is_deaf = True
+    with running.open_socket() as socket:
         socket.socket.settimeout(0.5)
         flood = b"".join(build_frame(OPCODE_TEXT, b"%d" % n) for n in range(20_000))
         with pytest.raises(TimeoutError):
             for _ in range(1000):
                 socket.socket.sendall(flood)
         socket.socket.settimeout(WAIT_TIMEOUT_S)
-        running.app.may_read.set()
+        running.app.is_deaf = False
+        running.call_in_loop(running.get_connection().resume_reading)
         assert [int(socket.read_text()) for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_flood_of_messages_takes_turns_with_others(start: Start):
-    """Its application never waits for anything, so only the protocol can make room."""
+    """Its listener is never busy, so only the connection can make room."""
     running = start()
     with running.open_socket() as flooding, running.open_socket() as other:
         running.app.received_count = 0
@@ -589,12 +561,16 @@ def test_an_application_may_reject_with_a_problem_and_the_connection_ends(echo: 
     with RawWebSocket(echo.port) as socket:
         socket.send_bytes(build_handshake("/forbidden"))
         assert socket.read_last_response().problem["status"] == 403
+    assert isinstance(echo.app.errors[0], ClientDisconnected), "for what it sends behind that"
 
 
-def test_an_application_that_fails_ends_with_1011(echo: SocketServer, caplog):
-    with echo.open_socket("/failing") as socket:
+@pytest.mark.parametrize(
+    ("path", "logged"), [("/failing", "on purpose"), ("/forgetful", "neither took over")]
+)
+def test_an_application_that_does_not_take_over_ends_with_1011(echo, path, logged, caplog):
+    with echo.open_socket(path) as socket:
         assert socket.read_close_code() == 1011
-    assert "on purpose" in caplog.text
+    assert logged in caplog.text
 
 
 def test_a_server_that_ends_leaves_the_goodbye_to_the_application(start: Start):
@@ -652,7 +628,7 @@ def test_over_tls(tmp_path, loop: str):
                 pass
             assert said.close_code == 1002
         wait_until(lambda: not served.connections, "nothing is left")
-        with open_tls_socket("/framed") as socket:
+        with open_tls_socket("/") as socket:
             socket.send_bytes(
                 build_frame(OPCODE_TEXT, b"a" * 200_000) + build_frame(OPCODE_TEXT, b"b")
             )
