@@ -40,7 +40,6 @@ from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.dictionaries import Dictionaries
 from gateway.hub.reads.documents import DocumentReader
 from gateway.hub.reads.key_indexes import KeyIndexBuilder, KeyPartitions
-from gateway.hub.reads.leader_queries import EpochEnds
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import LATER_EPOCH_TIMEOUT_S, ReadServices
 from gateway.hub.reads.shared_reads import SharedReads
@@ -196,7 +195,6 @@ class Hub:
         self.backfill_reader: BackfillReader
         self.broadcaster: Broadcaster
         self.shared_catch_ups: SharedCatchUps
-        self.epoch_ends: EpochEnds
         self.key_partitions: KeyPartitions
         self.token_verifier: TokenVerifier
         self.publisher: Publisher
@@ -234,7 +232,6 @@ class Hub:
         self.backfill_reader = BackfillReader(
             self.cluster, self.topics.get_settings, self.models.get_topic_model
         )
-        self.epoch_ends = EpochEnds(self.cluster)
         self.key_partitions = KeyPartitions(self.cluster, self.topics.get_settings)
         self.token_verifier = TokenVerifier(self.cluster, self.topics, self.settings.tokens)
         max_pending_bytes = self.settings.memory // WRITES_MEMORY_DIVISOR // len(self.process_hubs)
@@ -256,7 +253,6 @@ class Hub:
             self.topics,
             self.shared_reads,
             self.backfill_reader,
-            self.epoch_ends,
             self.token_verifier,
             self.snapshots,
             later_epoch_timeout_s=self.limits.later_epoch_timeout_s,
@@ -294,7 +290,6 @@ class Hub:
         await self.snapshots.close()
         await self.publisher.close()
         await self.topics.close()
-        await self.epoch_ends.close()
         await self.backfill_reader.close()
         await self.shared_reads.close()
         await self.models.close()
@@ -455,7 +450,7 @@ class Hub:
         tail, token, handover = shared_tail.tail, start.token, options.handover
         until = handover.until if handover is not None else None
         if until is None and start.until is not None:
-            until = await fetch_ends(self.backfill_reader, tail, start.until)
+            until = await fetch_ends(self.backfill_reader.lookups, tail, start.until)
         positions: Position = {}
         has_history = token is not None or start.since is not None
         reads_partition = (

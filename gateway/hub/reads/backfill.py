@@ -25,7 +25,7 @@ from gateway.core.log.record import (
 )
 from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import KafkaError
-from gateway.kafka.client.offsets import READ_UNCOMMITTED, OffsetAndTimestamp
+from gateway.kafka.client.offsets import READ_UNCOMMITTED, EpochEnd, OffsetAndTimestamp
 
 from .position_resolver import StreamStart
 from .services import ReadServices
@@ -346,13 +346,13 @@ class Backfill:
         return is_current_epoch and next_offset is not None and offset <= next_offset
 
     async def _fetch_log_end(self, tp: TopicPartition, position: PartitionPosition) -> int | None:
+        lookups = self._services.backfill_reader.lookups
         if position.epoch != NO_EPOCH:
-            epoch_end = await self._services.epoch_ends.find_end(tp, position.epoch)
-            if epoch_end is None:
+            epoch_end = await lookups.find_epoch_end(tp, position.epoch)
+            if not isinstance(epoch_end, EpochEnd):
                 return None
             if epoch_end.end_offset >= 0:
                 return epoch_end.end_offset
         # Uncommitted: the position may be within a transaction that is still open.
-        find_offset = self._services.backfill_reader.find_offset
-        log_end = await find_offset(tp, LATEST, READ_UNCOMMITTED)
+        log_end = await lookups.find_offset(tp, LATEST, READ_UNCOMMITTED)
         return log_end.offset if isinstance(log_end, OffsetAndTimestamp) else None

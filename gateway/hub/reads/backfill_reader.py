@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import dropwhile
 from time import perf_counter
 from typing import NamedTuple
@@ -57,7 +56,7 @@ from gateway.kafka.client.offsets import (
 )
 from gateway.kafka.fetch.fetcher import Fetcher, TopicModel, get_no_model
 
-from .leader_queries import LeaderQueries
+from .leader_queries import LeaderLookups
 from .shared_reads import create_reader
 
 log = logging.getLogger(__name__)
@@ -151,15 +150,7 @@ class BackfillReader:
             max_wait=MAX_WAIT_S,
             get_topic_model=get_topic_model,
         )
-        # By isolation, and whether by time: clients choose times, and ends do not wait for them.
-        self._offset_queries = {
-            (isolation, by_time): LeaderQueries[OffsetAndTimestamp](
-                cluster, partial(self._list_offsets, isolation)
-            )
-            for isolation in (READ_COMMITTED, READ_UNCOMMITTED)
-            for by_time in (False, True)
-        }
-        self._epoch_queries = LeaderQueries[EpochEnd](cluster, cluster.fetch_epoch_ends)
+        self.lookups = LeaderLookups(cluster)
         self._queues: dict[TopicPartition, dict[asyncio.Future[EntryRun], _ReadRequest]] = {}
         # None while an answer is being handed out.
         self._readers: dict[TopicPartition, PartitionReader | None] = {}
@@ -175,9 +166,7 @@ class BackfillReader:
             for result in queue:
                 result.cancel()
         await self.fetcher.close()
-        for queries in self._offset_queries.values():
-            await queries.close()
-        await self._epoch_queries.close()
+        await self.lookups.close()
         await self._tasks.close()
 
     @property
@@ -222,12 +211,6 @@ class BackfillReader:
         self.read_counts[tp.topic, "held"] += 1
         return run
 
-    async def find_offset(
-        self, tp: TopicPartition, timestamp: int, isolation: int = READ_COMMITTED
-    ) -> OffsetAndTimestamp | int | None:
-        """Return the answer to one query of `list_offsets`; None if the request failed."""
-        return await self._offset_queries[isolation, timestamp >= 0].ask(tp, timestamp)
-
     async def resolve_start(self, tp: TopicPartition, start: Start) -> PartitionPosition:
         """Return the position of a start, as the shared read would find it."""
         topic, loop = self._get_topic_settings(tp.topic), asyncio.get_running_loop()
@@ -240,9 +223,9 @@ class BackfillReader:
             command = reader.next_command(loop.time())
             answer: OffsetAndTimestamp | EpochEnd | int | None = ErrorCode.LEADER_NOT_AVAILABLE
             if isinstance(command, ListOffsetCommand):
-                answer = await self.find_offset(tp, command.timestamp, isolation)
+                answer = await self.lookups.find_offset(tp, command.timestamp, isolation)
             elif isinstance(command, EpochEndCommand):
-                answer = await self._epoch_queries.ask(tp, command.epoch)
+                answer = await self.lookups.find_epoch_end(tp, command.epoch)
             now = loop.time()
             if isinstance(answer, OffsetAndTimestamp):
                 offset = None if answer.offset < 0 else answer.offset
@@ -260,11 +243,6 @@ class BackfillReader:
         if cached is None or cached.version != version:
             return None
         return cached.answer.find_run(offset)
-
-    async def _list_offsets(
-        self, isolation: int, specs: Mapping[TopicPartition, int]
-    ) -> Mapping[TopicPartition, OffsetAndTimestamp | int]:
-        return await self._cluster.list_offsets(specs, isolation)
 
     async def _request_read(
         self, tp: TopicPartition, start: OffsetStart, version: _Version, client_keys: frozenset[str]

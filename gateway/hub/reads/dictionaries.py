@@ -265,9 +265,8 @@ class Dictionaries:
             deadline = self._now() + key.timeout_s
             await services.topics.open_topics(deadline, view.topics, may_be_missing=False)
             tail = self._keep_open(view).tail
-            ends: Mapping[TopicPartition, int] = await fetch_ends(
-                services.backfill_reader, tail, "latest"
-            )
+            lookups = services.backfill_reader.lookups
+            ends: Mapping[TopicPartition, int] = await fetch_ends(lookups, tail, "latest")
             if key.id:
                 ends = await self._parse_id(key, tail, ends)
             id = key.id or self._create_id(key, tail, ends)

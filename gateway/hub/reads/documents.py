@@ -75,11 +75,12 @@ class DocumentReader:
         shared_tail = self._keep_open(view)
         reads_partition = self._key_partitions.build_known_partition_predicate(view)
         tps = [tp for tp in shared_tail.tail.logs if reads_partition is None or reads_partition(tp)]
-        snapshots = self._services.snapshots
-        find_end = snapshots.ends.find_settled_end if is_settled else snapshots.ends.find_end
+        tables = self._services.snapshots.tables
+        lookups = self._services.backfill_reader.lookups
+        find_end = lookups.find_settled_end if is_settled else lookups.find_end
 
         async def read_latest(tp: TopicPartition) -> Record | None:
-            return await snapshots.tables.get_latest(tp, await find_end(tp), key, filters)
+            return await tables.get_latest(tp, await find_end(tp), key, filters)
 
         latest = await asyncio.gather(*map(read_latest, tps))
         return max(filter(None, latest), key=_sort_key, default=None)

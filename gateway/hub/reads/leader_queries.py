@@ -3,8 +3,7 @@
 After an election, every client that resumes brings an older epoch for every partition: 500 clients
 of 12 partitions would be 6,000 requests to the brokers; asked together they are one per broker.
 
-`EpochEnds` and `StableEnds` ask where a leader epoch ended, and where a partition ends;
-`BackfillReader` asks for starts and ends by time.
+A hub's `LeaderLookups` ask for offsets, for ends of partitions and for ends of leader epochs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,12 @@ from gateway.core.log.partition_reader import LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, TransactionOpen
 from gateway.kafka.client.cluster import Cluster
-from gateway.kafka.client.offsets import READ_UNCOMMITTED, EpochEnd, OffsetAndTimestamp
+from gateway.kafka.client.offsets import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    EpochEnd,
+    OffsetAndTimestamp,
+)
 from gateway.telemetry.logs import create_detached_task
 
 MAX_QUERIES_AT_ONCE = 32  # to one leader, which takes up to 10 ms for an offset by time
@@ -53,14 +57,6 @@ class LeaderQueries(Generic[A]):
         # With their leaders and numbers of queries.
         self._tasks: dict[asyncio.Task[None], tuple[int | None, int]] = {}
         self._is_closed = False
-
-    async def ask_until_answered(self, tp: TopicPartition, argument: int) -> A:
-        """Return the leader's answer, however long Kafka takes; cancelled by `close`."""
-        while True:
-            answer = await self.ask(tp, argument)
-            if answer is not None and not isinstance(answer, int):
-                return answer
-            await asyncio.sleep(RETRY_DELAY_S)
 
     async def ask(self, tp: TopicPartition, argument: int) -> A | int | None:
         """Return the leader's answer, or Kafka's error code; None if the request failed."""
@@ -128,43 +124,47 @@ def _answer(futures: Iterable[asyncio.Future[A]], answer: A) -> None:
             future.set_result(answer)
 
 
-class EpochEnds:
-    """Find where leader epochs ended, to compare the positions of clients with the log."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._queries: LeaderQueries[EpochEnd] = LeaderQueries(cluster, cluster.fetch_epoch_ends)
-
-    async def find_end(self, tp: TopicPartition, epoch: int) -> EpochEnd | None:
-        """Return where an epoch ended in the leader's log; None if no leader says so now."""
-        answer = await self._queries.ask(tp, epoch)
-        return answer if isinstance(answer, EpochEnd) else None
-
-    async def close(self) -> None:
-        await self._queries.close()
-
-
 RETRY_DELAY_S = 0.05  # seconds until a partition that did not answer is asked again
 TRANSACTION_TIMEOUT_S = 5.0  # seconds for which open transactions are waited for
 
 
-class StableEnds:
-    """Find where partitions end (the last stable offset)."""
+class LeaderLookups:
+    """Look up offsets, and ends of partitions and of leader epochs."""
 
     def __init__(
         self, cluster: Cluster, transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
     ) -> None:
-        # By default `list_offsets` is read_committed: LATEST is the last stable offset.
-        self._queries: LeaderQueries[OffsetAndTimestamp] = LeaderQueries(
-            cluster, cluster.list_offsets
-        )
-        self._high_watermark_queries: LeaderQueries[OffsetAndTimestamp] = LeaderQueries(
-            cluster, partial(cluster.list_offsets, isolation_level=READ_UNCOMMITTED)
-        )
+        # By isolation, and whether by time: clients choose times, and ends do not wait for them.
+        self._offset_queries = {
+            (isolation, by_time): LeaderQueries[OffsetAndTimestamp](
+                cluster, partial(cluster.list_offsets, isolation_level=isolation)
+            )
+            for isolation in (READ_COMMITTED, READ_UNCOMMITTED)
+            for by_time in (False, True)
+        }
+        self._epoch_queries = LeaderQueries[EpochEnd](cluster, cluster.fetch_epoch_ends)
         self._transaction_timeout_s = transaction_timeout_s
 
-    async def find_end(self, tp: TopicPartition) -> int:
-        """Return the end as of some time after this call, however long Kafka takes."""
-        return (await self._queries.ask_until_answered(tp, LATEST)).offset
+    async def find_offset(
+        self, tp: TopicPartition, timestamp: int, isolation: int = READ_COMMITTED
+    ) -> OffsetAndTimestamp | int | None:
+        """Return the answer to one query of `list_offsets`; None if the request failed."""
+        return await self._offset_queries[isolation, timestamp >= 0].ask(tp, timestamp)
+
+    async def find_epoch_end(self, tp: TopicPartition, epoch: int) -> EpochEnd | int | None:
+        """Return where an epoch ended in the leader's log, as `find_offset` does."""
+        return await self._epoch_queries.ask(tp, epoch)
+
+    async def find_end(self, tp: TopicPartition, isolation: int = READ_COMMITTED) -> int:
+        """Return the end as of some time after this call, however long Kafka takes.
+
+        By default it is the last stable offset. Cancelled by `close`.
+        """
+        while True:
+            answer = await self.find_offset(tp, LATEST, isolation)
+            if isinstance(answer, OffsetAndTimestamp):
+                return answer.offset
+            await asyncio.sleep(RETRY_DELAY_S)
 
     async def find_settled_end(self, tp: TopicPartition) -> int:
         """Return an end behind all records that were acknowledged before this call.
@@ -174,7 +174,7 @@ class StableEnds:
         Raises:
             TransactionOpen: The transactions did not end in time.
         """
-        high_watermark = (await self._high_watermark_queries.ask_until_answered(tp, LATEST)).offset
+        high_watermark = await self.find_end(tp, READ_UNCOMMITTED)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._transaction_timeout_s
         while (end := await self.find_end(tp)) < high_watermark:
@@ -188,5 +188,6 @@ class StableEnds:
         return end
 
     async def close(self) -> None:
-        await self._queries.close()
-        await self._high_watermark_queries.close()
+        for queries in self._offset_queries.values():
+            await queries.close()
+        await self._epoch_queries.close()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from gateway.kafka.client.cluster import Cluster
 
 from .backfill_reader import BackfillReader
-from .leader_queries import EpochEnds
 from .shared_reads import SharedReads
 from .snapshots import Snapshots
 from .token_verifier import TokenVerifier
@@ -34,7 +33,6 @@ class ReadServices:
     topics: TopicOpener
     shared_reads: SharedReads
     backfill_reader: BackfillReader
-    epoch_ends: EpochEnds
     token_verifier: TokenVerifier
     snapshots: Snapshots
     max_take_bytes: int = 64 * 1024

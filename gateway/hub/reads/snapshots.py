@@ -20,7 +20,6 @@ from gateway.errors import KafkaError
 from gateway.kafka.client.cluster import Cluster, get_known_topic
 
 from .backfill_reader import BackfillReader
-from .leader_queries import StableEnds
 from .shared_reads import SharedReads
 from .tables import Tables
 
@@ -45,14 +44,13 @@ class Snapshots:
         get_memory_limit: Callable[[], int],
     ) -> None:
         self.tables = Tables(shared_reads, backfill_reader, get_settings, get_memory_limit)
-        self.ends = StableEnds(cluster)
+        self.lookups = backfill_reader.lookups
         self._cluster = cluster
         self._checked_topics: set[str] = set()
         self._check_tasks = BackgroundTasks(log)
 
     async def close(self) -> None:
         await self._check_tasks.close()
-        await self.ends.close()
 
     def check_cleanup_policies(self, topics: Iterable[str]) -> None:
         """Warn once per topic that it is not compacted, so that snapshots lack deleted records."""
@@ -118,7 +116,7 @@ class SnapshotRead:
         assert snapshot is not None and position.offset is not None
         table_snapshot = snapshot.tables.get(tp)
         if table_snapshot is None:
-            end = await snapshots.ends.find_end(tp)
+            end = await snapshots.lookups.find_end(tp)
             # Without credit only the end is needed: an empty snapshot ends without any.
             if snapshot.is_fresh(tp) and subscription.credit != 0:
                 table_snapshot = await snapshots.tables.get_snapshot(tp, end, snapshot.filters)

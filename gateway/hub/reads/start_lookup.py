@@ -22,6 +22,7 @@ from gateway.errors import KafkaError
 from gateway.kafka.client.offsets import OffsetAndTimestamp
 
 from .backfill_reader import BackfillReader
+from .leader_queries import LeaderLookups
 
 OTHERS_TIMEOUT_S = 0.25  # seconds that a start by time waits for more partitions than the first
 ENDS_TIMEOUT_S = 10.0  # seconds that a client waits for where its partitions end
@@ -78,7 +79,7 @@ async def resolve_starts(
 
 
 async def fetch_ends(
-    backfill_reader: BackfillReader, tail: Tail, until: object
+    lookups: LeaderLookups, tail: Tail, until: object
 ) -> dict[TopicPartition, int]:
     """Return where partitions end: at a time in milliseconds since 1970, or else as of now.
 
@@ -87,10 +88,10 @@ async def fetch_ends(
     """
 
     async def find_end(tp: TopicPartition) -> tuple[TopicPartition, int]:
-        end = await backfill_reader.find_offset(tp, until if isinstance(until, int) else LATEST)
+        end = await lookups.find_offset(tp, until if isinstance(until, int) else LATEST)
         # -1: no record is as late as the time. The end of the log is where the partition ends then.
         if isinstance(end, OffsetAndTimestamp) and end.offset < 0:
-            end = await backfill_reader.find_offset(tp, LATEST)
+            end = await lookups.find_offset(tp, LATEST)
         if not isinstance(end, OffsetAndTimestamp):
             raise KafkaError(f"{tp} does not say where it ends; try again", retry_after=1.0)
         return tp, end.offset

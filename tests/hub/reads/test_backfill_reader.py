@@ -106,6 +106,7 @@ async def held(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[BackfillR
         leader_for_partition=lambda tp: (1, 0),
         get_topic=lambda name: SimpleNamespace(topic_id=cluster.topic_id),
         fetch_epoch_ends=None,
+        list_offsets=lambda specs, isolation_level: cluster.answer_offsets(specs),
         topic_id="old",
     )
     made = BackfillReader(cluster, lambda name: settings)
@@ -305,10 +306,10 @@ async def test_a_start_by_time_does_not_wait_for_the_reads_of_its_partition(held
     made, cluster = held
     answers = {LATEST: 9, 5: 7, 6: -1}
 
-    async def list_offsets(specs, isolation) -> dict[TopicPartition, OffsetAndTimestamp]:
+    async def answer_offsets(specs) -> dict[TopicPartition, OffsetAndTimestamp]:
         return {tp: OffsetAndTimestamp(answers[time], time, 3) for tp, time in specs.items()}
 
-    cluster.list_offsets = list_offsets
+    cluster.answer_offsets = answer_offsets
     reading = asyncio.create_task(made.read(TP, PartitionPosition(0, 0)))
     await asyncio.sleep(0)
     assert await made.resolve_start(TP, TimestampStart(5)) == PartitionPosition(7, 3)
@@ -324,7 +325,7 @@ async def test_ends_by_time_are_looked_up_a_few_at_once_and_hold_up_no_others(he
     made, cluster = held
     may_answer, sizes = asyncio.Event(), list[int]()
 
-    async def list_offsets(specs, isolation) -> dict[TopicPartition, OffsetAndTimestamp]:
+    async def answer_offsets(specs) -> dict[TopicPartition, OffsetAndTimestamp]:
         if max(specs.values()) >= 0:
             sizes.append(len(specs))
             await may_answer.wait()
@@ -333,12 +334,12 @@ async def test_ends_by_time_are_looked_up_a_few_at_once_and_hold_up_no_others(he
             for tp, time in specs.items()
         }
 
-    cluster.list_offsets = list_offsets
+    cluster.answer_offsets = answer_offsets
     tps = [TopicPartition("orders", partition) for partition in range(20)]
     tail = Tail("cluster", [PartitionLog(tp, 1 << 20, 60.0) for tp in tps], {"orders": "id"})
-    by_time = [asyncio.create_task(fetch_ends(made, tail, time)) for time in range(100)]
+    by_time = [asyncio.create_task(fetch_ends(made.lookups, tail, time)) for time in range(100)]
     await wait_until(lambda: sizes)
-    assert await fetch_ends(made, tail, "latest") == dict.fromkeys(tps, 9)
+    assert await fetch_ends(made.lookups, tail, "latest") == dict.fromkeys(tps, 9)
     assert sizes == [20, 20]
     may_answer.set()
     ends = await asyncio.gather(*by_time)

@@ -11,7 +11,7 @@ from support.waiting import wait_until
 from gateway.core.log.partition_reader import LATEST
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, TransactionOpen
-from gateway.hub.reads.leader_queries import StableEnds
+from gateway.hub.reads.leader_queries import LeaderLookups
 from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, OffsetAndTimestamp
 
 ONE, TWO = TopicPartition("prices", 0), TopicPartition("prices", 1)
@@ -27,6 +27,8 @@ class FakeCluster:
         self.refusals_left = 0
         self.transaction_start: int | None = None
         self.frozen_partitions: set[TopicPartition] = set()
+
+    fetch_epoch_ends = None
 
     def leader_for_partition(self, tp: TopicPartition) -> tuple[int, int] | None:
         return self.leaders.get(tp, (1, 5))
@@ -51,7 +53,7 @@ class FakeCluster:
 
 async def test_who_asks_in_one_turn_is_answered_by_one_request():
     leaders = FakeCluster()
-    ends = StableEnds(leaders)
+    ends = LeaderLookups(leaders)
     assert set(await asyncio.gather(*(ends.find_end(tp) for tp in (ONE, TWO) * 100))) == {7}
     assert leaders.requests == [[ONE, TWO]]
     await ends.find_end(ONE)
@@ -61,7 +63,7 @@ async def test_who_asks_in_one_turn_is_answered_by_one_request():
 async def test_a_frozen_leader_keeps_nobody_else_waiting():
     leaders = FakeCluster()
     leaders.leaders, leaders.frozen_partitions = {TWO: (2, 5)}, {TWO}
-    ends = StableEnds(leaders)
+    ends = LeaderLookups(leaders)
     waiting = asyncio.create_task(ends.find_end(TWO))
     assert await ends.find_end(ONE) == 7
     await wait_until(lambda: [TWO] in leaders.requests, "the other request")
@@ -73,7 +75,7 @@ async def test_a_frozen_leader_keeps_nobody_else_waiting():
 async def test_whoever_does_not_answer_is_asked_again():
     leaders = FakeCluster()
     leaders.refusals_left = 2
-    assert await StableEnds(leaders).find_end(ONE) == 7
+    assert await LeaderLookups(leaders).find_end(ONE) == 7
     assert len(leaders.requests) == 3
 
 
@@ -81,7 +83,7 @@ async def test_the_settled_end_waits_for_open_transactions():
     """Conditions of writes compared with the record before the transaction, as if later records
     that were acknowledged did not exist."""
     leaders = FakeCluster()
-    ends = StableEnds(leaders)
+    ends = LeaderLookups(leaders)
     assert await ends.find_settled_end(ONE) == 7
     leaders.transaction_start = 3
     waiting = asyncio.create_task(ends.find_settled_end(ONE))
@@ -96,4 +98,4 @@ async def test_the_settled_end_is_not_waited_for_longer_than_allowed():
     leaders = FakeCluster()
     leaders.transaction_start = 3
     with pytest.raises(TransactionOpen, match="a transaction is open"):
-        await StableEnds(leaders, transaction_timeout_s=0.0).find_settled_end(ONE)
+        await LeaderLookups(leaders, transaction_timeout_s=0.0).find_settled_end(ONE)
