@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -23,7 +23,6 @@ from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.wires.wire import Wire
 
 from .broadcaster import Audience
-from .client_registry import NOT_REGISTERED
 from .client_source import ClientSource
 from .pacing import WallClockTimer
 from .pulled_bytes import PulledBytes
@@ -34,9 +33,11 @@ from .view import View
 if TYPE_CHECKING:
     from .hub import Hub
 
+
 log = logging.getLogger(__name__)
 
 BEGIN_GRACE_S = 0.1  # seconds for which BEGIN waits for partitions that answer about now
+NOT_REGISTERED = -1  # the index of a client that is in no registry
 UNLIMITED = math.inf  # as a time: one object for all clients, also after a time was added
 
 
@@ -421,3 +422,47 @@ class Client(ClientSource):
         if log.isEnabledFor(logging.DEBUG):
             with self.log_context():
                 log.debug("stream ended reason=%s", reason)
+
+
+class ClientRegistry:
+    """The clients of a hub that have subscribed and are not closed yet.
+
+    All can be visited while they come and go: removing a client moves the last one into its place,
+    so that an iteration from the last to the first needs no copy. A copy of a million blocked the
+    loop, and the garbage collector then traversed it for 35 ms.
+
+    Invariant between calls: the `registry_index` of each client is its place in `_clients`, and
+    that of every other client of the hub is `NOT_REGISTERED`.
+    """
+
+    def __init__(self) -> None:
+        self._clients: list[Client] = []
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __contains__(self, client: Client) -> bool:
+        return client.registry_index != NOT_REGISTERED
+
+    def __iter__(self) -> Iterator[Client]:
+        """Iterate over all clients from the last to the first, while clients come and go.
+
+        Each client that is there all the time is visited. One that was visited may be again, if
+        it was moved into the place of one that left; clients that came meanwhile may be missed.
+        """
+        index = len(self._clients)
+        while (index := min(index, len(self._clients)) - 1) >= 0:
+            yield self._clients[index]
+
+    def add(self, client: Client) -> None:
+        client.registry_index = len(self._clients)
+        self._clients.append(client)
+
+    def discard(self, client: Client) -> None:
+        index, client.registry_index = client.registry_index, NOT_REGISTERED
+        if index == NOT_REGISTERED:
+            return
+        last = self._clients.pop()
+        if last is not client:
+            self._clients[index] = last
+            last.registry_index = index

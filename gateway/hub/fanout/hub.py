@@ -40,18 +40,16 @@ from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.dictionaries import Dictionaries
 from gateway.hub.reads.documents import DocumentReader
 from gateway.hub.reads.key_indexes import KeyIndexBuilder, KeyPartitions
-from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.reads.position_resolver import LookupTurns, StreamStart, fetch_ends, resolve_starts
 from gateway.hub.reads.services import LATER_EPOCH_TIMEOUT_S, ReadServices
 from gateway.hub.reads.shared_reads import SharedReads
 from gateway.hub.reads.snapshots import Snapshots
-from gateway.hub.reads.start_lookup import LookupTurns, fetch_ends, resolve_starts
 from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
 from gateway.hub.wires.models import Models
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire, end_retries
-from gateway.hub.writes.document_locks import DocumentKeyLocks
-from gateway.hub.writes.publisher import Publisher
+from gateway.hub.writes.publisher import DocumentKeyLocks, Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
 from gateway.telemetry.traffic import (
@@ -63,8 +61,7 @@ from gateway.telemetry.traffic import (
 )
 
 from .broadcaster import Broadcaster
-from .client import Client, ClientOptions
-from .client_registry import ClientRegistry
+from .client import Client, ClientOptions, ClientRegistry
 from .client_shares import ClientShares
 from .lag_scan import LagScan
 from .pacing import BatchPacing, RateLimiter

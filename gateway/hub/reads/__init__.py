@@ -2,8 +2,8 @@
 
 `shared_reads` fetches each partition once for all clients, and `topic_opener` keeps topics open
 while somebody uses them. `token_verifier` decides what of a resume token is believed, and
-`position_resolver` and `start_lookup` turn a client's request into offsets. `backfill` finds what
-one client is missing, and `backfill_reader` fetches it. `key_indexes` builds indexes for readers of
-single keys. `snapshots`, `tables` and `documents` serve the latest record of each key. Start
-reading with `shared_reads`, then `backfill`.
+`position_resolver` turns a client's request into offsets. `backfill` finds what one client is
+missing, and `backfill_reader` fetches it. `key_indexes` builds indexes for readers of single keys.
+`snapshots`, `tables` and `documents` serve the latest record of each key. Start reading with
+`shared_reads`, then `backfill`.
 """

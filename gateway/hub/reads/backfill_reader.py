@@ -45,7 +45,7 @@ from gateway.core.log.record import (
     TopicPartition,
 )
 from gateway.core.log.recovery import cause_from_code
-from gateway.hub.wires.transform import Transformer
+from gateway.hub.wires.models import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
 from gateway.kafka.client.offsets import (

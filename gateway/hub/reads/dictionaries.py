@@ -41,9 +41,8 @@ from gateway.hub.fanout.view import View
 from gateway.wire import sse
 from gateway.wire.zstd import CompressionDictionary
 
-from .position_resolver import build_position, has_recreated_topic
+from .position_resolver import build_position, fetch_ends, has_recreated_topic
 from .services import ReadServices
-from .start_lookup import fetch_ends
 
 log = logging.getLogger(__name__)
 

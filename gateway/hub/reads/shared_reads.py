@@ -47,7 +47,7 @@ from gateway.core.log.recovery import Backoff
 from gateway.core.log.tail import Tail
 from gateway.hub.fanout.pacing import BatchPacing
 from gateway.hub.fanout.shared_tail import SharedTail
-from gateway.hub.wires.transform import Transformer
+from gateway.hub.wires.models import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.fetch.fetcher import Fetcher, TopicModel, get_no_model

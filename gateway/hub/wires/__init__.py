@@ -3,6 +3,6 @@
 `wire` is the interface; `sse`, `ndjson` and `websocket` implement it. `wrapping` wraps another wire
 and compresses it, with or without a dictionary, and `chunked` frames it for HTTP.
 `control_events` has the names and the data of the events that are not records, for all wires, and
-`grouped` joins runs of them. `models` and `transform` decode and change records before filters and
-encoders see them. Start reading with `wire`.
+joins runs of them. `models` decodes and changes records before filters and encoders see them. Start
+reading with `wire`.
 """

@@ -1,8 +1,11 @@
-"""Apply the models of topics, where records come in and where clients' records go out.
+"""Apply the models and transforms of topics.
 
-Everything behind this (logs, filters, transforms, formats) sees JSON. A record whose schema is not
-known yet is not handed on: its partition waits, and is read from there again once the registry has
-answered (`Fetcher.start_work`), so nothing is lost and nothing overtakes.
+Models are applied where records come in and where clients' records go out. Behind them, transforms
+extract keys and headers from records' values.
+
+Everything behind the models (logs, filters, transforms, formats) sees JSON. A record whose schema
+is not known yet is not handed on: its partition waits, and is read from there again once the
+registry has answered (`Fetcher.start_work`), so nothing is lost and nothing overtakes.
 """
 
 from __future__ import annotations
@@ -12,9 +15,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
-from gateway.config import Settings, Topic
+import orjson
+
+from gateway.config import Settings, Topic, Transform
 from gateway.config.sections.kafka import Model as Named
+from gateway.core.channel.exact_json import parse_json
 from gateway.core.log.record import Entry, Record, Skip
 from gateway.errors import FormatError
 from gateway.formats.codec import MAX_PARALLEL_LOADS, Codecs, SchemaNotLoaded
@@ -22,11 +29,52 @@ from gateway.formats.exact_values import InvalidValue, RawValue
 from gateway.formats.model import Model
 from gateway.kafka.fetch.fetcher import ModelResult, TopicModel
 
-from .transform import Transformer
-
 log = logging.getLogger(__name__)
 
 NOT_JSON = "not-json"
+
+
+def header_names(transforms: Sequence[Transform]) -> frozenset[str]:
+    """Return the names of all headers that transforms set, in lower case."""
+    return frozenset(name.lower() for transform in transforms for name in transform.extract_headers)
+
+
+class Transformer:
+    """Apply the `transforms` of a topic to its entries.
+
+    A value that has no such field changes nothing, nor does one that is not JSON, of which
+    `on_unreadable` is told.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[Transform],
+        on_unreadable: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        self._transforms = transforms
+        self._on_unreadable = on_unreadable
+
+    def __call__(self, entry: Entry) -> Entry:
+        if type(entry) is not Record or entry.value is None:
+            return entry
+        try:
+            value: Any = parse_json(entry.value)
+        except orjson.JSONDecodeError:
+            self._on_unreadable(entry)
+            return entry
+        return self._extract_fields(entry, value)
+
+    def _extract_fields(self, record: Record, value: Any) -> Record:
+        key, headers = record.key, list(record.headers)
+        for transform in self._transforms:
+            if transform.extract_key is not None:
+                content = transform.extract_key.extract(record.key, value)
+                key = key if content is None else content.encode()
+            for name, template in transform.extract_headers.items():
+                content = template.extract(record.key, value)
+                if content is not None:
+                    headers.append((name, content.encode()))
+        return record._replace(key=key, headers=tuple(headers))
 
 
 class Models:

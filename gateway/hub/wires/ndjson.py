@@ -21,8 +21,13 @@ from gateway.core.log.record import Ready, Record, StreamItem
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format, create_json_encoder
 
-from .control_events import POSITION_REFUSED_GAP, PartitionsReadyEvent, describe_entry
-from .grouped import create_status_head, join_statuses
+from .control_events import (
+    POSITION_REFUSED_GAP,
+    PartitionsReadyEvent,
+    create_status_head,
+    describe_entry,
+    join_statuses,
+)
 from .wire import Beginning
 
 HEARTBEAT = b"\n"

@@ -20,8 +20,7 @@ from gateway.core.token.resume_token import seal_token
 from gateway.formats import Format
 from gateway.wire import sse
 
-from .control_events import POSITION_REFUSED_GAP, describe_entry
-from .grouped import create_status_head, join_statuses
+from .control_events import POSITION_REFUSED_GAP, create_status_head, describe_entry, join_statuses
 from .wire import Beginning, end_retries
 
 # Seconds after which EventSource reconnects; drawn at random, so that not all do so at once.

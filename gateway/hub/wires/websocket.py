@@ -24,8 +24,7 @@ from gateway.wire.websocket import (
     encode_text,
 )
 
-from .control_events import POSITION_REFUSED_GAP, describe_entry
-from .grouped import create_status_head, join_statuses
+from .control_events import POSITION_REFUSED_GAP, create_status_head, describe_entry, join_statuses
 from .wire import Beginning, end_retries
 
 MAX_BATCH_BYTES = 64 * 1024  # bytes of records after which the next message begins

@@ -26,7 +26,7 @@ from gateway.core.channel.filters import MATCH_ALL, Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RequestError
 from gateway.hub.fanout.view import View
-from gateway.hub.wires.transform import header_names
+from gateway.hub.wires.models import header_names
 from gateway.hub.writes.publisher import Produced
 from gateway.web.http import content
 from gateway.web.http.head import build_bad_request

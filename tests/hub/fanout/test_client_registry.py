@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.hub.fanout.client_registry import NOT_REGISTERED, ClientRegistry
+from gateway.hub.fanout.client import NOT_REGISTERED, ClientRegistry
 
 
 class FakeClient:

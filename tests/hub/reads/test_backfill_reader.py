@@ -30,7 +30,7 @@ from gateway.core.log.partition_reader import (
 from gateway.core.log.record import Entry, Gap, GapReason, PartitionPosition, Record, TopicPartition
 from gateway.core.log.tail import Tail
 from gateway.hub.reads.backfill_reader import BackfillReader
-from gateway.hub.reads.start_lookup import fetch_ends
+from gateway.hub.reads.position_resolver import fetch_ends
 from gateway.kafka.client.offsets import OffsetAndTimestamp
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.fetch.fetcher import Deliver

@@ -12,7 +12,7 @@ from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import Start, TimestampStart
 from gateway.core.log.record import PartitionPosition, TopicPartition
 from gateway.core.log.tail import Tail
-from gateway.hub.reads.start_lookup import resolve_starts
+from gateway.hub.reads.position_resolver import resolve_starts
 
 FAST, SILENT = TopicPartition("orders", 0), TopicPartition("orders", 1)
 

@@ -15,7 +15,7 @@ from gateway.core.channel.chunk_ring import ChannelEvent
 from gateway.core.log.record import Entry, Fault, Gap, GapReason, Ready, Record, TopicPartition
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
-from gateway.hub.wires.grouped import MAX_PARTITIONS
+from gateway.hub.wires.control_events import MAX_PARTITIONS
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.websocket import WebSocketWire

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.config import Transform
 from gateway.core.log.record import Gap, GapReason, Record, TopicPartition
-from gateway.hub.wires.transform import Transformer
+from gateway.hub.wires.models import Transformer
 
 TP = TopicPartition("orders", 0)
 TRANSFORMS = [

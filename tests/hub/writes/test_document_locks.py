@@ -11,7 +11,7 @@ from support.gateways import build_config
 
 from gateway.config import Settings, Topic
 from gateway.core.produce.idempotency import IdempotencyKey
-from gateway.hub.writes.document_locks import DocumentKeyLocks
+from gateway.hub.writes.publisher import DocumentKeyLocks
 
 
 class FakeKeyLocks:

@@ -29,8 +29,7 @@ from gateway.errors import (
     UnknownTopic,
     WritesFull,
 )
-from gateway.hub.writes.document_locks import DocumentKeyLocks
-from gateway.hub.writes.publisher import Produced, Publisher
+from gateway.hub.writes.publisher import DocumentKeyLocks, Produced, Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.offsets import LATEST, OffsetAndTimestamp
