@@ -5,9 +5,9 @@ stream of server-sent events, and acts by the admin API. Start with `console`, w
 and passes on what is for the clients' port: a stream as the client that the operator describes,
 dead letters and replays.
 
-`worker_report` collects what one process knows, which `console` asks the workers for. The decisions
-in between do no I/O: `partition_watch` finds out what changed in a process, `history` keeps ten
-minutes of its figures, and `overview` merges the workers. Kafka is asked only when an operator
+`worker_report` collects what one process knows and keeps ten minutes of its figures, which
+`console` asks the workers for. The decisions in between do no I/O: `partition_watch` finds out what
+changed in a process, and `overview` merges the workers. Kafka is asked only when an operator
 looks, within the bounds of a `kafka_lookup`: for consumer groups, the newest records of a topic,
 and the progress of Spark jobs.
 """

@@ -11,18 +11,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from .history import (
+from .partition_watch import SEVERITIES, PartitionKey, PartitionRow
+from .worker_report import (
+    MAX_INCIDENTS,
     MAX_SAMPLES,
     QUANTILES,
     Counters,
+    Incident,
     Rates,
     Sample,
     add_rates,
     compute_rates,
     find_quantile,
 )
-from .partition_watch import SEVERITIES, PartitionKey, PartitionRow
-from .worker_report import MAX_INCIDENTS, Incident
 
 RATES_INTERVAL_S = 0.9  # seconds at least between two figures
 SAME_INCIDENT_S = 3.0  # seconds within which workers report the same incident

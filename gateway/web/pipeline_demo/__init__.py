@@ -7,20 +7,29 @@ process of their own, and a gateway. All of it is temporary and ends together.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import signal
+import sys
 import tempfile
-from contextlib import ExitStack
+import time
+from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Literal
+
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from gateway.kafka.local import LocalKafka
 from gateway.pipeline.spark import spark_home
 from gateway.web import demo
 from gateway.web.app.app import Startup
-from gateway.web.demo import build_page_url, find_free_port, open_page
+from gateway.web.demo import build_page_url, find_free_port, open_page, open_sender
 
-from .generate import ShopTraffic
-from .processes import ComponentStates, create_topics, run_jobs, send_events
+from .generate import ShopGenerator, ShopTraffic, generate_users
 
 SHOP_DIRECTORY = Path(__file__).parent
 CONFIG = (SHOP_DIRECTORY / "shop.yaml").read_text("utf-8")
@@ -93,3 +102,165 @@ def format_invitation(url: str) -> str:
     curl -N {url}/events/known                        # clicks with what is known of the user
     curl -N {url}/events/progress                     # what Spark does
 """
+
+
+ComponentState = Literal["starting", "running", "failed"]
+
+
+class ComponentStates:
+    """Report the states of the demo's components in a topic that the page streams.
+
+    Each change of a state is published once, also one from before `run`, with its time: the page
+    shows how long a component has been starting.
+    """
+
+    def __init__(self, servers: Sequence[str]) -> None:
+        self._servers = list(servers)
+        self._reported: dict[str, tuple[ComponentState, str]] = {}
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def report_state(self, component: str, state: ComponentState, text: str) -> None:
+        if self._reported.get(component) != (state, text):
+            self._reported[component] = (state, text)
+            at = round(time.time() * 1000)
+            value = {"part": component, "state": state, "text": text, "at": at}
+            self._queue.put_nowait(json.dumps(value).encode())
+
+    async def run(self) -> None:
+        async with open_sender(self._servers) as sender:
+            while True:
+                await (await sender.send("parts", None, await self._queue.get()))
+
+
+TOPIC_PARTITIONS = {
+    "clicks": 2, "orders": 2, "payments": 1, "users": 1, "visits": 2, "settled": 2, "known": 2,
+    "progress": 1, "parts": 1,
+}  # fmt: skip
+SEND_INTERVAL_S = 0.02  # seconds between two looks at which events are due
+
+
+def create_topics(servers: Sequence[str]) -> None:
+    """Create the topics. Their partition counts differ on purpose: joins do not need equal ones."""
+    admin = AdminClient({"bootstrap.servers": ",".join(servers)})
+    compacted = {"cleanup.policy": "compact"}
+    topics = [
+        NewTopic(name, count, 1, config=compacted if name == "users" else {})
+        for name, count in TOPIC_PARTITIONS.items()
+    ]
+    for future in admin.create_topics(topics).values():
+        future.result(30)
+
+
+async def send_events(
+    servers: Sequence[str], traffic: ShopTraffic, states: ComponentStates
+) -> None:
+    """Write users, and then the events of the shop when they happen, until cancelled."""
+    async with open_sender(servers) as sender:
+        users = [
+            await sender.send("users", key.encode(), _encode_json(row))
+            for key, row in generate_users(traffic)
+        ]
+        await asyncio.gather(*users)
+        rates = f"{traffic.clicks:g} clicks and {traffic.orders:g} orders a second"
+        states.report_state("Shop", "running", rates)
+        shop = ShopGenerator(traffic, time.time())
+        while True:
+            for event in shop.take_events(time.time()):
+                await sender.send(event.topic, event.key.encode(), _encode_json(event.value))
+            await asyncio.sleep(SEND_INTERVAL_S)
+
+
+def _encode_json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+STOP_TIMEOUT_S = 20.0  # seconds until a process that does not end is killed
+
+
+async def run_jobs(config: Path, jobs: Sequence[str], states: ComponentStates) -> None:
+    """Run the Spark jobs in a process of their own until cancelled: `gateway pipeline run all`.
+
+    If they end before, the page shows their last line.
+    """
+    starts = JobStarts(jobs, states)
+    command = (sys.executable, "-m", "gateway", "pipeline", "run", "all", "-c", str(config))
+    # In a session of its own, ^C in the terminal does not reach it: `_stop_process` ends the jobs.
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=PIPE, stderr=STDOUT, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        last_line = ""
+        async for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            last_line = line or last_line
+            print(f"  spark  {line}", file=sys.stderr, flush=True)
+            starts.read_line(line)
+        code = await process.wait()
+        states.report_state("Spark", "failed", f"ended with status {code}: {last_line}")
+        print(
+            f"gateway: the jobs ended with status {code}: {last_line}", file=sys.stderr, flush=True
+        )
+        await asyncio.Event().wait()
+    finally:
+        await _stop_process(process)
+
+
+class JobStarts:
+    """Report what Spark and each job wait for, by the lines that `gateway pipeline run` logs."""
+
+    _LINE = re.compile(
+        r"query of job (?P<begun>\S+) begins"
+        r"|rows in .*\[job=(?P<done>[^\s\]]+)"
+        r"|(?<!of )job (?P<again>\S+) begins again in (?P<delay>.*)"
+        r"|(?<!of )job (?P<failed>\S+) failed: (?P<reason>.*)"
+    )
+
+    def __init__(
+        self,
+        jobs: Sequence[str],
+        states: ComponentStates,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin to count the seconds."""
+        self._states = states
+        self._clock = clock
+        self._started_at = clock()
+        self._running: set[str] = set()  # Spark, and the jobs that have finished a batch
+        states.report_state("Spark", "starting", "Java and a session")
+        for job in jobs:
+            states.report_state(job, "starting", "waits for Spark")
+
+    def read_line(self, line: str) -> None:
+        found = self._LINE.search(line)
+        if found is None:
+            return
+        if job := found["begun"]:
+            self._report_running("Spark", "began")
+            self._states.report_state(job, "starting", "its first batch")
+        elif job := found["done"]:
+            self._report_running(job, "first batch")
+        elif job := found["again"]:
+            self._running.discard(job)
+            self._states.report_state(job, "starting", f"begins again in {found['delay']}")
+        else:
+            self._states.report_state(found["failed"], "failed", found["reason"])
+
+    def _report_running(self, component: str, event: str) -> None:
+        if component not in self._running:
+            self._running.add(component)
+            seconds = self._clock() - self._started_at
+            self._states.report_state(component, "running", f"{event} after {seconds:.0f} s")
+
+
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

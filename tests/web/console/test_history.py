@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.telemetry.counts import LATENCY_BUCKETS_S, Histogram
-from gateway.web.console.history import (
+from gateway.web.console.worker_report import (
     MAX_SAMPLES,
     SAMPLE_S,
     Counters,

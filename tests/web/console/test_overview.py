@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
-from gateway.web.console.history import MAX_SAMPLES, Sample
 from gateway.web.console.overview import Overview, Report
 from gateway.web.console.partition_watch import SEVERITIES, PartitionKey, PartitionRow
-from gateway.web.console.worker_report import Incident
+from gateway.web.console.worker_report import MAX_SAMPLES, Incident, Sample
 
 NONE = [0] * (len(LATENCY_BUCKETS_S) + 1)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from gateway.web.pipeline_demo.processes import JobStarts
+from gateway.web.pipeline_demo import JobStarts
 
 
 class RecordedStates:
