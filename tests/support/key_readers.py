@@ -94,7 +94,7 @@ class KeyedPartition:
         self.traffic, self.terms = StreamCounts(), terms
         self.history: list[Entry] = []
         self.lines: list[str] = []
-        snapshot = Snapshot(["orders"], [TP], ()) if has_snapshot else None
+        snapshot = Snapshot(("orders",), {TP}, set()) if has_snapshot else None
         self.subscription = self._subscribe(PartitionPosition(0), replace(terms, snapshot=snapshot))
 
     def append(self, *entries: Entry) -> None:

@@ -204,7 +204,9 @@ class SnapshotClient:
     def _create_subscription(
         self, positions: Position, fresh_partitions: Iterable[TopicPartition]
     ) -> Subscription:
-        snapshot = Snapshot(["prices"], PARTITIONS, fresh_partitions) if self.has_snapshot else None
+        snapshot = None
+        if self.has_snapshot:
+            snapshot = Snapshot(("prices",), set(PARTITIONS), set(fresh_partitions))
         sub = Subscription(
             self.topic.channel,
             positions,

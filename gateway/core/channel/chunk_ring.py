@@ -126,6 +126,7 @@ class Chunk:
 DEFAULT_MAX_RING_BYTES = 1 << 20  # bytes of one channel's chunks
 
 
+@dataclass(eq=False, slots=True)
 class RingBudget:
     """The bytes that the rings of some channels hold, within a limit.
 
@@ -138,18 +139,10 @@ class RingBudget:
     the limit that is published.
     """
 
-    __slots__ = ("_list_rings", "bytes", "limit", "max_ring_bytes")
-
-    def __init__(
-        self,
-        limit: int | None = None,
-        list_rings: Callable[[], Iterable[ChunkRing]] = lambda: (),
-        max_ring_bytes: int = DEFAULT_MAX_RING_BYTES,
-    ) -> None:
-        self.bytes = 0
-        self.max_ring_bytes = max_ring_bytes
-        self.limit = limit
-        self._list_rings = list_rings
+    limit: int | None = None
+    list_rings: Callable[[], Iterable[ChunkRing]] = lambda: ()
+    max_ring_bytes: int = DEFAULT_MAX_RING_BYTES
+    bytes: int = 0
 
     def has_capacity(self, size: int) -> bool:
         return self.limit is None or self.bytes + size <= self.limit
@@ -166,7 +159,7 @@ class RingBudget:
         because some follower lags, so channels whose followers keep up are spared as long as
         possible.
         """
-        rings = [ring for ring in self._list_rings() if ring.bytes]
+        rings = [ring for ring in self.list_rings() if ring.bytes]
         for ring in rings:
             ring.drop_consumed()
         rings.sort(key=lambda ring: ring.bytes, reverse=True)

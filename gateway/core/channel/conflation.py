@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
@@ -50,6 +51,7 @@ def conflate(entries: Sequence[Entry], accepts: RecordPredicate = None) -> list[
     return kept
 
 
+@dataclass(eq=False, slots=True)
 class KeyWindow:
     """Consecutive entries of one partition, of which the latest record of each key remains.
 
@@ -59,36 +61,19 @@ class KeyWindow:
     are not the latest of their keys. `is_full` stays even if `bytes` falls again.
     """
 
-    __slots__ = (
-        "_accepts",
-        "_entries",
-        "_remaining",
-        "bytes",
-        "end_offset",
-        "epoch",
-        "is_full",
-        "max_bytes",
-        "start_offset",
-        "tp",
-    )
+    tp: TopicPartition
+    start_offset: int
+    epoch: int
+    max_bytes: int
+    _accepts: RecordPredicate = None
+    end_offset: int = field(init=False)
+    bytes: int = 0
+    is_full: bool = False
+    _entries: dict[ConflationKey, Entry] = field(default_factory=dict)
+    _remaining: deque[Entry] | None = None  # what is left, once it is closed
 
-    def __init__(
-        self,
-        tp: TopicPartition,
-        start: int,
-        epoch: int,
-        max_bytes: int,
-        accepts: RecordPredicate = None,
-    ) -> None:
-        self.tp = tp
-        self.start_offset = self.end_offset = start
-        self.epoch = epoch
-        self.max_bytes = max_bytes
-        self.bytes = 0
-        self.is_full = False
-        self._accepts = accepts
-        self._entries: dict[ConflationKey, Entry] = {}
-        self._remaining: deque[Entry] | None = None  # what is left, once it is closed
+    def __post_init__(self) -> None:
+        self.end_offset = self.start_offset
 
     @property
     def is_closed(self) -> bool:

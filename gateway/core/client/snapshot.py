@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
@@ -40,6 +41,7 @@ from gateway.core.log.record import (
 )
 
 
+@dataclass(eq=False, slots=True)
 class Snapshot:
     """The partitions that a client's snapshot still has to send before the client is live.
 
@@ -64,33 +66,15 @@ class Snapshot:
         is_closed: The end of the snapshot was sent.
     """
 
-    __slots__ = (
-        "end_offsets",
-        "filters",
-        "fresh",
-        "is_closed",
-        "is_overdue",
-        "records",
-        "remaining",
-        "tables",
-        "topics",
-    )
-
-    def __init__(
-        self,
-        topics: Iterable[str],
-        partitions: Iterable[TopicPartition],
-        fresh: Iterable[TopicPartition],
-        filters: Filters = MATCH_ALL,
-    ) -> None:
-        self.topics = tuple(topics)
-        self.remaining = set(partitions)
-        self.fresh = set(fresh)
-        self.filters = filters
-        self.end_offsets: dict[TopicPartition, int] = {}
-        self.tables: dict[TopicPartition, TableSnapshot] = {}
-        self.records = 0
-        self.is_overdue = self.is_closed = False
+    topics: tuple[str, ...]
+    remaining: set[TopicPartition]
+    fresh: set[TopicPartition]
+    filters: Filters = MATCH_ALL
+    end_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    tables: dict[TopicPartition, TableSnapshot] = field(default_factory=dict)
+    records: int = 0
+    is_overdue: bool = False
+    is_closed: bool = False
 
     def is_fresh(self, tp: TopicPartition) -> bool:
         return tp in self.remaining and tp in self.fresh

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import TYPE_CHECKING, cast
 
@@ -37,6 +38,7 @@ MAX_AUDIENCE_CLIENTS = 20_000
 BYTES_PER_CLOCK_CHECK = 1 << 20  # likewise in bytes: 64 writes of a megabyte take 60 ms
 
 
+@dataclass(eq=False, slots=True)
 class Audience:
     """The attached clients of one channel and one `StreamCounts`, at most `max_audience_clients`.
 
@@ -50,33 +52,14 @@ class Audience:
         sent_at: When the last round began, by the loop's clock.
     """
 
-    __slots__ = (
-        "broadcaster",
-        "channel",
-        "clients",
-        "has_more",
-        "is_scheduled",
-        "next_audience",
-        "sent_at",
-        "traffic",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        broadcaster: Broadcaster,
-        channel: Channel,
-        traffic: StreamCounts,
-        next_audience: Audience | None = None,
-    ) -> None:
-        self.broadcaster = broadcaster
-        self.channel = channel
-        self.traffic = traffic
-        self.next_audience = next_audience
-        self.clients: SmallSet[Client] = ()
-        self.is_scheduled = self.has_more = False
-        self.sent_at = 0.0
-        # The channel calls its newest audience only, which passes the call on to the older ones.
-        channel.listener = self
+    broadcaster: Broadcaster
+    channel: Channel
+    traffic: StreamCounts
+    next_audience: Audience | None = None
+    clients: SmallSet[Client] = ()
+    is_scheduled: bool = False
+    has_more: bool = False
+    sent_at: float = 0.0
 
     def on_published(self) -> None:
         audience: Audience | None = self
@@ -187,6 +170,7 @@ class Round:
             tracing.record_delivery(chunk.traced_records, count, traffic.route, traffic.wire)
 
 
+@dataclass(eq=False)
 class Broadcaster:
     """Run the rounds of all channels of a hub, one after the other.
 
@@ -194,25 +178,16 @@ class Broadcaster:
     scheduled in the loop at any time, and each ends after about `slice_s`.
     """
 
-    def __init__(
-        self,
-        pacing: BatchPacing,
-        tracing: Tracing | None = None,
-        *,
-        slice_s: float = SLICE_S,
-        writes_per_clock_check: int = WRITES_PER_CLOCK_CHECK,
-        max_audience_clients: int = MAX_AUDIENCE_CLIENTS,
-    ) -> None:
-        self.tracing = tracing
-        self.max_audience_clients = max_audience_clients
-        self._slice_s = slice_s
-        self._writes_per_clock_check = writes_per_clock_check
-        self._loop = asyncio.get_running_loop()
-        self._pacing = pacing
-        self._scheduled_audiences: deque[Audience] = deque()
-        self._round: Round | None = None  # that of the first scheduled audience, once it began
-        self._is_running = False
-        self._pending_pushes: deque[Client | SharedCatchUp] = deque()
+    _pacing: BatchPacing
+    tracing: Tracing | None = None
+    slice_s: float = SLICE_S
+    writes_per_clock_check: int = WRITES_PER_CLOCK_CHECK
+    max_audience_clients: int = MAX_AUDIENCE_CLIENTS
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _scheduled_audiences: deque[Audience] = field(default_factory=deque)
+    _round: Round | None = None  # that of the first scheduled audience, once it began
+    _is_running: bool = False
+    _pending_pushes: deque[Client | SharedCatchUp] = field(default_factory=deque)
 
     def add_client(self, client: Client) -> Audience:
         """Attach a client that has all that was published, and return its audience."""
@@ -221,7 +196,8 @@ class Broadcaster:
         while audience is not None and not audience.can_take(traffic):
             audience = audience.next_audience
         if audience is None:
-            audience = Audience(self, channel, traffic, newest)
+            # The channel calls its newest audience only, which passes it on to the older ones.
+            audience = channel.listener = Audience(self, channel, traffic, newest)
         audience.add_client(client)
         # A round writes to it from now on; a wake as well would schedule a push for nothing.
         channel.stop_waking(client.subscription)
@@ -241,7 +217,7 @@ class Broadcaster:
             self._loop.call_soon(self._run_pushes)
 
     def _run_pushes(self) -> None:
-        pushes, slice_end = self._pending_pushes, perf_counter() + self._slice_s
+        pushes, slice_end = self._pending_pushes, perf_counter() + self.slice_s
         try:
             while pushes:
                 client = pushes[0]  # still queued, so that a nested call schedules nothing
@@ -267,11 +243,11 @@ class Broadcaster:
         """Run one slice. Several small rounds share it; a large round takes several slices."""
         began = now = perf_counter()
         try:
-            while self._scheduled_audiences and now - began < self._slice_s:
+            while self._scheduled_audiences and now - began < self.slice_s:
                 audience = self._scheduled_audiences[0]
                 if self._round is None:
                     self._round = Round(audience, self._loop.time())
-                self._round.write_slice(self._writes_per_clock_check)
+                self._round.write_slice(self.writes_per_clock_check)
                 if not self._round.remaining:
                     self._round.count_writes()
                     self._round = None

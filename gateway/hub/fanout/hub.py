@@ -504,7 +504,7 @@ class Hub:
             return None
         self.snapshots.check_cleanup_policies(view.topics)
         if start.token is None:
-            return Snapshot(view.topics, positions, positions, view.filters)
+            return Snapshot(view.topics, set(positions), set(positions), view.filters)
         token_topics = start.token.match_topics(tail.topic_ids)
         fresh = await resolve_starts(
             self.backfill_reader,
@@ -514,7 +514,7 @@ class Hub:
             lambda tp: tp.topic not in token_topics,
         )
         positions.update(fresh)
-        return Snapshot(view.topics, positions, fresh, view.filters)
+        return Snapshot(view.topics, set(positions), set(fresh), view.filters)
 
     # tails and channels
 

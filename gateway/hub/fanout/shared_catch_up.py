@@ -16,6 +16,7 @@ import asyncio
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.core.channel.chunk_ring import ByteSum, CountedBytes
@@ -290,6 +291,7 @@ class SharedCatchUp:
             self.wake()
 
 
+@dataclass(eq=False)
 class SharedCatchUps:
     """Find or create the shared catch-up of each client that resumes.
 
@@ -297,19 +299,16 @@ class SharedCatchUps:
     while all of them keep `max_bytes`; a leader that is `max_piece_bytes` ahead waits.
     """
 
-    def __init__(
-        self, broadcaster: Broadcaster, max_bytes: int, max_piece_bytes: int = MAX_PIECE_BYTES
-    ) -> None:
-        self._broadcaster = broadcaster
-        self._max_bytes = max_bytes
-        self._max_piece_bytes = max_piece_bytes
-        self.size = 0
-        self._keys: dict[SharedCatchUp, Hashable] = {}
-        # A newer one of the same key is created when the older one can no longer be joined; the
-        # older one goes on until its members are done.
-        self._newest_by_key: dict[Hashable, SharedCatchUp] = {}
-        # When a client resumed from each position for the first time lately.
-        self._seen_at: dict[Hashable, float] = {}
+    _broadcaster: Broadcaster
+    _max_bytes: int
+    max_piece_bytes: int = MAX_PIECE_BYTES
+    size: int = 0
+    _keys: dict[SharedCatchUp, Hashable] = field(default_factory=dict)
+    # A newer one of the same key is created when the older one can no longer be joined; the older
+    # one goes on until its members are done.
+    _newest_by_key: dict[Hashable, SharedCatchUp] = field(default_factory=dict)
+    # When a client resumed from each position for the first time lately.
+    _seen_at: dict[Hashable, float] = field(default_factory=dict)
 
     @property
     def is_idle(self) -> bool:
@@ -379,7 +378,7 @@ class SharedCatchUps:
             shared_catch_up.close()
 
     def _create(self, source: ClientSource) -> SharedCatchUp:
-        max_bytes = min(self._max_piece_bytes, self._max_bytes)
+        max_bytes = min(self.max_piece_bytes, self._max_bytes)
         return SharedCatchUp(source.create_twin(), self._broadcaster, max_bytes, self._on_resize)
 
     def _on_resize(self, size: int) -> None:

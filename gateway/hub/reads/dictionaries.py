@@ -20,7 +20,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -100,34 +100,29 @@ class _Key(NamedTuple):
         return NAMED_TIMEOUT_S if self.id else OFFERED_TIMEOUT_S
 
 
+@dataclass(eq=False)
 class Dictionaries:
     """The dictionaries of a hub, which creates and closes it.
 
     Every `check_interval_s`, it is checked whether Kafka still has the records of a dictionary.
     """
 
-    def __init__(
-        self,
-        services: ReadServices,
-        keep_open: Callable[[View], SharedTail],
-        get_encoder: Callable[[View], Encoder],
-        *,
-        check_interval_s: float = 60.0,
-    ) -> None:
-        self._services = services
-        self._keep_open = keep_open
-        self._get_encoder = get_encoder
-        self._check_interval_s = check_interval_s
-        self._tasks = BackgroundTasks(log)
-        # The most recently used last. The newest of a view is there by its id and by the id "".
-        self._made: OrderedDict[_Key, ViewDictionary] = OrderedDict()
-        # All that exist, also those that only channels hold by now. Equal ones are one object, so
-        # that their clients share channels.
-        self._by_digest: WeakValueDictionary[bytes, CompressionDictionary] = WeakValueDictionary()
-        self._builds: dict[_Key, asyncio.Task[ViewDictionary | None]] = {}
-        self._offer_slots = asyncio.Semaphore(MAX_BUILDS)
-        self._failed_at: dict[_Key, float] = {}
-        self._generation = 0  # counts calls of `clear`
+    _services: ReadServices
+    _keep_open: Callable[[View], SharedTail]
+    _get_encoder: Callable[[View], Encoder]
+    check_interval_s: float = 60.0
+    _tasks: BackgroundTasks = field(default_factory=lambda: BackgroundTasks(log))
+    # The most recently used last. The newest of a view is there by its id and by the id "".
+    _made: OrderedDict[_Key, ViewDictionary] = field(default_factory=OrderedDict)
+    # All that exist, also those that only channels hold by now. Equal ones are one object, so that
+    # their clients share channels.
+    _by_digest: WeakValueDictionary[bytes, CompressionDictionary] = field(
+        default_factory=WeakValueDictionary
+    )
+    _builds: dict[_Key, asyncio.Task[ViewDictionary | None]] = field(default_factory=dict)
+    _offer_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_BUILDS))
+    _failed_at: dict[_Key, float] = field(default_factory=dict)
+    _generation: int = 0  # counts calls of `clear`
 
     async def close(self) -> None:
         self._tasks.cancel()
@@ -193,7 +188,7 @@ class Dictionaries:
         generation, now = self._generation, self._now()
         if found.is_outdated(now):
             return False
-        if now - found.checked_at <= self._check_interval_s:
+        if now - found.checked_at <= self.check_interval_s:
             return True
         again = await self._wait_for_build(key._replace(id=found.id)) if found.id else None
         if again is None or again.dictionary is not found.dictionary:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gateway.core.channel.filters import MATCH_ALL, Filter, Filters
 from gateway.core.log.record import Record, TopicPartition
@@ -21,20 +22,14 @@ from .services import ReadServices
 from .tables import TableSpilled
 
 
+@dataclass(eq=False)
 class DocumentReader:
     """Find documents within `timeout_s` each. `Hub` creates one at each start."""
 
-    def __init__(
-        self,
-        services: ReadServices,
-        key_partitions: KeyPartitions,
-        keep_open: Callable[[View], SharedTail],
-        timeout_s: float = 10.0,
-    ) -> None:
-        self._services = services
-        self._key_partitions = key_partitions
-        self._keep_open = keep_open
-        self._timeout_s = timeout_s
+    _services: ReadServices
+    _key_partitions: KeyPartitions
+    _keep_open: Callable[[View], SharedTail]
+    timeout_s: float = 10.0
 
     async def get_latest(
         self, topic: str, key: bytes, filters: Filters = MATCH_ALL, *, is_settled: bool = False
@@ -52,7 +47,7 @@ class DocumentReader:
             TransactionOpen: With `is_settled`, a transaction did not end in time.
             TableTooLarge: The latest records of the topic are more than its cache.
         """
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        deadline = asyncio.get_running_loop().time() + self.timeout_s
         view = View((topic,), Filters((Filter(key),)), "value", "error")
         with self._services.topics.hold(view.topics):
             await self._services.topics.open_topics(deadline, view.topics, may_be_missing=False)

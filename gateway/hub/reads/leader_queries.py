@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -30,6 +31,7 @@ MAX_QUERIES_AT_ONCE = 32  # to one leader, which takes up to 10 ms for an offset
 A = TypeVar("A")
 
 
+@dataclass(eq=False)
 class LeaderQueries(Generic[A]):
     """Send the queries of one turn as one request per leader.
 
@@ -43,20 +45,15 @@ class LeaderQueries(Generic[A]):
     or as many queries as it may have.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        send: Callable[[Mapping[TopicPartition, int]], Awaitable[Mapping[TopicPartition, A | int]]],
-    ) -> None:
-        self._cluster = cluster
-        self._send = send
-        # By leader, partition and argument: the futures of those who ask.
-        self._pending: dict[
-            int | None, dict[TopicPartition, dict[int, list[asyncio.Future[A | int | None]]]]
-        ] = {}
-        # With their leaders and numbers of queries.
-        self._tasks: dict[asyncio.Task[None], tuple[int | None, int]] = {}
-        self._is_closed = False
+    _cluster: Cluster
+    _send: Callable[[Mapping[TopicPartition, int]], Awaitable[Mapping[TopicPartition, A | int]]]
+    # By leader, partition and argument: the futures of those who ask.
+    _pending: dict[
+        int | None, dict[TopicPartition, dict[int, list[asyncio.Future[A | int | None]]]]
+    ] = field(default_factory=dict)
+    # With their leaders and numbers of queries.
+    _tasks: dict[asyncio.Task[None], tuple[int | None, int]] = field(default_factory=dict)
+    _is_closed: bool = False
 
     async def ask(self, tp: TopicPartition, argument: int) -> A | int | None:
         """Return the leader's answer, or Kafka's error code; None if the request failed."""

@@ -87,6 +87,7 @@ class SharedRead:
         self._measured_channels = max(1, sum(len(tail.channels) for tail in self.tails))
 
 
+@dataclass(eq=False)
 class SharedReads:
     """Own the shared reads of one cluster, and apply what they deliver.
 
@@ -100,38 +101,34 @@ class SharedReads:
         on_unreadable: Called with a record whose value is no JSON, where `transforms` look into it.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        get_topic_settings: Callable[[str], Topic],
-        pacing: BatchPacing | None = None,
-        get_topic_model: Callable[[str], TopicModel | None] = get_no_model,
-        on_growth: Callable[[int], None] = lambda size: None,
-        max_flush_s: float = MAX_FLUSH_S,
-        on_unreadable: Callable[[Record], None] = lambda record: None,
-    ) -> None:
-        self.cluster = cluster
-        self.by_partition: dict[TopicPartition, SharedRead] = {}
-        self.by_topic: dict[str, list[SharedRead]] = {}
-        self._pacing = pacing or BatchPacing()
-        self.fetcher = Fetcher(
-            cluster, self.on_entries, pause=self._pacing.pause, get_topic_model=get_topic_model
-        )
-        self._get_topic_settings = get_topic_settings
-        self._on_growth = on_growth
-        self._max_flush_s = max_flush_s
-        self._on_unreadable = on_unreadable
-        self._watched_topics: set[str] = set()  # by `watch_topic`
-        self._tails: dict[str, set[SharedTail]] = {}
-        # Topics that metadata does not know yet, with the time at which the first client came.
-        self._unknown_topics: dict[str, LiveStart] = {}
-        self._transformers: dict[str, Transformer] = {}
+    cluster: Cluster
+    _get_topic_settings: Callable[[str], Topic]
+    _pacing: BatchPacing = field(default_factory=BatchPacing)
+    get_topic_model: Callable[[str], TopicModel | None] = get_no_model
+    on_growth: Callable[[int], None] = lambda size: None
+    max_flush_s: float = MAX_FLUSH_S
+    on_unreadable: Callable[[Record], None] = lambda record: None
+    by_partition: dict[TopicPartition, SharedRead] = field(default_factory=dict)
+    by_topic: dict[str, list[SharedRead]] = field(default_factory=dict)
+    _watched_topics: set[str] = field(default_factory=set)  # by `watch_topic`
+    _tails: dict[str, set[SharedTail]] = field(default_factory=dict)
+    # Topics that metadata does not know yet, with the time at which the first client came.
+    _unknown_topics: dict[str, LiveStart] = field(default_factory=dict)
+    _transformers: dict[str, Transformer] = field(default_factory=dict)
+    _pending_entries: list[PendingEntries] = field(default_factory=list)
+    _has_pending_control: bool = False  # some pending entries are control entries
+    _has_pending_rest: bool = False  # some were left over by the last flush
+    _pushes_due: int = 0  # how many pushes had been scheduled when the last flush ended
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._pending_entries: list[PendingEntries] = []
-        self._has_pending_control = False  # some pending entries are control entries
-        self._has_pending_rest = False  # some were left over by the last flush
-        self._pushes_due = 0  # how many pushes had been scheduled when the last flush ended
-        self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
+        self.fetcher = Fetcher(
+            self.cluster,
+            self.on_entries,
+            pause=self._pacing.pause,
+            get_topic_model=self.get_topic_model,
+        )
+        self._unlisten = self.cluster.metadata.add_listener(self._on_metadata_change)
 
     async def close(self) -> None:
         self._unlisten()
@@ -289,7 +286,7 @@ class SharedReads:
         for read in reads:
             read.set_entry_s(append_s + sum(publish_s.get(tail, 0.0) for tail in read.tails))
         self._pushes_due = pacing.pushes_scheduled
-        self._on_growth(max(0, grown))
+        self.on_growth(max(0, grown))
         self._pacing.record_cost(perf_counter() - began)
 
     def _take_pending(self, *, only_control: bool) -> list[PendingEntries]:
@@ -305,7 +302,7 @@ class SharedReads:
             self._take_control() if self._has_pending_control else ([], self._pending_entries)
         )
         may_wait = only_control or bool(taken)
-        remaining_s = 0.0 if only_control else self._max_flush_s
+        remaining_s = 0.0 if only_control else self.max_flush_s
         remaining_s -= sum(len(entries) * self._estimate_cost(reader) for reader, entries in taken)
         # `may_wait`: this flush applies something already, so the next entry need not fit.
         for i, (reader, entries) in enumerate(pending):
@@ -394,7 +391,7 @@ class SharedReads:
             self.by_topic.setdefault(tp.topic, []).append(read)
             if topic.transforms:
                 self._transformers.setdefault(
-                    tp.topic, Transformer(topic.transforms, self._on_unreadable)
+                    tp.topic, Transformer(topic.transforms, self.on_unreadable)
                 )
             self.fetcher.add_partition(reader, read_committed=topic.isolation == "read_committed")
         return read

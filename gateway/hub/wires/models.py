@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -179,7 +180,11 @@ class Models:
         if not named.is_decoded:
             return None
         return _FieldModel(
-            topic.name, self._create_model(named, is_key=is_key), named, is_key, self.invalid
+            topic.name,
+            self._create_model(named, is_key=is_key),
+            named.on_invalid,
+            is_key,
+            self.invalid,
         )
 
     def _create_model(self, named: Named, *, is_key: bool) -> Model:
@@ -192,22 +197,13 @@ class Models:
         return Model(named.model, codecs, is_key=is_key)
 
 
+@dataclass(eq=False, slots=True)
 class _FieldModel:
-    __slots__ = ("_invalid_counts", "_is_key", "_on_invalid", "_topic", "model")
-
-    def __init__(
-        self,
-        topic: str,
-        model: Model,
-        named: Named,
-        is_key: bool,
-        invalid: Counter[tuple[str, str]],
-    ) -> None:
-        self.model = model
-        self._topic = topic
-        self._is_key = is_key
-        self._on_invalid = named.on_invalid
-        self._invalid_counts = invalid
+    _topic: str
+    model: Model
+    _on_invalid: str
+    _is_key: bool
+    _invalid_counts: Counter[tuple[str, str]]
 
     def get_data(self, record: Record) -> bytes | None:
         """Return the key or the value of a record, with the frame that a header may have for it."""

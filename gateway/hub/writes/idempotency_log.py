@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -49,6 +50,7 @@ def digest_record(key: bytes | None, value: bytes | None, headers: Headers) -> b
     )
 
 
+@dataclass(eq=False)
 class IdempotencyLog:
     """The idempotency keys of one partition, learned from its log.
 
@@ -57,24 +59,17 @@ class IdempotencyLog:
     ended without a known result: if it changed, a writer has to catch up again.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        tp: TopicPartition,
-        known_keys: IdempotencyWindow[Any],
-        window_s: float,
-    ) -> None:
-        self.uncertain_writes = 0
-        self._cluster = cluster
-        self._tp = tp
-        self._known_keys = known_keys
-        self._window_s = window_s
-        self._next_offset: int | None = None
-        self._topic_id: UUID | None = None
-        # Every key is known that was in the log at this time, by the loop's clock.
-        self._read_up_to_at = float("-inf")
-        self._lock = asyncio.Lock()
-        self._search_lock = asyncio.Lock()
+    _cluster: Cluster
+    _tp: TopicPartition
+    _known_keys: IdempotencyWindow[Any]
+    _window_s: float
+    uncertain_writes: int = 0
+    _next_offset: int | None = None
+    _topic_id: UUID | None = None
+    # Every key is known that was in the log at this time, by the loop's clock.
+    _read_up_to_at: float = float("-inf")
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _search_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def catch_up(self) -> None:
         """Return when every key that is in the log at this instant is known.

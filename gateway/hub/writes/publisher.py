@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -87,6 +88,7 @@ class KeyLocks(Protocol):
         """Release the key: its record is written, or given up."""
 
 
+@dataclass(eq=False)
 class Publisher:
     """The shared parts of all writers of a hub, which creates one at each start and closes it.
 
@@ -97,31 +99,25 @@ class Publisher:
     look for their key, or wait for another write, are not with the producer yet.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        timeout_s: float = WRITE_TIMEOUT_S,
-        window_s: float = 600.0,
-        max_keys: int = 100_000,
-        max_pending_bytes: int = MAX_PENDING_BYTES,
-        models: Models | None = None,
-    ) -> None:
-        self.cluster = cluster
-        self.models = models
-        self.timeout_s = timeout_s
-        self.producer = Producer(cluster, max_pending_bytes=max_pending_bytes)
+    cluster: Cluster
+    timeout_s: float = WRITE_TIMEOUT_S
+    window_s: float = 600.0
+    max_keys: int = 100_000
+    max_pending_bytes: int = MAX_PENDING_BYTES
+    models: Models | None = None
+    key_locks: KeyLocks | None = None
+    document_locks: DocumentKeyLocks | None = None
+    tracing: Tracing | None = None
+    _idempotency_logs: dict[TopicPartition, IdempotencyLog] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[Produced]] = field(default_factory=set)
+    _rotation: int = 0  # counts records that may go to any partition
+
+    def __post_init__(self) -> None:
+        self.producer = Producer(self.cluster, max_pending_bytes=self.max_pending_bytes)
         self.idempotency_window: IdempotencyWindow[asyncio.Task[Produced]] = IdempotencyWindow(
-            max_keys, window_s
+            self.max_keys, self.window_s
         )
-        self.key_locks: KeyLocks | None = None
-        self.document_locks: DocumentKeyLocks | None = None
-        self.tracing: Tracing | None = None
-        self._pending_bytes = PendingBytes(max_pending_bytes)
-        self._window_s = window_s
-        self._idempotency_logs: dict[TopicPartition, IdempotencyLog] = {}
-        self._tasks: set[asyncio.Task[Produced]] = set()
-        self._rotation = 0  # counts records that may go to any partition
+        self._pending_bytes = PendingBytes(self.max_pending_bytes)
 
     async def close(self) -> None:
         """Write what was handed over, within some seconds; what remains fails."""
@@ -166,7 +162,7 @@ class Publisher:
         idempotency_log = self._idempotency_logs.get(tp)
         if idempotency_log is None:
             idempotency_log = self._idempotency_logs[tp] = IdempotencyLog(
-                self.cluster, tp, self.idempotency_window, self._window_s
+                self.cluster, tp, self.idempotency_window, self.window_s
             )
         return idempotency_log
 
@@ -220,6 +216,7 @@ CONDITION_SCOPE = "\0if-match"  # no idempotency key has this scope
 ANY_KEY = b""
 
 
+@dataclass(eq=False)
 class DocumentKeyLocks:
     """Lock the keys of documents, so that a record that was compared with is not overwritten.
 
@@ -232,21 +229,14 @@ class DocumentKeyLocks:
     `Hub` creates one at each start. A lock exists while somebody holds it or waits for it.
     """
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        get_topic_settings: Callable[[str], Topic],
-        settings: Settings,
-        cluster_name: str = "",
-    ) -> None:
-        self._publisher = publisher
-        self._get_topic_settings = get_topic_settings
-        self._settings = settings
-        self._cluster_name = cluster_name
-        self._key_locks: WeakValueDictionary[tuple[str, bytes], asyncio.Lock] = (
-            WeakValueDictionary()
-        )
-        self._is_compared_by_topic: dict[str, bool] = {}
+    _publisher: Publisher
+    _get_topic_settings: Callable[[str], Topic]
+    _settings: Settings
+    _cluster_name: str = ""
+    _key_locks: WeakValueDictionary[tuple[str, bytes], asyncio.Lock] = field(
+        default_factory=WeakValueDictionary
+    )
+    _is_compared_by_topic: dict[str, bool] = field(default_factory=dict)
 
     def apply_settings(self, settings: Settings) -> None:
         self._settings = settings

@@ -14,6 +14,7 @@ import asyncio
 import re
 from collections.abc import Coroutine, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -183,6 +184,7 @@ def _get_error(task: asyncio.Task[Any]) -> BaseException | None:
     return task.exception()
 
 
+@dataclass(eq=False)
 class TopicNames:
     """The names of all topics of a cluster, at most `max_age_s` old.
 
@@ -191,22 +193,17 @@ class TopicNames:
     answer serves them for a few seconds. Topics that may not be described are not listed.
     """
 
-    def __init__(
-        self,
-        brokers: Brokers,
-        *,
-        max_age_s: float = MAX_AGE_S,
-        match_turn_s: float = MATCH_TURN_S,
-    ) -> None:
-        self._brokers = brokers
-        self._max_age_s = max_age_s
-        self._match_turn_s = match_turn_s
-        self._names: frozenset[str] = frozenset()
-        self._expires_at = float("-inf")
-        self._fetch_task: asyncio.Task[frozenset[str]] | None = None
-        self._match_lock = asyncio.Lock()
-        # By pattern, the names that it was matched with, and those that it matches.
-        self._matches = WeakKeyDictionary[re.Pattern[str], tuple[frozenset[str], frozenset[str]]]()
+    _brokers: Brokers
+    max_age_s: float = MAX_AGE_S
+    match_turn_s: float = MATCH_TURN_S
+    _names: frozenset[str] = frozenset()
+    _expires_at: float = float("-inf")
+    _fetch_task: asyncio.Task[frozenset[str]] | None = None
+    _match_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # By pattern, the names that it was matched with, and those that it matches.
+    _matches: WeakKeyDictionary[re.Pattern[str], tuple[frozenset[str], frozenset[str]]] = field(
+        default_factory=WeakKeyDictionary
+    )
 
     async def fetch_all(self) -> frozenset[str]:
         if asyncio.get_running_loop().time() < self._expires_at:
@@ -226,11 +223,11 @@ class TopicNames:
             known, matches = self._matches.get(pattern, (frozenset[str](), frozenset[str]()))
             if names is not known:
                 found = set(matches & names)
-                ends_at = perf_counter() + self._match_turn_s
+                ends_at = perf_counter() + self.match_turn_s
                 for name in names - known:
                     if perf_counter() >= ends_at:
                         await asyncio.sleep(0)
-                        ends_at = perf_counter() + self._match_turn_s
+                        ends_at = perf_counter() + self.match_turn_s
                     if pattern.fullmatch(name):
                         found.add(name)
                 matches = matches if found == matches else frozenset(found)
@@ -246,7 +243,7 @@ class TopicNames:
         _, response = await self._brokers.fetch_metadata(None)
         if self._names != response.topics.keys():
             self._names = frozenset(response.topics)
-        self._expires_at = asyncio.get_running_loop().time() + self._max_age_s
+        self._expires_at = asyncio.get_running_loop().time() + self.max_age_s
         return self._names
 
 

@@ -29,7 +29,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.core.error_code import ErrorCode
@@ -88,7 +88,7 @@ class ClusterSettings:
     name: str = ""
     client_id: str = CLIENT_ID
     rack: str = ""
-    credentials: security.Credentials | None = None
+    credentials: security.Credentials = field(default_factory=security.Credentials)
     request_timeout: float = 5.0
     metadata_max_age: float = 2.0
     metadata_hedge: float = 1.0
@@ -204,8 +204,7 @@ class Cluster:
         self.outages.forget_all()
 
     def replace_security(self, section: Security | None) -> None:
-        if self.settings.credentials is not None:
-            self.settings.credentials.replace(section)
+        self.settings.credentials.replace(section)
 
     @property
     def is_reachable(self) -> bool:

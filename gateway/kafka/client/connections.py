@@ -20,6 +20,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from math import inf
 from ssl import SSLError
@@ -53,6 +54,7 @@ CONNECT_HEDGE_DELAY_S = 0.5  # without an answer to a SYN, until a second attemp
 _NO_TIMEOUT_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
 
 
+@dataclass(eq=False)
 class Connections:
     """The connections to the brokers of one cluster, by node id and role.
 
@@ -61,27 +63,18 @@ class Connections:
     are in seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        client_id: str = "gateway",
-        credentials: Credentials | None = None,
-        request_timeout: float = 5.0,
-        idle_timeout: float = 300.0,
-        create_backoff: Callable[[], Backoff] = lambda: Backoff(1.0, random.random),
-    ) -> None:
-        self.request_timeout = request_timeout
-        self.request_counts: Counter[str] = Counter()
-        self.request_stats = BrokerRequestCounts()
-        self.tracing: Tracing | None = None
-        self._client_id = client_id
-        self._credentials = credentials or Credentials()
-        self._idle_timeout = idle_timeout
-        self._create_backoff = create_backoff
-        self._nodes: dict[int, BrokerNode] = {}
-        self._silent_addresses: set[tuple[tuple[str, int], str]] = set()  # which were logged
-        self._listeners: list[Callable[[int], None]] = []
-        self._closed = False
+    client_id: str = "gateway"
+    credentials: Credentials = field(default_factory=Credentials)
+    request_timeout: float = 5.0
+    idle_timeout: float = 300.0
+    create_backoff: Callable[[], Backoff] = lambda: Backoff(1.0, random.random)
+    request_counts: Counter[str] = field(default_factory=Counter)
+    request_stats: BrokerRequestCounts = field(default_factory=BrokerRequestCounts)
+    tracing: Tracing | None = None
+    _nodes: dict[int, BrokerNode] = field(default_factory=dict)
+    _silent_addresses: set[tuple[tuple[str, int], str]] = field(default_factory=set)  # were logged
+    _listeners: list[Callable[[int], None]] = field(default_factory=list)
+    _closed: bool = False
 
     def update_addresses(self, addresses: Mapping[int, tuple[str, int]]) -> None:
         for node, address in addresses.items():
@@ -89,7 +82,7 @@ class Connections:
             if known is None or known.address != address:
                 if known is not None:
                     known.close()
-                self._nodes[node] = BrokerNode(node, address, self._create_backoff)
+                self._nodes[node] = BrokerNode(node, address, self.create_backoff)
 
     def add_listener(self, listener: Callable[[int], None]) -> Callable[[], None]:
         """Call a listener, in the event loop, with the id of a broker where a failure has ended."""
@@ -194,7 +187,7 @@ class Connections:
             connection.conn.close()
             self._observe(connection, api, perf_counter() - began, exc)
             raise connection.broker.record_failure(
-                connection.role, exc, sent_at, self._credentials.options, is_connected=True
+                connection.role, exc, sent_at, self.credentials.options, is_connected=True
             ) from exc
         self._observe(connection, api, perf_counter() - began)
         connection.is_used = True
@@ -322,7 +315,7 @@ class Connections:
         for broker in self._nodes.values():
             closing += broker.close()
         self._nodes.clear()
-        self._credentials.close()
+        self.credentials.close()
         if closing:
             tasks = [asyncio.ensure_future(awaitable) for awaitable in closing]
             await asyncio.wait(tasks, timeout=1.0)
@@ -352,11 +345,11 @@ class Connections:
         An unexpected error needs a backoff, too, and callers only expect a KafkaError.
         """
         started_at = asyncio.get_running_loop().time()
-        idle = self._idle_timeout
+        idle = self.idle_timeout
         if role is ConnectionRole.SPARE:
             idle = min(idle, SPARE_IDLE_TIMEOUT_S)
         try:
-            await self._credentials.load_token()
+            await self.credentials.load_token()
             async with asyncio.timeout(self.request_timeout):
                 conn = await self._connect_hedged(broker.address, idle)
         except Exception as exc:
@@ -365,7 +358,7 @@ class Connections:
                 log.exception("connecting to %s failed unexpectedly", broker.name)
             self.request_stats.connect_failures[cause_from_exception(exc)] += 1
             raise broker.record_failure(
-                role, exc, started_at, self._credentials.options, is_connected=False
+                role, exc, started_at, self.credentials.options, is_connected=False
             ) from exc
         # While this waited, everything may have been closed, or the broker may have moved.
         if broker.is_closed:
@@ -392,10 +385,10 @@ class Connections:
                 if not any(conn.connected() for conn in attempts.values()):
                     conn = KafkaConnection(
                         *address,
-                        client_id=self._client_id,
+                        client_id=self.client_id,
                         request_timeout_ms=_NO_TIMEOUT_MS,
                         max_idle_ms=int(idle * 1000),
-                        **self._credentials(),
+                        **self.credentials(),
                     )
                     conn.pin_address(addresses[0])
                     addresses.rotate(-1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gateway.core.error_code import ErrorCode, code_from_error
 from gateway.core.log.record import Record, TopicPartition
@@ -22,6 +23,7 @@ RETRY_DELAY_S = 0.25  # before what failed is tried again
 DENIED_RETRY_DELAY_S = 5.0  # before what is not allowed is tried again
 
 
+@dataclass(eq=False)
 class TopicFollower:
     """The partitions of one topic. Its owner creates it and runs `run`.
 
@@ -41,26 +43,18 @@ class TopicFollower:
         failing_since: Since when there are failures, in seconds of the event loop's clock.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        topic: str,
-        begin: Callable[[], Awaitable[Mapping[TopicPartition, int]]],
-        is_current: Callable[[], bool],
-        apply: Callable[[TopicPartition, Sequence[Record], int], None],
-        outage: tuple[str, str],
-    ) -> None:
-        self.is_reading = False
-        self.next_offsets: dict[TopicPartition, int] = {}
-        self.failures: dict[TopicPartition | None, KafkaError] = {}
-        self.failing_since: float | None = None
-        self._cluster = cluster
-        self._topic = topic
-        self._begin = begin
-        self._is_current = is_current
-        self._apply = apply
-        self._outage_label, self._recovery = outage
-        self._progress = asyncio.Condition()  # notified of whatever others may wait for
+    _cluster: Cluster
+    _topic: str
+    _begin: Callable[[], Awaitable[Mapping[TopicPartition, int]]]
+    _is_current: Callable[[], bool]
+    _apply: Callable[[TopicPartition, Sequence[Record], int], None]
+    _outage: tuple[str, str]
+    is_reading: bool = False
+    next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    failures: dict[TopicPartition | None, KafkaError] = field(default_factory=dict)
+    failing_since: float | None = None
+    # Notified of whatever others may wait for.
+    _progress: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
     def failure(self) -> KafkaError | None:
@@ -132,7 +126,7 @@ class TopicFollower:
             self.failing_since = asyncio.get_running_loop().time()
         self.failures[tp] = error
         if tp == next(iter(self.failures)):
-            self._cluster.outages.report_error(self._outage_label, error)
+            self._cluster.outages.report_error(self._outage[0], error)
         await self.notify()
         is_denied = isinstance(error, AccessDenied)
         await asyncio.sleep(DENIED_RETRY_DELAY_S if is_denied else RETRY_DELAY_S)
@@ -140,4 +134,4 @@ class TopicFollower:
     def _clear_failure(self, tp: TopicPartition | None) -> None:
         if self.failures.pop(tp, None) is not None and not self.failures:
             self.failing_since = None
-            self._cluster.outages.report_recovery(self._outage_label, self._recovery)
+            self._cluster.outages.report_recovery(*self._outage)

@@ -20,6 +20,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -116,11 +117,11 @@ async def request_keys(url: str, settings: Jwks, external_http: ExternalHttp) ->
         raise ExternalHttpError(f"{url} has no keys: {exc}; correct keys") from None
 
 
+@dataclass(eq=False)
 class KeySource:
     """The source of a guard's keys, here those of the configuration. Owned by a `JwtGuard`."""
 
-    def __init__(self, keys: KeySet | None) -> None:
-        self._keys = keys
+    _keys: KeySet | None
 
     async def get_current(self) -> KeySet:
         """Return the keys; raise `KeysUnavailable` if there are none or they are too old."""
@@ -142,6 +143,7 @@ class KeySource:
         return known
 
 
+@dataclass(eq=False)
 class RemoteKeySource(KeySource):
     """Keys of a URL, which may have to be discovered from the issuer.
 
@@ -149,30 +151,21 @@ class RemoteKeySource(KeySource):
     keys, so that its identity says whether a cached result is still valid.
     """
 
-    def __init__(
-        self,
-        guard_name: str,
-        location: str | IssuerDiscovery,
-        settings: Jwks,
-        external_http: ExternalHttp,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Create the source without fetching; `location` is the URL, or finds it."""
-        super().__init__(None)
-        self._clock = clock
-        self._guard_name = guard_name
-        self._location = location
-        self._settings = settings
-        self._external_http = external_http
-        self._fetched_at = 0.0  # when the last successful fetch ended
-        self._next_fetch_at = 0.0  # no fetch may start before
-        self._failures = 0  # fetches that failed in a row
-        self._last_failure = ""  # why the last of them failed
-        self._fetch_task: asyncio.Task[None] | None = None
-        # Hashes of keys that the set does not have: those that were asked for since the last fetch
-        # began, and those before it.
-        self._wanted_keys: set[int] = set()
-        self._missing_keys: set[int] = set()
+    _keys: KeySet | None = field(default=None, init=False)
+    _guard_name: str
+    _location: str | IssuerDiscovery  # the URL, or what finds it
+    _settings: Jwks
+    _external_http: ExternalHttp
+    _clock: Callable[[], float] = time.monotonic
+    _fetched_at: float = 0.0  # when the last successful fetch ended
+    _next_fetch_at: float = 0.0  # no fetch may start before
+    _failures: int = 0  # fetches that failed in a row
+    _last_failure: str = ""  # why the last of them failed
+    _fetch_task: asyncio.Task[None] | None = None
+    # Hashes of keys that the set does not have: those that were asked for since the last fetch
+    # began, and those before it.
+    _wanted_keys: set[int] = field(default_factory=set)
+    _missing_keys: set[int] = field(default_factory=set)
 
     async def get_current(self) -> KeySet:
         """Return the keys. It waits only if there are none that may be used."""
@@ -318,22 +311,16 @@ async def request_jwks_url(issuer: str, settings: Jwks, external_http: ExternalH
         raise ExternalHttpError(f"{metadata_url} cannot be used: {exc}") from None
 
 
+@dataclass(eq=False)
 class IssuerDiscovery:
     """Finds the URL of an issuer's keys, for one request at a time."""
 
-    def __init__(
-        self,
-        issuer: str,
-        settings: Jwks,
-        external_http: ExternalHttp,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._issuer = issuer
-        self._settings = settings
-        self._external_http = external_http
-        self._clock = clock
-        self._url: str | None = None
-        self._found_at = 0.0
+    _issuer: str
+    _settings: Jwks
+    _external_http: ExternalHttp
+    _clock: Callable[[], float] = time.monotonic
+    _url: str | None = None
+    _found_at: float = 0.0
 
     async def find_jwks_url(self) -> str:
         if self._url is None or self._clock() - self._found_at >= self._settings.refresh:

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.config import Route, Settings
@@ -108,6 +109,7 @@ class ReloadOutcome(NamedTuple):
         return {**self._asdict(), "changes": [change._asdict() for change in self.changes]}
 
 
+@dataclass(eq=False)
 class Reloader:
     """Apply changed configurations to one application.
 
@@ -115,21 +117,14 @@ class Reloader:
     here, or sent to others before this process was started.
     """
 
-    def __init__(
-        self,
-        app: Application,
-        routes: Routes,
-        guards: Guards,
-        update_pages: Callable[[Settings], None],
-    ) -> None:
-        self._app = app
-        self._routes = routes
-        self._guards = guards
-        self._update_pages = update_pages
-        self.last_outcome: ReloadOutcome | None = None
-        self.last_preview: ReloadOutcome | None = None
-        self.applied_number = 0
-        self.counts = ReloadCounts()
+    _app: Application
+    _routes: Routes
+    _guards: Guards
+    _update_pages: Callable[[Settings], None]
+    last_outcome: ReloadOutcome | None = None
+    last_preview: ReloadOutcome | None = None
+    applied_number: int = 0
+    counts: ReloadCounts = field(default_factory=ReloadCounts)
 
     async def __call__(self, loaded: Settings) -> ReloadOutcome:
         """Apply a configuration to every stream, or raise `ConfigError` and change nothing."""

@@ -36,6 +36,7 @@ import socket
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -388,6 +389,7 @@ _LIMIT_REASONS = {
 REASONS = (*_LIMIT_REASONS.values(), REASON_TIMEOUT, REASON_FAILED)
 
 
+@dataclass(eq=False)
 class TlsListener:
     """A listening socket, and its connections that have not sent a request yet.
 
@@ -402,27 +404,17 @@ class TlsListener:
             speak TLS, disconnected, or its certificate is not trusted).
     """
 
-    def __init__(
-        self,
-        listening_socket: socket.socket,
-        context: ssl.SSLContext,
-        limits: PortLimits,
-        client_memory: ClientMemory | None = None,
-        *,
-        timeout_s: float = HANDSHAKE_TIMEOUT_S,
-    ) -> None:
-        """Prepare a listener, which accepts nothing until it is started."""
-        self._listening_socket = listening_socket
-        self._context = context
-        self._limits = limits
-        self._client_memory = client_memory or ClientMemory()
-        self._timeout_s = timeout_s
-        self._read_buffer = memoryview(bytearray(READ_BYTES))
-        self._handshakes = BackgroundTasks(log)
-        self._retry_timer: asyncio.TimerHandle | None = None
-        self._is_exhausted = False  # the last accept failed for want of descriptors or memory
-        self.pending_handshakes = 0
-        self.refused_counts: Counter[str] = Counter()
+    _listening_socket: socket.socket
+    _context: ssl.SSLContext
+    _limits: PortLimits
+    _client_memory: ClientMemory = field(default_factory=ClientMemory)
+    timeout_s: float = HANDSHAKE_TIMEOUT_S
+    pending_handshakes: int = 0
+    refused_counts: Counter[str] = field(default_factory=Counter)
+    _read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
+    _handshakes: BackgroundTasks = field(default_factory=lambda: BackgroundTasks(log))
+    _retry_timer: asyncio.TimerHandle | None = None
+    _is_exhausted: bool = False  # the last accept failed for want of descriptors or memory
 
     def start(self, create_protocol: Callable[[], asyncio.Protocol]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -497,7 +489,7 @@ class TlsListener:
             protocol, self._context, self._read_buffer, self._client_memory, handshake
         )
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 tcp, _ = await self._loop.connect_accepted_socket(lambda: transport, connection)
                 try:
                     await handshake

@@ -23,6 +23,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address, ip_address, ip_network
 from math import inf
@@ -390,25 +391,16 @@ class RateLimited(RequestError):
         super().__init__(429, "Rate limited", RATE_LIMITED_MESSAGE, retry_after=retry_after)
 
 
+@dataclass(eq=False, slots=True)
 class Attempts:
     """The attempts of one socket. Owned by the socket's session."""
 
-    __slots__ = (
-        "_address",
-        "_free_left",
-        "_has_unproven_token",
-        "_limits",
-        "_rate_limited_in_a_row",
-        "_wrong_tokens",
-    )
-
-    def __init__(self, limits: Limits, address: str) -> None:
-        self._limits = limits
-        self._address = address
-        self._free_left = FREE_ATTEMPTS
-        self._rate_limited_in_a_row = 0  # messages in a row that were beyond the rate
-        self._wrong_tokens = 0  # refused tokens since a guard accepted one
-        self._has_unproven_token = False  # the client sent a token that no guard has accepted yet
+    _limits: Limits
+    _address: str
+    _free_left: int = FREE_ATTEMPTS
+    _rate_limited_in_a_row: int = 0  # messages in a row that were beyond the rate
+    _wrong_tokens: int = 0  # refused tokens since a guard accepted one
+    _has_unproven_token: bool = False  # the client sent a token that no guard has accepted yet
 
     async def count_attempt(self) -> None:
         """Count one message before any guard is asked, or raise `RateLimited`."""

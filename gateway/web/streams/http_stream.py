@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
@@ -253,6 +254,7 @@ def _get_chunked_wire(wire: Wire) -> ChunkedWire:
     return ChunkedWire(wire)
 
 
+@dataclass(eq=False)
 class DirectResponse:
     """A response that begins by ASGI, and then leaves its connection to the stream.
 
@@ -260,15 +262,9 @@ class DirectResponse:
     stream is opened again, for ASGI.
     """
 
-    def __init__(
-        self,
-        stream: HttpStream,
-        build_fallback: Callable[[], Awaitable[AsgiResponse]],
-        headers: Mapping[str, str],
-    ) -> None:
-        self._stream = stream
-        self._build_fallback = build_fallback
-        self._headers = headers
+    _stream: HttpStream
+    _build_fallback: Callable[[], Awaitable[AsgiResponse]]
+    _headers: Mapping[str, str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

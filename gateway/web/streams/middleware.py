@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 from urllib.parse import unquote
 
@@ -47,6 +48,7 @@ class PagePaths:
         self.prefixes = tuple(f"{page.path}/" for page in routes if isinstance(page, Mount))
 
 
+@dataclass(eq=False)
 class StreamMiddleware:
     """ASGI middleware that serves every configured route, and leaves the pages to Starlette.
 
@@ -54,29 +56,21 @@ class StreamMiddleware:
     connect took 17 us more through Starlette's router and error handling.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        routes: Routes,
-        renewer: TokenRenewer,
-        pages: PagePaths,
-        co_hosted_app: CoHostedApp | None = None,
-    ) -> None:
-        self._app = app
-        self._routes = routes
-        self._renewer = renewer
-        self._pages = pages
-        self._co_hosted_app = co_hosted_app
+    app: ASGIApp
+    routes: Routes
+    renewer: TokenRenewer
+    pages: PagePaths
+    co_hosted_app: CoHostedApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         # Routes match the encoded path, so that a parameter may hold an encoded slash. Pages and
         # the co-hosted app match the decoded one.
         path = get_encoded_path(scope)
         decoded_path = unquote(path) if "%" in path else path
-        co_hosted_app = self._co_hosted_app
+        co_hosted_app = self.co_hosted_app
         if (
             co_hosted_app is not None
             and scope["type"] == "http"
@@ -87,12 +81,12 @@ class StreamMiddleware:
             )
             return
         is_page = (
-            decoded_path in self._pages.paths
-            or decoded_path.startswith(self._pages.prefixes)
+            decoded_path in self.pages.paths
+            or decoded_path.startswith(self.pages.prefixes)
             or assets.is_versioned_path(decoded_path)
         )
         # CORS does not apply to WebSockets (see `websocket.handshake`).
-        cors = self._routes.cors
+        cors = self.routes.cors
         cors_request = parse_cors_request(scope) if scope["type"] == "http" else None
         if cors_request is not None and cors is None:
             self._report_foreign_origin(cors_request, scope, path, is_page)
@@ -113,13 +107,13 @@ class StreamMiddleware:
             if policy.allows_origin(cors_request.origin):
                 send = add_cors_headers(send, policy.build_headers(cors_request.origin))
         if is_page:
-            await self._app(
+            await self.app(
                 scope,
                 receive,
-                add_security_headers(send, varies_by_origin=self._routes.cors is not None),
+                add_security_headers(send, varies_by_origin=self.routes.cors is not None),
             )
         elif scope["type"] == "websocket":
-            await websocket.serve_websocket(self._routes, path, scope, receive, send)
+            await websocket.serve_websocket(self.routes, path, scope, receive, send)
         else:
             asgi_response = await self._dispatch_request(Request(scope, receive), path)
             await asgi_response(scope, receive, send)
@@ -128,7 +122,7 @@ class StreamMiddleware:
         """Return the co-hosted app within the limits of this port, which exchanges have too."""
         if co_hosted_app.is_unlimited(path):
             return co_hosted_app.app
-        limits = self._routes.limits
+        limits = self.routes.limits
 
         async def serve_limited(scope: Scope, receive: Receive, send: Send) -> None:
             try:
@@ -152,7 +146,7 @@ class StreamMiddleware:
         if is_page or _is_shared_path(path):
             return None
         method = "GET" if cors_request.method == "HEAD" else cors_request.method
-        return self._routes.paths.find_nearest(path, method)
+        return self.routes.paths.find_nearest(path, method)
 
     def _report_foreign_origin(
         self, cors_request: CorsRequest, scope: Scope, path: str, is_page: bool
@@ -164,7 +158,7 @@ class StreamMiddleware:
         origin = cors_request.origin
         if is_foreign_request(origin, scope):
             route = self._find_nearest_route(cors_request, path, is_page)
-            self._routes.report_foreign_origin(origin, path, route)
+            self.routes.report_foreign_origin(origin, path, route)
 
     async def _respond_preflight(
         self, policy: CorsPolicy, cors_request: CorsRequest, scope: Scope, path: str | None
@@ -175,7 +169,7 @@ class StreamMiddleware:
         """
         try:
             if path is not None:
-                await self._routes.limits.check_rate(scope)
+                await self.routes.limits.check_rate(scope)
             return policy.respond_preflight(
                 cors_request.origin, cors_request.method, cors_request.header_names or ""
             )
@@ -189,22 +183,22 @@ class StreamMiddleware:
         where the path is fixed.
         """
         try:
-            check_rate = self._routes.limits.check_rate
+            check_rate = self.routes.limits.check_rate
             name = parse_renewal_path(path) if request.method == "POST" else None
             if name is not None:
                 await check_rate(request.scope)
-                return await self._renewer.renew(name, request)
+                return await self.renewer.renew(name, request)
             if request.method == "OPTIONS":
-                allow = self._routes.paths.format_allow(path)
+                allow = self.routes.paths.format_allow(path)
                 await check_rate(request.scope)
                 return Response(status_code=204, headers={"Allow": allow})
             method = "GET" if request.method == "HEAD" else request.method
-            match = self._routes.match(path, method)._replace(method=request.method)
+            match = self.routes.match(path, method)._replace(method=request.method)
             await check_rate(request.scope)
             if match.route.is_stream:
                 return await self._respond_stream(request, match)
-            response = await dispatch.respond(self._routes, match, request)
-            if self._routes.cors is not None:
+            response = await dispatch.respond(self.routes, match, request)
+            if self.routes.cors is not None:
                 response.headers.add_vary_header("Origin")
             return response
         except Exception as exc:
@@ -217,12 +211,12 @@ class StreamMiddleware:
             raise
 
     async def _respond_stream(self, request: Request, match: Match) -> AsgiResponse:
-        match = await self._routes.admit(match, request)
+        match = await self.routes.admit(match, request)
         if responses.wants_dictionary(request):
-            return await responses.respond_with_dictionary(self._routes, match, request)
+            return await responses.respond_with_dictionary(self.routes, match, request)
         if responses.prefers_lines(request):
-            return await responses.respond_with_lines(self._routes, match, request)
-        return await responses.respond_with_events(self._routes, match, request)
+            return await responses.respond_with_lines(self.routes, match, request)
+        return await responses.respond_with_events(self.routes, match, request)
 
 
 def _is_shared_path(path: str) -> bool:

@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, cast
@@ -34,6 +35,7 @@ MessageHandler = Callable[[list[Any]], None]
 MAX_UNREAD_BYTES = 32 * 1024 * 1024  # lists of 10,000 clients have a few MB
 
 
+@dataclass(eq=False)
 class Link(asyncio.Protocol):
     """One end of a connection. `Bus` and `Relay` own the links.
 
@@ -41,18 +43,11 @@ class Link(asyncio.Protocol):
     again, and both sides send again what the other must know.
     """
 
-    def __init__(
-        self,
-        on_message: MessageHandler,
-        on_lost: Callable[[], None],
-        *,
-        max_unread_bytes: int = MAX_UNREAD_BYTES,
-    ) -> None:
-        self._max_unread_bytes = max_unread_bytes
-        self.on_message = on_message
-        self.on_lost = on_lost
-        self._transport: asyncio.Transport | None = None
-        self._partial_line = bytearray()
+    on_message: MessageHandler
+    on_lost: Callable[[], None]
+    max_unread_bytes: int = MAX_UNREAD_BYTES
+    _transport: asyncio.Transport | None = None
+    _partial_line: bytearray = field(default_factory=bytearray)
 
     @property
     def is_open(self) -> bool:
@@ -64,7 +59,7 @@ class Link(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         transport.write(orjson.dumps(message, _encode_default, orjson.OPT_NON_STR_KEYS) + b"\n")
-        if transport.get_write_buffer_size() > self._max_unread_bytes:
+        if transport.get_write_buffer_size() > self.max_unread_bytes:
             log.warning("a process of this gateway does not read its messages; it is disconnected")
             transport.abort()
 
@@ -85,7 +80,7 @@ class Link(asyncio.Protocol):
             for line in lines:
                 self._handle_line(line)
         self._partial_line += rest
-        if len(self._partial_line) > self._max_unread_bytes:
+        if len(self._partial_line) > self.max_unread_bytes:
             self.abort()
 
     def _handle_line(self, line: bytes) -> None:

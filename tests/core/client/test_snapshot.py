@@ -18,7 +18,7 @@ A, B = PARTITIONS
 
 
 def snapshot(*fresh: Any) -> Snapshot:
-    return Snapshot(["prices"], PARTITIONS, fresh)
+    return Snapshot(("prices",), set(PARTITIONS), set(fresh))
 
 
 def test_it_is_closed_once_when_every_partition_is_at_its_end():
