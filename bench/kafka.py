@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from support.brokers import FAST_FAILOVER_PROPERTIES, TEST_PROPERTIES, KafkaCluster
-
-from gateway.kafka.local import LocalKafka
+from support.local_kafka import RiggedKafka
 
 # The first entry of a partition's index touches a page of a sparse file, which takes tens of ms on
 # some disks: of a thousand partitions nobody would be answered for a minute. Without entries a
@@ -34,5 +33,5 @@ def running_kafka(node_count: int = 1, *, has_index: bool = False) -> Iterator[K
     does by itself, for few partitions with many small batches."""
     properties = TEST_PROPERTIES | ({} if has_index else UNINDEXED_PROPERTIES)
     properties |= FAST_FAILOVER_PROPERTIES if node_count > 1 else {}
-    with LocalKafka(node_count, properties=properties) as local:
+    with RiggedKafka(node_count, properties=properties) as local:
         yield KafkaCluster(local.bootstrap, local)

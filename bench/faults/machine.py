@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.kafka.local import LocalKafka
+from support.local_kafka import RiggedKafka
+
 from gateway.kafka.local.node import KafkaNode
 
 SMALL_DISK_NODE = 3
@@ -58,7 +59,7 @@ def create_clock(file: Path) -> FakeClock | None:
     return FakeClock(file, library) if library else None
 
 
-class FaultyKafka(LocalKafka):
+class FaultyKafka(RiggedKafka):
     """A local cluster of three nodes: one may have a small disk, another a clock of its own.
 
     Attributes:

@@ -19,11 +19,10 @@ from support.admin import KafkaAdmin
 from support.brokers import running_kafka
 from support.clients.raw import RawClient
 from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.local_kafka import RiggedKafka
 from support.oracle import StreamOracle
 from support.secure_kafka import BrokerSecurity, grant_access, revoke_access
 from support.waiting import wait_until
-
-from gateway.kafka.local import LocalKafka
 
 pytestmark = [pytest.mark.needs("kafka"), pytest.mark.night]
 
@@ -37,11 +36,11 @@ LINES = 3
 SASL = {"mechanism": "scram-sha-256", "username": "carol", "password": "right"}
 PRINCIPAL = "User:carol"
 
-Step = Callable[[LocalKafka], None]
+Step = Callable[[RiggedKafka], None]
 
 
 @pytest.fixture
-def kafka() -> Iterator[LocalKafka]:
+def kafka() -> Iterator[RiggedKafka]:
     security = BrokerSecurity(users={"carol": "right"}, mechanisms=("SCRAM-SHA-256",), acl=True)
     properties = {"connections.max.reauth.ms": "2000"}
     with running_kafka(security.create_kafka(properties=properties)) as kafka:
@@ -51,12 +50,12 @@ def kafka() -> Iterator[LocalKafka]:
         yield kafka
 
 
-def config(kafka: LocalKafka) -> dict[str, Any]:
+def config(kafka: RiggedKafka) -> dict[str, Any]:
     servers = ",".join(kafka.get_addresses("SASL"))
     return build_config(servers, ["orders"], kafka={"security": {"sasl": SASL}})
 
 
-def set_password(kafka: LocalKafka, password: str) -> None:
+def set_password(kafka: RiggedKafka, password: str) -> None:
     """It is asked for at the end of each session, of two seconds."""
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
     change = UserScramCredentialUpsertion("carol", info, password.encode())
@@ -65,12 +64,12 @@ def set_password(kafka: LocalKafka, password: str) -> None:
         done.result(30)
 
 
-def forbid(kafka: LocalKafka) -> None:
+def forbid(kafka: RiggedKafka) -> None:
     """Take back that the topic may be read; it may still be described."""
     revoke_access(KafkaAdmin(kafka.bootstrap), PRINCIPAL, "orders", AclOperation.READ)
 
 
-def permit(kafka: LocalKafka) -> None:
+def permit(kafka: RiggedKafka) -> None:
     """Let the topic be read again."""
     grant_access(KafkaAdmin(kafka.bootstrap), PRINCIPAL, "orders", AclOperation.READ)
 
@@ -103,7 +102,7 @@ async def all_resume_together(gateway: GatewayProcess, since: int) -> None:
 
 
 async def refuse_for_a_while(
-    kafka: LocalKafka, refuse: Step, cause: str, allow_again: Step
+    kafka: RiggedKafka, refuse: Step, cause: str, allow_again: Step
 ) -> None:
     """Let a client read, let Kafka refuse and allow again, and see all partitions come back."""
     async with (
@@ -123,7 +122,7 @@ async def refuse_for_a_while(
         await read_all(oracle, client, 2)
 
 
-async def test_a_login_that_works_again_brings_all_partitions_back(kafka: LocalKafka):
+async def test_a_login_that_works_again_brings_all_partitions_back(kafka: RiggedKafka):
     """They came back one by one, over the one connection that worked, for 54 s."""
     refuse, allow_again = (
         partial(set_password, password="another"),
@@ -132,6 +131,6 @@ async def test_a_login_that_works_again_brings_all_partitions_back(kafka: LocalK
     await refuse_for_a_while(kafka, refuse, "authentication", allow_again)
 
 
-async def test_a_topic_that_may_be_read_again_is_read_whole(kafka: LocalKafka):
+async def test_a_topic_that_may_be_read_again_is_read_whole(kafka: RiggedKafka):
     """Its partitions came back one by one, for 33 s."""
     await refuse_for_a_while(kafka, forbid, "access-denied", permit)

@@ -23,11 +23,10 @@ from support.admin import KafkaAdmin
 from support.brokers import running_kafka
 from support.certificates import CertificateAuthority
 from support.gateways import GatewayProcess, build_config, running_gateway_process
+from support.local_kafka import RiggedKafka
 from support.secure_kafka import PASSWORDS_BY_USER, BrokerSecurity, grant_access
 from support.waiting import wait_until
 from support.workers import running_workers
-
-from gateway.kafka.local import LocalKafka
 
 pytestmark = pytest.mark.needs("kafka")
 
@@ -65,7 +64,7 @@ def known(directory: Path) -> CertificateAuthority:
 
 
 @pytest.fixture(scope="module")
-def guarded(known: CertificateAuthority) -> Iterator[LocalKafka]:
+def guarded(known: CertificateAuthority) -> Iterator[RiggedKafka]:
     """A broker that wants certificates, passwords and ACLs, each on a listener of its own."""
     security = BrokerSecurity(
         users=PASSWORDS_BY_USER,
@@ -172,20 +171,20 @@ async def test_the_name_does_not_resolve():
     await check(Setup("broker.invalid:9092", "broker.invalid"))
 
 
-async def test_the_topic_may_not_be_read(guarded: LocalKafka):
+async def test_the_topic_may_not_be_read(guarded: RiggedKafka):
     servers = ",".join(guarded.get_addresses("SASL"))
     await check(Setup(servers, "cause=access-denied", {"sasl": SASL}, lines=2, is_lost=False))
 
 
 @pytest.mark.night
-async def test_the_topic_is_not_there(guarded: LocalKafka):
+async def test_the_topic_is_not_there(guarded: RiggedKafka):
     servers = ",".join(guarded.bootstrap)
     await check(Setup(servers, "absent", topic="absent", is_lost=False))
 
 
 @pytest.mark.night
 async def test_a_broker_stands_still():
-    with running_kafka(LocalKafka()) as kafka:
+    with running_kafka(RiggedKafka()) as kafka:
         KafkaAdmin(kafka.bootstrap).create_topic(TOPIC, 3)
         (node,) = kafka.nodes
 
@@ -202,7 +201,7 @@ async def test_a_broker_stands_still():
 
 @pytest.mark.night
 async def test_partitions_have_no_leader():
-    with running_kafka(LocalKafka(3)) as kafka:
+    with running_kafka(RiggedKafka(3)) as kafka:
         KafkaAdmin(kafka.bootstrap).create_topic(TOPIC, assignment=[[1], [2], [3]])
 
         async def kill() -> None:
@@ -216,7 +215,7 @@ async def test_partitions_have_no_leader():
 async def test_the_broker_names_an_address_that_nobody_reaches():
     """It answers where it was found, and names another address for its partitions."""
     host, port = closed_port().split(":")
-    with running_kafka(LocalKafka(advertised=lambda node: (host, int(port)))) as kafka:
+    with running_kafka(RiggedKafka(advertised=lambda node: (host, int(port)))) as kafka:
         KafkaAdmin(kafka.bootstrap).create_topic(TOPIC, 3)
         await check(
             Setup(",".join(kafka.get_addresses("VIA")), "advertised.listeners", is_lost=False)
@@ -225,7 +224,7 @@ async def test_the_broker_names_an_address_that_nobody_reaches():
 
 async def test_an_outage_is_one_line_for_all_topics_and_workers():
     """Each bootstrap topic had a warning in each worker, and the first contact had no line."""
-    with running_kafka(LocalKafka()) as kafka:
+    with running_kafka(RiggedKafka()) as kafka:
         topics = [f"topic-{number}" for number in range(5)]
         for topic in topics:
             KafkaAdmin(kafka.bootstrap).create_topic(topic, 2)

@@ -29,13 +29,13 @@ from support.certificates import CertificateAuthority
 from support.fake_broker import BrokerRequest, FakeBroker
 from support.gateways import build_config
 from support.issuer import JwksApp, TokenIssuer
+from support.local_kafka import RiggedKafka
 from support.otlp import OtlpCollector, running_collector
 from support.secure_kafka import grant_access
 from typer.testing import CliRunner
 
 from gateway import cli
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.local import LocalKafka
 
 AWAY = "127.0.0.1:1"
 PASSWORD = "a-password-nobody-sees"
@@ -407,7 +407,7 @@ TOPICS = ("tried-all", "tried-read", "tried-described", "tried-nothing")
 
 
 @pytest.fixture(scope="module")
-def secured(session_secured: LocalKafka) -> LocalKafka:
+def secured(session_secured: RiggedKafka) -> RiggedKafka:
     """carol may do something else with each of the topics."""
     admin = KafkaAdmin(session_secured.bootstrap)
     for name in TOPICS:
@@ -418,13 +418,13 @@ def secured(session_secured: LocalKafka) -> LocalKafka:
     return session_secured
 
 
-def for_carol(kafka: LocalKafka, *routes: Mapping[str, Any], **sasl: str) -> dict[str, Any]:
+def for_carol(kafka: RiggedKafka, *routes: Mapping[str, Any], **sasl: str) -> dict[str, Any]:
     servers = ",".join(kafka.get_addresses("SASL"))
     return build_config(servers, TOPICS, routes, kafka={"security": {"sasl": SASL | sasl}})
 
 
 async def test_what_may_not_be_read_or_written_is_said_as_kafka_says_it(
-    secured: LocalKafka, tmp_path: Path
+    secured: RiggedKafka, tmp_path: Path
 ):
     writes = {"when": [{"path": "/write/{name}"}],
               "with": {"topic": "tried-${params.name}", "produce": True}}  # fmt: skip
@@ -443,14 +443,14 @@ async def test_what_may_not_be_read_or_written_is_said_as_kafka_says_it(
     assert ends == [0, 0], "nothing was written to find that out"
 
 
-async def test_what_is_only_read_needs_no_right_to_write(secured: LocalKafka, tmp_path: Path):
+async def test_what_is_only_read_needs_no_right_to_write(secured: RiggedKafka, tmp_path: Path):
     code, found = await check(for_carol(secured), tmp_path)
     assert code == 1
     assert found["topic tried-read"] == ("ok", "2 partitions, may be read")
     assert "allow the gateway READ" in found["topic tried-described"][1]
 
 
-async def test_a_pattern_counts_what_may_not_be_read(secured: LocalKafka, tmp_path: Path):
+async def test_a_pattern_counts_what_may_not_be_read(secured: RiggedKafka, tmp_path: Path):
     chosen = {"when": [{"path": "/read/{names}"}],
               "with": {"topic": "${params.names}", "allow": ["tried-*"]}}  # fmt: skip
     _, found = await check(for_carol(secured, chosen), tmp_path)
@@ -460,14 +460,14 @@ async def test_a_pattern_counts_what_may_not_be_read(secured: LocalKafka, tmp_pa
     )
 
 
-async def test_a_wrong_password_is_the_reason_that_is_told(secured: LocalKafka, tmp_path: Path):
+async def test_a_wrong_password_is_the_reason_that_is_told(secured: RiggedKafka, tmp_path: Path):
     code, found = await check(for_carol(secured, password=PASSWORD), tmp_path)
     (server,) = [detail for name, (_, detail) in found.items() if name.startswith("server ")]
     assert code == 1 and "refuses the login" in server
 
 
 async def test_brokers_whose_certificate_is_of_an_unknown_authority_are_told(
-    secured: LocalKafka, authority: CertificateAuthority, tmp_path: Path
+    secured: RiggedKafka, authority: CertificateAuthority, tmp_path: Path
 ):
     servers = ",".join(secured.get_addresses("TLS"))
     for ca, failed in (

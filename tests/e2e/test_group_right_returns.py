@@ -16,12 +16,11 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from support.admin import KafkaAdmin
 from support.backend import running_backend
 from support.instances import ConsumerInstance, get_offsets
+from support.local_kafka import RiggedKafka
 from support.reactive import build_settings
 from support.secure_kafka import grant_access, revoke_access
 from support.sidecars import running_sidecar, wait_until_ready
 from support.waiting import WAIT_TIMEOUT_S, wait_until
-
-from gateway.kafka.local import LocalKafka
 
 PRINCIPAL = "User:carol"
 SASL = {"sasl": {"mechanism": "plain", "username": "carol", "password": "pw"}}
@@ -37,7 +36,7 @@ def forbid(admin: KafkaAdmin, group: str) -> None:
     revoke_access(admin, PRINCIPAL, group, AclOperation.READ, resource_type=ResourceType.GROUP)
 
 
-def write(kafka: LocalKafka, topic: str, numbers: range) -> None:
+def write(kafka: RiggedKafka, topic: str, numbers: range) -> None:
     producer = Producer({"bootstrap.servers": ",".join(kafka.bootstrap)})
     for n in numbers:
         producer.produce(topic, json.dumps({"n": n}).encode())
@@ -63,7 +62,7 @@ async def until_refused(http: httpx.AsyncClient, group: str, instance: ConsumerI
 
 @pytest.mark.parametrize("protocol", ["consumer", pytest.param("classic", marks=pytest.mark.night)])
 async def test_a_group_whose_right_is_taken_away_and_given_back_goes_on(
-    session_secured: LocalKafka, protocol: str, caplog: pytest.LogCaptureFixture
+    session_secured: RiggedKafka, protocol: str, caplog: pytest.LogCaptureFixture
 ):
     """A time without the right made it FAILED until the sidecar was started anew.
 

@@ -35,6 +35,7 @@ from support.gateways import (
 )
 from support.grouped import SINGLE_NAMES
 from support.kafka_proxy import KafkaProxy
+from support.local_kafka import RiggedKafka
 from support.oracle import StreamOracle
 from support.secure_kafka import (
     PASSWORDS_BY_USER,
@@ -46,7 +47,6 @@ from support.tasks import running_task
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.core.log.record import TopicPartition
-from gateway.kafka.local import LocalKafka
 
 TOPIC = "guarded"
 SESSION_SECONDS = float(os.environ.get("GATEWAY_SESSION_SECONDS", "5"))
@@ -55,7 +55,7 @@ READERS = ("User:carol", "User:CN=client")
 
 
 @pytest.fixture(scope="module")
-def secured(session_secured: LocalKafka) -> LocalKafka:
+def secured(session_secured: RiggedKafka) -> RiggedKafka:
     """`READERS` may read the topic, and who shows nothing."""
     admin = KafkaAdmin(session_secured.bootstrap)
     admin.create_topic(TOPIC, 3)
@@ -64,7 +64,7 @@ def secured(session_secured: LocalKafka) -> LocalKafka:
     return session_secured
 
 
-def configured(kafka: LocalKafka, listener: str, **security: Any) -> dict[str, Any]:
+def configured(kafka: RiggedKafka, listener: str, **security: Any) -> dict[str, Any]:
     servers = ",".join(kafka.get_addresses(listener))
     return build_config(servers, [TOPIC], kafka={"security": security})
 
@@ -73,7 +73,7 @@ def has(count: int) -> Callable[[Sequence[ReceivedEvent]], bool]:
     return lambda events: sum(each["event"] == "message" for each in events) >= count
 
 
-async def reads(kafka: LocalKafka, listener: str, **security: Any) -> None:
+async def reads(kafka: RiggedKafka, listener: str, **security: Any) -> None:
     """A gateway with these credentials streams what is written, live and from before."""
     async with (
         StreamOracle(",".join(kafka.bootstrap)) as oracle,
@@ -92,7 +92,7 @@ async def reads(kafka: LocalKafka, listener: str, **security: Any) -> None:
 
 
 async def test_it_reads_through_tls_and_with_a_password_in_it(
-    secured: LocalKafka, authority: CertificateAuthority
+    secured: RiggedKafka, authority: CertificateAuthority
 ):
     tls = {"ca": str(authority.certificate_path)}
     sasl = {"mechanism": "scram-sha-512", "username": "carol", "password": "pw"}
@@ -100,7 +100,7 @@ async def test_it_reads_through_tls_and_with_a_password_in_it(
     await reads(secured, "SASL_TLS", tls=tls, sasl=sasl)
 
 
-async def test_who_may_not_read_is_told(secured: LocalKafka):
+async def test_who_may_not_read_is_told(secured: RiggedKafka):
     sasl = {"mechanism": "plain", "username": "mallory", "password": "pw"}
     await denied(configured(secured, "SASL", sasl=sasl))
 
@@ -144,7 +144,7 @@ async def test_sessions_that_end_cost_nobody_an_answer(mechanism: str):
 
 
 async def _outlive_sessions(
-    local: LocalKafka, sasl: Mapping[str, str], has_outlived: Callable[[], bool]
+    local: RiggedKafka, sasl: Mapping[str, str], has_outlived: Callable[[], bool]
 ) -> None:
     """Write and read for `SESSION_SECONDS`, and until so many sessions have ended."""
     with running_kafka(local) as kafka:
@@ -213,7 +213,7 @@ async def test_a_password_is_rotated_without_a_reconnect_of_clients(tmp_path: Pa
             assert "kafka.security" not in gateway.log  # among what needs a restart
 
 
-async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: LocalKafka):
+async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: RiggedKafka):
     sasl = {"mechanism": "plain", "username": "carol", "password": "guessed"}
     config = configured(secured, "SASL", sasl=sasl)
     async with (

@@ -13,11 +13,10 @@ import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 from support.admin import KafkaAdmin
 from support.instances import ConsumerInstance
+from support.local_kafka import RiggedKafka
 from support.oracle import StreamOracle
 from support.secure_kafka import grant_access
 from support.sidecars import running_sidecar, wait_until_ready
-
-from gateway.kafka.local import LocalKafka
 
 PRINCIPAL = "User:carol"
 SASL = {"sasl": {"mechanism": "plain", "username": "carol", "password": "pw"}}
@@ -35,7 +34,7 @@ class Names(NamedTuple):
 
 
 @pytest.fixture
-def names(session_secured: LocalKafka) -> Names:
+def names(session_secured: RiggedKafka) -> Names:
     admin = KafkaAdmin(session_secured.bootstrap)
     made = Names(*(f"{field}-{uuid.uuid4().hex[:8]}" for field in Names._fields))
     for topic in made[:4]:
@@ -47,7 +46,7 @@ def names(session_secured: LocalKafka) -> Names:
 
 
 @pytest.fixture
-async def http(session_secured: LocalKafka, names: Names) -> AsyncIterator[httpx.AsyncClient]:
+async def http(session_secured: RiggedKafka, names: Names) -> AsyncIterator[httpx.AsyncClient]:
     servers = session_secured.get_addresses("SASL")
     parts: Any = {"producer": {"idempotency": {"topic": names.keys}}, "consumer": {}}
     async with running_sidecar(servers, security=SASL, **parts) as http:

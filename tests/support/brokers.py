@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 from support.admin import KafkaAdmin
+from support.local_kafka import RiggedKafka
 from support.oracle import StreamOracle
 from support.requirements import skip_or_fail
 
 from gateway.errors import LocalBrokerError
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.local import LocalKafka
 from gateway.kafka.local.java import find_java
 from gateway.kafka.local.node import SINGLE_NODE_PROPERTIES, KafkaNode
 
@@ -67,7 +67,7 @@ class KafkaCluster:
     """A cluster to test with. `local` is there if its nodes are ours to kill."""
 
     bootstrap: list[str]
-    local_kafka: LocalKafka | None = None
+    local_kafka: RiggedKafka | None = None
     has_fast_retention: bool = False
     topics: list[str] = field(default_factory=list)
 
@@ -251,7 +251,7 @@ def _running_cluster() -> Iterator[KafkaCluster]:
         with _create_container() as container:
             yield KafkaCluster([container.get_bootstrap_server()], has_fast_retention=True)
     else:
-        with LocalKafka(properties=TEST_PROPERTIES | FAST_RETENTION_PROPERTIES) as kafka:
+        with RiggedKafka(properties=TEST_PROPERTIES | FAST_RETENTION_PROPERTIES) as kafka:
             yield KafkaCluster(kafka.bootstrap, kafka, has_fast_retention=True)
 
 
@@ -266,7 +266,7 @@ def _create_container() -> Any:
     return container
 
 
-class RackedKafka(LocalKafka):
+class RackedKafka(RiggedKafka):
     """Node N is in rack-N."""
 
     def _build_node_properties(self, node: KafkaNode) -> dict[str, str]:
@@ -274,7 +274,7 @@ class RackedKafka(LocalKafka):
 
 
 @contextmanager
-def running_kafka(kafka: LocalKafka) -> Iterator[LocalKafka]:
+def running_kafka(kafka: RiggedKafka) -> Iterator[RiggedKafka]:
     """Ended with the block; what it lacks where it cannot start is the reason for a skip."""
     try:
         kafka.start()

@@ -5,7 +5,7 @@ the clients that are told to (the gateway) meet the faults while producers reach
 
     proxy = KafkaProxy()
     await proxy.listen([1, 2, 3])                    # before the brokers start
-    cluster = LocalKafka(3, advertised=proxy.advertised)
+    cluster = RiggedKafka(3, advertised=proxy.advertised)
     proxy.target(1, "127.0.0.1", cluster.node(1).ports["VIA"])   # once each is known
     await proxy[1].hide()
     assert proxy.count(Api.LIST_OFFSETS, since=then) <= 1
@@ -172,7 +172,7 @@ class KafkaProxy:
         return {node: broker.port for node, broker in self._brokers.items()}
 
     def get_advertised(self, node_id: int) -> tuple[str, int]:
-        """What that broker is to say of itself: `LocalKafka(advertised=proxy.advertised)`."""
+        """What that broker is to say of itself: `RiggedKafka(advertised=proxy.advertised)`."""
         return "127.0.0.1", self._brokers[node_id].port
 
     def set_target(self, node_id: int, host: str, port: int) -> None:

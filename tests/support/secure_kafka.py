@@ -22,9 +22,8 @@ from confluent_kafka.admin import (
 from support.admin import KafkaAdmin
 from support.brokers import running_kafka
 from support.certificates import CertificateAuthority
+from support.local_kafka import RiggedKafka
 from support.waiting import block_until
-
-from gateway.kafka.local import LocalKafka
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 PASSWORDS_BY_USER = {"alice": "in wonderland", "bob": "builder", "carol": "pw", "mallory": "pw"}
@@ -63,10 +62,10 @@ class BrokerSecurity:
 
     def create_kafka(
         self, *, properties: Mapping[str, str] | None = None, **options: Any
-    ) -> LocalKafka:
+    ) -> RiggedKafka:
         """A cluster with these listeners, which is not started; the options are those of
-        `LocalKafka`."""
-        return LocalKafka(
+        `RiggedKafka`."""
+        return RiggedKafka(
             properties=self.build_properties() | dict(properties or {}),
             listeners={name: _SECURITY_PROTOCOLS[name] for name in self.listeners},
             scram_users=self.scram_users,
@@ -129,7 +128,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 
 
 @pytest.fixture(scope="session")
-def session_secured(authority: CertificateAuthority) -> Iterator[LocalKafka]:
+def session_secured(authority: CertificateAuthority) -> Iterator[RiggedKafka]:
     """Its plain listener lets anybody do anything. Each module grants what it tests, on a topic
     of its own."""
     security = BrokerSecurity(

@@ -20,6 +20,7 @@ import psutil
 from support.brokers import FAST_FAILOVER_PROPERTIES, TEST_PROPERTIES, KafkaCluster
 from support.gateways import GatewayProcess, build_config
 from support.kafka_proxy import KafkaProxy
+from support.local_kafka import RiggedKafka
 from support.tasks import running_task
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
@@ -27,7 +28,6 @@ from support.workers import count_connections, find_workers, running_workers
 
 from bench.records import build_value
 from bench.results import quantile
-from gateway.kafka.local import LocalKafka
 
 from ..results import FaultResult
 from ..run import ACTIONS
@@ -99,7 +99,7 @@ class SoakOptions:
 class SoakWorld:
     """What faults act on; it has of `World` what those of `FAULTS` need."""
 
-    kafka: LocalKafka
+    kafka: RiggedKafka
     cluster: KafkaCluster
     broker_proxy: KafkaProxy
     gateways: Sequence[GatewayProcess]
@@ -123,7 +123,7 @@ async def running_soak_world(options: SoakOptions) -> AsyncIterator[SoakWorld]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         broker_proxy = await stack.enter_async_context(KafkaProxy())
         await broker_proxy.listen_for(range(1, options.nodes + 1))
-        kafka = LocalKafka(
+        kafka = RiggedKafka(
             options.nodes,
             properties=TEST_PROPERTIES | (FAST_FAILOVER_PROPERTIES if options.nodes > 1 else {}),
             advertised=broker_proxy.get_advertised,

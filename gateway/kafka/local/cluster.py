@@ -1,9 +1,8 @@
 """Run a Kafka cluster of one or three nodes on this machine, also until ^C (`gateway broker`).
 
 Measured on 2 idle cores with Java 17 and the class archive: one node starts in 0.8 to 1.0 s and
-takes 157 MB and 1.0 s of CPU. Three start in 2.4 to 3.0 s and take 3 x 148 MB. One with SCRAM users
-starts in 2.5 s, since Kafka's storage tool has to write the users. They are killed within 0.05 s;
-when data is kept, an orderly shutdown takes 1 s for one node and 5.5 s for three.
+takes 157 MB and 1.0 s of CPU. Three start in 2.4 to 3.0 s and take 3 x 148 MB. They are killed
+within 0.05 s; when data is kept, an orderly shutdown takes 1 s for one node and 5.5 s for three.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -48,6 +47,8 @@ class LocalKafka:
     while it does not run.
     """
 
+    NODE_CLASS = KafkaNode
+
     def __init__(
         self,
         nodes: int = 1,
@@ -55,9 +56,6 @@ class LocalKafka:
         properties: Mapping[str, str] | None = None,
         data: Path | None = None,
         port: int | None = None,
-        listeners: Mapping[str, str] | None = None,
-        scram_users: Sequence[str] = (),
-        advertised: Callable[[int], tuple[str, int]] | None = None,
     ) -> None:
         """Configure the cluster without starting it.
 
@@ -66,22 +64,13 @@ class LocalKafka:
             properties: Broker properties, which override the defaults of this package.
             data: A directory that is kept; by default a temporary one, which `close` removes.
             port: The port of node 1's plain listener; the other nodes have the next ones.
-            listeners: The security protocols, by name, of listeners beside the plain one, which
-                always stays. The properties configure them.
-            scram_users: Users as Kafka's storage tool takes them.
-            advertised: Returns host and port for a node id. It opens a listener VIA that
-                *advertises* this address. Put a TCP proxy there that forwards to
-                `nodes[i].ports["VIA"]`: clients that bootstrap through it stay behind it, while
-                clients of the plain listener reach the broker directly.
         """
         if nodes not in (1, 3):
             raise LocalBrokerError(f"a local cluster has 1 or 3 nodes, not {nodes}")
         self.nodes: list[KafkaNode] = []
         self._node_count = nodes
         self._port = port
-        self._listeners = dict(listeners or {})
-        self._scram_users = scram_users
-        self._advertised = advertised
+        self._listener_names = ["PLAINTEXT", "CONTROLLER"]
         self._keeps_data = data is not None
         self._directory = data.resolve() if data else None
         self._class_list: Path | None = None
@@ -91,12 +80,6 @@ class LocalKafka:
     @property
     def bootstrap(self) -> list[str]:
         return [node.address for node in self.nodes]
-
-    def get_addresses(self, name: str) -> list[str]:
-        return [f"127.0.0.1:{node.ports[name]}" for node in self.nodes]
-
-    def get_node(self, id: int) -> KafkaNode:
-        return self.nodes[id - 1]
 
     def start(self) -> None:
         """Start every node and wait until each can be used; LocalBrokerError has the log's end."""
@@ -120,13 +103,6 @@ class LocalKafka:
                     f"Kafka was not ready after {timeout:.0f} s\n{self._describe_nodes()}"
                 )
             time.sleep(0.05)
-
-    def restore(self, timeout: float = START_TIMEOUT_S) -> None:
-        """Unfreeze the frozen nodes, start the dead ones, and wait until all can be used again."""
-        for node in self.nodes:
-            node.unfreeze()
-            node.start()
-        self.wait_ready(timeout)
 
     def close(self) -> None:
         """End every node: by an orderly shutdown when its data is kept, else by killing it."""
@@ -187,7 +163,10 @@ class LocalKafka:
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
             *("-cp", classpath, "kafka.Kafka"),
         ]
-        return command, load_checkpoint(cache, self._scram_users)
+        return command, self._load_checkpoint(cache)
+
+    def _load_checkpoint(self, cache: Path) -> bytes:
+        return load_checkpoint(cache)
 
     def _build_archive_options(self, cache: Path) -> list[str]:
         # `_build_class_archive` sets the class list, to record the classes that a broker loads.
@@ -196,13 +175,10 @@ class LocalKafka:
         return [f"-XX:SharedArchiveFile={ensure_class_archive(cache)}"]
 
     def _reserve_ports(self, directory: Path) -> None:
-        names = ["PLAINTEXT", "CONTROLLER", *self._listeners]
-        if self._advertised:
-            names.append("VIA")
         for id in range(1, self._node_count + 1):
             fixed = {"PLAINTEXT": self._port + id - 1} if self._port else {}
-            ports = {name: ReservedPort(fixed.get(name, 0)) for name in names}
-            self.nodes.append(KafkaNode(id, directory / f"node-{id}", ports))
+            ports = {name: ReservedPort(fixed.get(name, 0)) for name in self._listener_names}
+            self.nodes.append(self.NODE_CLASS(id, directory / f"node-{id}", ports))
 
     def _build_node_command(self, node: KafkaNode, command: Sequence[str]) -> Sequence[str]:
         """Return the command of a node; here all have the same. The fault bench overrides this."""
@@ -210,11 +186,10 @@ class LocalKafka:
 
     def _build_node_properties(self, node: KafkaNode) -> dict[str, str]:
         voters = (f"{voter.id}@127.0.0.1:{voter.ports['CONTROLLER']}" for voter in self.nodes)
-        via = self._advertised(node.id) if self._advertised else None
         return {
             "node.id": str(node.id),
             "log.dirs": str(node.directory),
-            **build_listener_properties(node.ports, via, ",".join(voters), self._listeners),
+            **build_listener_properties(node.ports, ",".join(voters)),
             **self._properties,
         }
 
@@ -249,7 +224,8 @@ def _build_class_archive(cache: Path, path: Path) -> None:
     recorder._class_list = path.with_name("classes")
     with recorder:
         # An orderly stop, so that the whole list is written.
-        recorder.nodes[0].stop(timeout=60)
+        recorder.nodes[0].terminate()
+        recorder.nodes[0].wait(60)
     classpath = build_classpath(java.load_kafka_jars().ensure_fetched(cache))
     java.dump_class_archive(recorder._class_list, path, classpath)
 

@@ -4,8 +4,8 @@ The broker ends with the process that started it: by atexit, and on Linux also b
 so that even a killed test run leaves no JVM behind. Its ports stay the same when it is restarted.
 
 The log directory is formatted without a JVM. `meta.properties` is written here.
-`bootstrap.checkpoint` holds the feature levels (and SCRAM users). Without users it is the same for
-every node of every cluster, and Kafka's own storage tool creates it once (1.4 s).
+`bootstrap.checkpoint` holds the feature levels. It is the same for every node of every cluster, and
+Kafka's own storage tool creates it once (1.4 s).
 
 Some properties keep a local cluster small: the lean ones reduce the memory of a default broker from
 310 MB to 190 MB.
@@ -52,34 +52,22 @@ SINGLE_NODE_PROPERTIES = {
 }
 
 
-def build_listener_properties(
-    ports: Mapping[str, int],
-    via: tuple[str, int] | None,
-    voters: str,
-    protocols: Mapping[str, str],
-) -> dict[str, str]:
+def build_listener_properties(ports: Mapping[str, int], voters: str) -> dict[str, str]:
     """Build the broker properties of a node's listeners, which are all on 127.0.0.1.
 
-    Args:
-        via: Host and port that the listener VIA advertises in place of its own; None without VIA.
-        voters: The controllers, as `controller.quorum.voters` lists them.
-        protocols: The security protocols of the listeners that have TLS or SASL.
+    `voters` are the controllers, as `controller.quorum.voters` lists them.
     """
     bound = {name: f"{name}://127.0.0.1:{port}" for name, port in ports.items()}
     # Clients have no use for the controllers' listener.
-    advertised = {name: address for name, address in bound.items() if name != "CONTROLLER"}
-    if via is not None:
-        advertised["VIA"] = f"VIA://{via[0]}:{via[1]}"
+    advertised = (address for name, address in bound.items() if name != "CONTROLLER")
     return {
         "process.roles": "broker,controller",
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
         "controller.quorum.voters": voters,
         "listeners": ",".join(bound.values()),
-        "advertised.listeners": ",".join(advertised.values()),
-        "listener.security.protocol.map": ",".join(
-            f"{name}:{protocols.get(name, 'PLAINTEXT')}" for name in ports
-        ),
+        "advertised.listeners": ",".join(advertised),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in ports),
     }
 
 
@@ -99,15 +87,13 @@ def build_classpath(libs: Path) -> str:
     )
 
 
-def load_checkpoint(cache: Path, scram: Sequence[str] = ()) -> bytes:
-    """Return the checkpoint that a new log directory starts with, cached unless it has users."""
-    if scram:
-        return _build_checkpoint(cache, scram)
+def load_checkpoint(cache: Path) -> bytes:
+    """Return the checkpoint that a new log directory starts with."""
     path = cache / _CHECKPOINT
     if not path.exists():
         with java.lock_cache(cache):
             part = path.with_suffix(".part")
-            part.write_bytes(_build_checkpoint(cache, ()))
+            part.write_bytes(build_checkpoint(cache))
             part.rename(path)  # atomic: the others see all of it or nothing
     return path.read_bytes()
 
@@ -143,7 +129,8 @@ def generate_id() -> str:
             return text
 
 
-def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
+def build_checkpoint(cache: Path, *options: str) -> bytes:
+    """Let Kafka's storage tool format a directory with these options, and return its checkpoint."""
     classpath = build_classpath(java.load_kafka_jars().ensure_fetched(cache))
     with tempfile.TemporaryDirectory(prefix="gateway-kafka-") as name:
         config = Path(name) / "server.properties"
@@ -152,10 +139,9 @@ def _build_checkpoint(cache: Path, scram: Sequence[str]) -> bytes:
         config.write_text(
             format_properties(
                 {"node.id": "1", "log.dirs": str(logs)}
-                | build_listener_properties(ports, None, "1@127.0.0.1:2", {})
+                | build_listener_properties(ports, "1@127.0.0.1:2")
             )
         )
-        options = [word for user in scram for word in ("--add-scram", user)]
         completed = subprocess.run(
             [
                 *(
@@ -225,7 +211,6 @@ class KafkaNode:
         self.id = id
         self.directory = directory
         self.log = directory.with_suffix(".log")
-        self.is_frozen = False
         self._ports = ports
         self._command: Sequence[str] = ()
         self._process: subprocess.Popen[bytes] | None = None
@@ -269,13 +254,7 @@ class KafkaNode:
         )
 
     def terminate(self) -> None:
-        self.unfreeze()  # a frozen process does not act on SIGTERM
         self._send_signal(signal.SIGTERM)
-
-    def stop(self, timeout: float = 20.0) -> None:
-        """Shut the node down. The last one of three has no quorum: it is killed after `timeout`."""
-        self.terminate()
-        self.wait(timeout)
 
     def kill(self) -> None:
         """Kill the process at once (SIGKILL), so that it hands nothing over.
@@ -286,16 +265,6 @@ class KafkaNode:
         self._send_signal(signal.SIGKILL)
         self.wait()
 
-    def freeze(self) -> None:
-        """Stop the process (SIGSTOP), so that its connections stay open and silent."""
-        self.is_frozen = True
-        self._send_signal(signal.SIGSTOP)
-
-    def unfreeze(self) -> None:
-        if self.is_frozen:
-            self.is_frozen = False
-            self._send_signal(signal.SIGCONT)
-
     def wait(self, timeout: float = 10.0) -> None:
         if self._process is None:
             return
@@ -304,22 +273,21 @@ class KafkaNode:
         except subprocess.TimeoutExpired:
             self._send_signal(signal.SIGKILL)
             self._process.wait()
-        self.is_frozen = False
 
     def release_ports(self) -> None:
         for port in self._ports.values():
             port.release()
 
-    def read_log_tail(self, lines: int = 25) -> str:
+    def read_log_tail(self) -> str:
         try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
         except FileNotFoundError:
             return ""
 
-    def fetch_broker_ids(self, timeout: float = 2.0) -> set[int]:
+    def fetch_broker_ids(self) -> set[int]:
         """Return the ids of the brokers that its metadata lists; none while it cannot answer."""
         try:
-            return _fetch_broker_ids(self.ports["PLAINTEXT"], timeout)
+            return _fetch_broker_ids(self.ports["PLAINTEXT"])
         except (OSError, struct.error, ValueError, IndexError):  # or it ends meanwhile
             return set()
 
@@ -328,13 +296,13 @@ class KafkaNode:
             self._process.send_signal(number)
 
 
-def _fetch_broker_ids(port: int, timeout: float) -> set[int]:
+def _fetch_broker_ids(port: int) -> set[int]:
     """Ask for metadata over a plain socket, which also works without an event loop."""
     request, version, client_id = MetadataRequest(()), MetadataRequest.API.lowest, b"gateway"
     # API key, version, correlation id 0, and client id.
     head = struct.pack(">hhih", request.API.key, version, 0, len(client_id)) + client_id
     body = head + request.encode(version)
-    with socket.create_connection(("127.0.0.1", port), timeout) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection:
         connection.sendall(struct.pack(">i", len(body)) + body)
         with connection.makefile("rb") as stream:
             (size,) = struct.unpack(">i", stream.read(4))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.brokers import running_kafka
 from support.certificates import CertificateAuthority
+from support.local_kafka import RiggedKafka
 from support.secure_kafka import BrokerSecurity
 
 from gateway.config.sections.security import Security
@@ -16,7 +17,6 @@ from gateway.errors import KafkaError
 from gateway.kafka.client.cluster import parse_address
 from gateway.kafka.client.connections import ConnectionRole, Connections
 from gateway.kafka.client.security import create_credentials
-from gateway.kafka.local import LocalKafka
 from gateway.kafka.protocol.requests import MetadataRequest
 
 pytestmark = pytest.mark.needs("kafka")
@@ -40,7 +40,7 @@ def unknown(directory: Path) -> CertificateAuthority:
 
 
 @pytest.fixture(scope="module")
-def kafka(known: CertificateAuthority) -> Iterator[LocalKafka]:
+def kafka(known: CertificateAuthority) -> Iterator[RiggedKafka]:
     """A broker with each kind of listener."""
     security = BrokerSecurity(
         users={"carol": "pw"},
@@ -53,7 +53,7 @@ def kafka(known: CertificateAuthority) -> Iterator[LocalKafka]:
 
 
 @pytest.fixture(scope="module")
-def strict_kafka(known: CertificateAuthority) -> Iterator[LocalKafka]:
+def strict_kafka(known: CertificateAuthority) -> Iterator[RiggedKafka]:
     """A broker that requires client certificates."""
     security = BrokerSecurity(
         certificate=known.issue_certificate("strict"),
@@ -93,7 +93,9 @@ async def test_tls_at_a_port_without_tls(kafka, known, listener, sasl):
 
 @pytest.mark.parametrize("listener", ["TLS", "SASL_TLS"])
 @pytest.mark.parametrize("sasl", [{}, {"sasl": LOGIN}])
-async def test_plaintext_at_a_port_with_tls(kafka: LocalKafka, listener: str, sasl: dict[str, Any]):
+async def test_plaintext_at_a_port_with_tls(
+    kafka: RiggedKafka, listener: str, sasl: dict[str, Any]
+):
     said = await explain(kafka.get_addresses(listener)[0], sasl)
     assert said == "speaks TLS on this port, and the gateway does not; set kafka.security.tls"
 
@@ -119,7 +121,7 @@ async def test_no_login_at_a_listener_with_sasl(kafka, known, listener, uses_tls
     )
 
 
-async def test_a_mechanism_that_is_not_offered(kafka: LocalKafka):
+async def test_a_mechanism_that_is_not_offered(kafka: RiggedKafka):
     sasl = LOGIN | {"mechanism": "scram-sha-512"}
     said = await explain(kafka.get_addresses("SASL")[0], {"sasl": sasl})
     assert said.startswith("does not offer the SASL mechanism SCRAM-SHA-512, but ")
@@ -127,20 +129,20 @@ async def test_a_mechanism_that_is_not_offered(kafka: LocalKafka):
 
 
 @pytest.mark.parametrize("wrong", [{"password": "guessed"}, {"username": "nobody"}])
-async def test_a_wrong_login(kafka: LocalKafka, wrong: dict[str, str]):
+async def test_a_wrong_login(kafka: RiggedKafka, wrong: dict[str, str]):
     said = await explain(kafka.get_addresses("SASL")[0], {"sasl": LOGIN | wrong})
     assert said.startswith("refuses the login (Authentication failed")
     assert said.endswith("); correct kafka.security.sasl.username and password")
     assert "guessed" not in said
 
 
-async def test_a_wrong_token(kafka: LocalKafka):
+async def test_a_wrong_token(kafka: RiggedKafka):
     sasl = {"mechanism": "oauthbearer", "token": "forged"}
     said = await explain(kafka.get_addresses("SASL")[0], {"sasl": sasl})
     assert said.startswith("refuses the token (") and "forged" not in said
 
 
-async def test_an_authority_that_is_not_trusted(kafka: LocalKafka, unknown: CertificateAuthority):
+async def test_an_authority_that_is_not_trusted(kafka: RiggedKafka, unknown: CertificateAuthority):
     server = kafka.get_addresses("TLS")[0]
     start = "has a certificate of an authority that the gateway does not trust; "
     said = await explain(server, {"tls": {"ca": str(unknown.certificate_path)}})
@@ -149,7 +151,7 @@ async def test_an_authority_that_is_not_trusted(kafka: LocalKafka, unknown: Cert
     assert said == f"{start}set kafka.security.tls.ca to a PEM file with this authority"
 
 
-async def test_no_client_certificate(strict_kafka: LocalKafka, known: CertificateAuthority):
+async def test_no_client_certificate(strict_kafka: RiggedKafka, known: CertificateAuthority):
     tls = {"ca": str(known.certificate_path)}
     said = await explain(strict_kafka.get_addresses("TLS")[0], {"tls": tls})
     assert said == "requires a client certificate; set kafka.security.tls.certificate and key"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.admin import KafkaAdmin
 from support.certificates import CertificateAuthority
+from support.local_kafka import RiggedKafka
 from support.secure_kafka import build_unsecured_jwt
 from support.waiting import wait_until
 
@@ -18,11 +19,10 @@ from gateway.config.sections.security import Security
 from gateway.errors import AccessDenied, AuthenticationFailed, KafkaError
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.security import create_credentials
-from gateway.kafka.local import LocalKafka
 
 
 @pytest.fixture(scope="module")
-def secured(session_secured: LocalKafka) -> LocalKafka:
+def secured(session_secured: RiggedKafka) -> RiggedKafka:
     KafkaAdmin(session_secured.bootstrap).create_topic("secret")
     return session_secured
 

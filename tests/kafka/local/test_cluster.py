@@ -18,6 +18,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.client import AIOKafkaClient
 from support.admin import KafkaAdmin
+from support.local_kafka import RiggedKafka
 from support.records import produce_records
 from support.requirements import skip_or_fail
 
@@ -69,7 +70,7 @@ async def test_kept_data_is_there_at_the_next_start(tmp_path, monkeypatch):
 async def test_clients_that_come_through_a_proxy_stay_behind_it():
     proxy = ("127.0.0.1", 19092)  # only said, nobody listens there
     seen = {}
-    async with LocalKafka(advertised=lambda node: proxy) as kafka:
+    async with RiggedKafka(advertised=lambda node: proxy) as kafka:
         plain, via = kafka.nodes[0].ports["PLAINTEXT"], kafka.nodes[0].ports["VIA"]
         for port in (plain, via):
             # This client talks to the bootstrap server alone; librdkafka's also connects to the
@@ -102,7 +103,8 @@ def test_a_port_asked_for_is_the_one_it_has_after_a_restart_too():
     port.release()
     with LocalKafka(port=port.number) as kafka:
         kafka.nodes[0].kill()
-        kafka.restore()
+        kafka.nodes[0].start()
+        kafka.wait_ready()
         assert kafka.bootstrap == [f"127.0.0.1:{port.number}"]
         assert kafka.nodes[0].fetch_broker_ids() == {1}
 
