@@ -17,6 +17,7 @@ import time
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -302,20 +303,17 @@ def _encode_record(key: str, value: dict[str, Any]) -> KeyValue:
 SEND_TIMEOUT_S = 30.0  # seconds until a record that could not be sent is dropped
 
 
+@dataclass(eq=False)
 class RecordSender:
     """Write records to topics by name. `open_sender` creates it and closes what it uses.
 
-    Records that Kafka does not accept within `timeout_s` are dropped. The first of them is logged,
-    and the first that is written again, with the number that was dropped.
+    Records that Kafka does not accept within `SEND_TIMEOUT_S` are dropped. The first of them is
+    logged, and the first that is written again, with the number that was dropped.
     """
 
-    def __init__(
-        self, cluster: Cluster, producer: Producer, timeout_s: float = SEND_TIMEOUT_S
-    ) -> None:
-        self._cluster = cluster
-        self._producer = producer
-        self._timeout_s = timeout_s
-        self._dropped_count = 0  # since the last record that was written
+    _cluster: Cluster
+    _producer: Producer
+    _dropped_count: int = 0  # since the last record that was written
 
     async def send(self, topic: str, key: bytes | None, value: bytes) -> asyncio.Future[int]:
         """Hand a record over, without waiting until it is written.
@@ -325,7 +323,7 @@ class RecordSender:
         count = len((await get_existing_topic(self._cluster, topic)).partitions)
         partition = 0 if key is None else compute_partition(key, count)
         written = self._producer.send(
-            TopicPartition(topic, partition), key, value, timeout_s=self._timeout_s
+            TopicPartition(topic, partition), key, value, timeout_s=SEND_TIMEOUT_S
         )
         written.add_done_callback(self._report_written)
         return written
@@ -346,12 +344,10 @@ class RecordSender:
 
 
 @asynccontextmanager
-async def open_sender(
-    servers: Sequence[str], timeout_s: float = SEND_TIMEOUT_S
-) -> AsyncIterator[RecordSender]:
+async def open_sender(servers: Sequence[str]) -> AsyncIterator[RecordSender]:
     async with Cluster(ClusterSettings(servers, client_id="gateway-demo")) as cluster:
         producer = Producer(cluster)
         try:
-            yield RecordSender(cluster, producer, timeout_s)
+            yield RecordSender(cluster, producer)
         finally:
             await producer.close()

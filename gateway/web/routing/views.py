@@ -99,7 +99,6 @@ class Views:
         route: Route,
         params: Mapping[str, str],
         query: Iterable[tuple[str, str]],
-        selection: ClientSelection | None = None,
         granted: Granted = NO_GRANTS,
     ) -> View:
         """Return the view of one request.
@@ -110,11 +109,10 @@ class Views:
             KafkaError: The topics have a pattern, and no broker could be asked.
         """
         query_pairs = list(query)
-        if selection is None:
-            check_selection_allowed(route, query_pairs)
-        if selection is None and not route.with_.allow:
+        check_selection_allowed(route, query_pairs)
+        if not route.with_.allow:
             return self._get_cached_view(route, params, query_pairs, granted)
-        selection = parse_selection(query_pairs) if selection is None else selection
+        selection = parse_selection(query_pairs)
         cluster = self.get_cluster_name(route)
         known = self._configured_topics[cluster]
         values = TemplateValues(params, dict(query_pairs), granted)
