@@ -26,12 +26,11 @@ from gateway.core.log.record import (
     TopicPartition,
 )
 
-from .catch_up import CatchUp, build_truncation_gap
+from .catch_up import CatchUp, WriteBatch, build_truncation_gap
 from .read_buffer import EntryRun, ReadAnswer, ReadBuffer
 from .shared_cursor import FastForwardPartitions, PrivatePositions, SharedCursor
 from .snapshot import SnapshotBlock, TableSnapshot
 from .terms import EndReason, SlowClientPolicy, SubscriptionTerms
-from .write_batch import WriteBatch
 
 
 class PrivateReader:

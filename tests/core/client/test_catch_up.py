@@ -3,11 +3,10 @@ from __future__ import annotations
 from support.snapshot_model import PARTITIONS, KeyedTopic
 
 from gateway.core.channel.filters import Condition, Filter, Filters
-from gateway.core.client.catch_up import QUANTUM_BYTES, CatchUp
+from gateway.core.client.catch_up import QUANTUM_BYTES, CatchUp, WriteBatch
 from gateway.core.client.read_buffer import ReadBuffer
 from gateway.core.client.shared_cursor import PrivatePositions, SharedCursor
 from gateway.core.client.terms import SubscriptionTerms
-from gateway.core.client.write_batch import WriteBatch
 from gateway.core.log.record import UNVERIFIED_LINEAGE, Gap, GapReason, PartitionPosition
 
 A, B = PARTITIONS
