@@ -72,17 +72,8 @@ class Channel(ChunkRing):
     MAX_BYTES_WITHOUT_ID = 64 * 1024  # where ids come in batches: at most this much without one
 
     __slots__ = (
-        "_bytes_without_id",
-        "_last_token_text",
-        "accepts",
-        "announce_at",
-        "encoder",
-        "has_sent_id",
-        "key",
-        "latest_by_partition",
-        "parses_values",
-        "topics_ending_on_loss",
-        "total",
+        "_bytes_without_id", "_last_token_text", "accepts", "announce_at", "encoder", "has_sent_id",
+        "key", "latest_by_partition", "parses_values", "topics_ending_on_loss", "total",
         "view_digest",
     )  # fmt: skip
 

@@ -215,16 +215,8 @@ class ChunkRing:
 
     # Each client with a filter of its own has a channel to itself: slots and small sets matter.
     __slots__ = (
-        "__weakref__",
-        "_followers_to_wake",
-        "_position_event",
-        "_ring",
-        "bytes",
-        "first_seq",
-        "followers",
-        "listener",
-        "ring_budget",
-        "tail",
+        "__weakref__", "_followers_to_wake", "_position_event", "_ring", "bytes", "first_seq",
+        "followers", "listener", "ring_budget", "tail",
     )  # fmt: skip
 
     def __init__(

@@ -139,15 +139,9 @@ class LatestOffsets:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_accepts",
-        "_keys",
-        "_lineage",
-        "_next_offset",
-        "_offsets",
-        "_ring_budget",
+        "__weakref__", "_accepts", "_keys", "_lineage", "_next_offset", "_offsets", "_ring_budget",
         "bytes",
-    )
+    )  # fmt: skip
 
     def __init__(self, ring_budget: RingBudget, accepts: RecordPredicate = None) -> None:
         self.bytes = 0

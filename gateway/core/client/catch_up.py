@@ -49,15 +49,9 @@ class WriteBatch:
     """
 
     __slots__ = (
-        "_cursor",
-        "_events",
-        "_positions",
-        "_writer",
-        "entry_cost",
-        "has_single_id",
-        "pieces",
+        "_cursor", "_events", "_positions", "_writer", "entry_cost", "has_single_id", "pieces",
         "remaining_bytes",
-    )
+    )  # fmt: skip
 
     def __init__(self, cursor: SharedCursor, positions: PrivatePositions, max_bytes: int) -> None:
         self.remaining_bytes = max_bytes

@@ -47,16 +47,8 @@ class PrivateReader:
     """
 
     __slots__ = (
-        "_buffer",
-        "_catch_up",
-        "_credit_limited",
-        "_cursor",
-        "_fast_forward_partitions",
-        "_first_seq_seen",
-        "_partitions_to_skip",
-        "_pending_gaps",
-        "_pending_notices",
-        "positions",
+        "_buffer", "_catch_up", "_credit_limited", "_cursor", "_fast_forward_partitions",
+        "_first_seq_seen", "_partitions_to_skip", "_pending_gaps", "_pending_notices", "positions",
     )  # fmt: skip
 
     # `_pending_gaps`: what verifying a position revealed, to be sent: partition, position after

@@ -120,14 +120,9 @@ class ReadBuffer:
     """
 
     __slots__ = (
-        "_backfilled",
-        "_cursor",
-        "_keys",
-        "_latest_offsets",
-        "_piece_bytes",
-        "_snapshot_pieces",
+        "_backfilled", "_cursor", "_keys", "_latest_offsets", "_piece_bytes", "_snapshot_pieces",
         "_windows",
-    )
+    )  # fmt: skip
 
     def __init__(self, cursor: SharedCursor) -> None:
         self._cursor = cursor

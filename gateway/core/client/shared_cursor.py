@@ -54,19 +54,8 @@ class SharedCursor:
     """
 
     __slots__ = (
-        "_end_lineages",
-        "channel",
-        "client_key",
-        "credit",
-        "end_offsets",
-        "end_reason",
-        "has_more",
-        "next_seq",
-        "remaining_records",
-        "resolve_since",
-        "slow_policy",
-        "snapshot",
-        "traffic",
+        "_end_lineages", "channel", "client_key", "credit", "end_offsets", "end_reason", "has_more",
+        "next_seq", "remaining_records", "resolve_since", "slow_policy", "snapshot", "traffic",
     )  # fmt: skip
 
     def __init__(

@@ -138,22 +138,9 @@ class Client(ClientSource):
     """
 
     __slots__ = (
-        "_close_listener",
-        "_closed",
-        "_deadline",
-        "_expiry_timer",
-        "_is_end_written",
-        "_is_push_scheduled",
-        "_options",
-        "_ready_waiter",
-        "audience",
-        "ends_at",
-        "heartbeat",
-        "hub",
-        "outlet",
-        "registry_index",
-        "sent_at",
-        "view",
+        "_close_listener", "_closed", "_deadline", "_expiry_timer", "_is_end_written",
+        "_is_push_scheduled", "_options", "_ready_waiter", "audience", "ends_at", "heartbeat",
+        "hub", "outlet", "registry_index", "sent_at", "view",
     )  # fmt: skip
 
     def __init__(

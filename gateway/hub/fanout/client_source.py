@@ -46,15 +46,8 @@ class ClientSource:
     """
 
     __slots__ = (
-        "_backfill",
-        "_services",
-        "_state_log",
-        "_wire",
-        "number",
-        "rate_limiter",
-        "shared_catch_up",
-        "shared_tail",
-        "subscription",
+        "_backfill", "_services", "_state_log", "_wire", "number", "rate_limiter",
+        "shared_catch_up", "shared_tail", "subscription",
     )  # fmt: skip
 
     def __init__(

@@ -49,17 +49,8 @@ class Backfill:
     """
 
     __slots__ = (
-        "_known_partitions",
-        "_on_found",
-        "_read_partitions",
-        "_services",
-        "_shared_tail",
-        "_snapshot_read",
-        "_subscription",
-        "_tasks",
-        "_unknown_topics",
-        "start",
-        "topic_ids",
+        "_known_partitions", "_on_found", "_read_partitions", "_services", "_shared_tail",
+        "_snapshot_read", "_subscription", "_tasks", "_unknown_topics", "start", "topic_ids",
     )  # fmt: skip
 
     def __init__(

@@ -82,13 +82,8 @@ class SnapshotRead:
     """
 
     __slots__ = (
-        "_check_timer",
-        "_on_found",
-        "_shared_reads",
-        "_shared_tail",
-        "_snapshots",
-        "_subscription",
-    )
+        "_check_timer", "_on_found", "_shared_reads", "_shared_tail", "_snapshots", "_subscription",
+    )  # fmt: skip
 
     def __init__(
         self,

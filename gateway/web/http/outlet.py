@@ -196,17 +196,9 @@ class HttpOutlet(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_app_state",
-        "_config",
-        "_keep_alive",
-        "_open_connection",
-        "_owner",
-        "_pipelined",
-        "_protocol_class",
-        "_server_state",
-        "_transport",
-        "full",
-    )
+        "_app_state", "_config", "_keep_alive", "_open_connection", "_owner", "_pipelined",
+        "_protocol_class", "_server_state", "_transport", "full",
+    )  # fmt: skip
 
     MAX_PIPELINED_BYTES = 1024
     """How many bytes of further requests are kept for after the stream, as long as that is, and

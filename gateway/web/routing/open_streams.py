@@ -72,19 +72,8 @@ class OpenStream:
     """
 
     __slots__ = (
-        "_challenge_timer",
-        "_client",
-        "_end_reason",
-        "_has_begun",
-        "_pending_change",
-        "address",
-        "is_closed",
-        "match",
-        "number",
-        "opened_at",
-        "query",
-        "renewal_name",
-        "routes",
+        "_challenge_timer", "_client", "_end_reason", "_has_begun", "_pending_change", "address",
+        "is_closed", "match", "number", "opened_at", "query", "renewal_name", "routes",
     )  # fmt: skip
 
     def __init__(self, routes: Routes, match: Match, query: QueryPairs, address: str = "") -> None:

@@ -158,28 +158,11 @@ class WebSocketConnection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_client_memory",
-        "_connections",
-        "_drained_at",
-        "_handshake_buffer",
-        "_ignores_input",
-        "_is_counted",
-        "_is_paused",
-        "_listener",
-        "_open_connection",
-        "_ping_payload",
-        "_ping_scheduler",
-        "_ping_sent_at",
-        "_read_handle",
-        "_reader",
-        "_timer",
-        "closed",
-        "deflate",
-        "full",
-        "pending_pong",
-        "ping_slot",
-        "transport",
-    )
+        "_client_memory", "_connections", "_drained_at", "_handshake_buffer", "_ignores_input",
+        "_is_counted", "_is_paused", "_listener", "_open_connection", "_ping_payload",
+        "_ping_scheduler", "_ping_sent_at", "_read_handle", "_reader", "_timer", "closed",
+        "deflate", "full", "pending_pong", "ping_slot", "transport",
+    )  # fmt: skip
 
     MAX_SLICE_BYTES = 4096
     MAX_MESSAGES_PER_TURN = 64

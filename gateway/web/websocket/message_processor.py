@@ -70,16 +70,9 @@ class MessageProcessor:
     """
 
     __slots__ = (
-        "_bad_count",
-        "_client_memory",
-        "_held_bytes",
-        "_is_closed",
-        "_message_bytes",
-        "_queue",
-        "_tasks",
-        "_unsent_bytes",
-        "socket",
-    )
+        "_bad_count", "_client_memory", "_held_bytes", "_is_closed", "_message_bytes", "_queue",
+        "_tasks", "_unsent_bytes", "socket",
+    )  # fmt: skip
 
     def __init__(self, client_memory: ClientMemory) -> None:
         self.socket: Socket

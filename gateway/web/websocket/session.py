@@ -72,17 +72,8 @@ class Session(MessageProcessor):
     """
 
     __slots__ = (
-        "_challenged_expiry",
-        "_is_leaving",
-        "_lazy_attempts",
-        "_path_stream",
-        "_pending_close",
-        "_producer",
-        "_slot",
-        "_streams",
-        "_token",
-        "handshake_scope",
-        "routes",
+        "_challenged_expiry", "_is_leaving", "_lazy_attempts", "_path_stream", "_pending_close",
+        "_producer", "_slot", "_streams", "_token", "handshake_scope", "routes",
     )  # fmt: skip
 
     def __init__(

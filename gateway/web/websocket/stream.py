@@ -41,15 +41,9 @@ class WebSocketStream(OpenStream):
     """
 
     __slots__ = (
-        "_is_stopped",
-        "_label_member",
-        "_owner",
-        "_pending_credit",
-        "close_reason",
-        "condition_count",
-        "label",
-        "write",
-    )
+        "_is_stopped", "_label_member", "_owner", "_pending_credit", "close_reason",
+        "condition_count", "label", "write",
+    )  # fmt: skip
 
     def __init__(
         self,
