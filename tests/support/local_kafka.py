@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from gateway.kafka.local import KafkaNode, LocalKafka
+from gateway.kafka.local import KafkaNode, LocalKafka, java
 from gateway.kafka.local.cluster import START_TIMEOUT_S
 from gateway.kafka.local.node import build_checkpoint
 
@@ -83,12 +82,12 @@ class RiggedKafka(LocalKafka):
             node.start()
         self.wait_ready(timeout)
 
-    def _load_checkpoint(self, cache: Path) -> bytes:
-        if not self._scram_users:
-            return super()._load_checkpoint(cache)
-        return build_checkpoint(
-            cache, *(word for user in self._scram_users for word in ("--add-scram", user))
-        )
+    def _prepare_command(self) -> tuple[list[str], bytes]:
+        command, checkpoint = super()._prepare_command()
+        if self._scram_users:
+            options = (word for user in self._scram_users for word in ("--add-scram", user))
+            checkpoint = build_checkpoint(java.kafka_cache_path(), *options)
+        return command, checkpoint
 
     def _build_node_properties(self, node: KafkaNode) -> dict[str, str]:
         properties = super()._build_node_properties(node)

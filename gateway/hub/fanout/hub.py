@@ -401,7 +401,7 @@ class Hub:
                 waits_since = loop.time()
                 async with turn:
                     deadline += loop.time() - waits_since  # Kafka has had no chance to answer
-                    shared_tail = self._get_shared_tail(view)
+                    shared_tail = self.keep_open(view)
                     subscription = await self._create_subscription(
                         shared_tail, view, start, wire, options, deadline
                     )
@@ -427,10 +427,6 @@ class Hub:
         if self.draining:  # it began while this client was waiting above
             client.end(EndReason.DRAIN)
         return client
-
-    def keep_open(self, view: View) -> SharedTail:
-        """Keep the open topics of a view open for `linger_s` from now on, also without a client."""
-        return self._get_shared_tail(view)
 
     def _get_ready_timeout(self, view: View) -> float:
         return max(self.topics.get_settings(name).partition_ready_timeout for name in view.topics)
@@ -518,7 +514,11 @@ class Hub:
 
     # tails and channels
 
-    def _get_shared_tail(self, view: View) -> SharedTail:
+    def keep_open(self, view: View) -> SharedTail:
+        """Return the tail of a view whose topics are open.
+
+        They stay open for `linger_s` from now on, also without a client.
+        """
         topics, interval = key = view.topics, view.interval
         shared_tail = self._tails.get(key)
         if shared_tail is None:

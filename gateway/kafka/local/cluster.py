@@ -163,10 +163,7 @@ class LocalKafka:
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
             *("-cp", classpath, "kafka.Kafka"),
         ]
-        return command, self._load_checkpoint(cache)
-
-    def _load_checkpoint(self, cache: Path) -> bytes:
-        return load_checkpoint(cache)
+        return command, load_checkpoint(cache)
 
     def _build_archive_options(self, cache: Path) -> list[str]:
         # `_build_class_archive` sets the class list, to record the classes that a broker loads.
