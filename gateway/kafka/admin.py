@@ -46,10 +46,7 @@ from gateway.kafka.protocol.group_messages import (
     OffsetFetchRequest,
 )
 from gateway.kafka.protocol.requests import KafkaRequest
-from gateway.kafka.protocol.topic_messages import (
-    BROKER_DEFAULT,
-    CreateTopicsRequest,
-)
+from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT, CreateTopicsRequest
 
 log = logging.getLogger(__name__)
 

@@ -65,11 +65,7 @@ class EmbeddedKafka:
     DISCONNECT = _DISCONNECT
 
     def __init__(
-        self,
-        topics: Mapping[str, int] | None = None,
-        nodes: int = 1,
-        *,
-        fetch_version: int = 16,
+        self, topics: Mapping[str, int] | None = None, nodes: int = 1, *, fetch_version: int = 16
     ) -> None:
         """Start the cluster, or raise LocalBrokerError if librdkafka is not installed or refuses.
 

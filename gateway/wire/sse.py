@@ -29,10 +29,7 @@ def encode_id(token: bytes) -> bytes:
 
 
 def encode_event(
-    name: str | None,
-    payload: bytes,
-    token: bytes | None = None,
-    retry_ms: int | None = None,
+    name: str | None, payload: bytes, token: bytes | None = None, retry_ms: int | None = None
 ) -> bytes:
     """Return a whole event. Without a token, clients keep the last id they had."""
     head = b"" if retry_ms is None else encode_retry(retry_ms)

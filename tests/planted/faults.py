@@ -206,8 +206,8 @@ KAFKA = (
     PlantedFault(
         "every-record-at-first-offset",
         "gateway/kafka/produce/producer.py",
-        "lambda index: offset + index if offset >= 0 else -1,",
-        "lambda _: offset,",
+        "lambda index: offset + index if offset >= 0 else -1",
+        "lambda _: offset",
         ("tests/kafka/produce",),
     ),
     PlantedFault(

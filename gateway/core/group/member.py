@@ -203,7 +203,7 @@ class LeaveResponse(NamedTuple):
 
 # Errors that end a membership: nothing but another configuration of this process helps.
 FATAL_ERRORS: Mapping[int, str] = {
-    ErrorCode.INVALID_GROUP_ID: "the broker does not accept this group's name",
+    ErrorCode.INVALID_GROUP_ID: "the broker does not accept this group's name"
 }
 FENCED_REASON = "another member has taken this instance id; this one waits until that has gone"
 # Errors that keep a member out until other members of the group or the operators change something.

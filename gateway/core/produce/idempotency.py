@@ -203,5 +203,5 @@ def _require_same_digest(key: IdempotencyKey, digest: bytes, new_digest: bytes) 
     if digest != new_digest:
         raise KeyReused(
             f"the idempotency key '{key.text}' was used for another record of topic "
-            f"'{key.topic}'; give every record a key of its own",
+            f"'{key.topic}'; give every record a key of its own"
         )

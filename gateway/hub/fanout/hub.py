@@ -52,13 +52,7 @@ from gateway.hub.wires.wire import Wire, end_retries
 from gateway.hub.writes.publisher import DocumentKeyLocks, Publisher
 from gateway.hub.writes.writer import RecordWriter
 from gateway.kafka.client.cluster import Cluster
-from gateway.telemetry.traffic import (
-    NO_CREDIT,
-    SLOW,
-    THROTTLED,
-    ClientsBehind,
-    StreamCountsByRoute,
-)
+from gateway.telemetry.traffic import NO_CREDIT, SLOW, THROTTLED, ClientsBehind, StreamCountsByRoute
 
 from .broadcaster import Broadcaster
 from .client import Client, ClientOptions, ClientRegistry
@@ -233,9 +227,7 @@ class Hub:
         self.token_verifier = TokenVerifier(self.cluster, self.topics, self.settings.tokens)
         max_pending_bytes = self.settings.memory // WRITES_MEMORY_DIVISOR // len(self.process_hubs)
         self.publisher = Publisher(
-            self.cluster,
-            max_pending_bytes=max_pending_bytes,
-            models=self.models,
+            self.cluster, max_pending_bytes=max_pending_bytes, models=self.models
         )
         self.publisher.tracing = self.tracing
         self.snapshots = Snapshots(
@@ -354,11 +346,7 @@ class Hub:
         self.clients.discard(client)
 
     async def subscribe(
-        self,
-        view: View,
-        start: StreamStart,
-        wire: Wire,
-        options: ClientOptions,
+        self, view: View, start: StreamStart, wire: Wire, options: ClientOptions
     ) -> Client:
         """Create a client of a view, which the caller must close in any case.
 

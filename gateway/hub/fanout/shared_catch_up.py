@@ -144,10 +144,7 @@ class SharedCatchUp:
 
     def release_member(self, source: ClientSource) -> None:
         """Let a member go on by itself, from behind the last piece that it was sent."""
-        index, subscription = (
-            self._pop_index(source) - self._first_index,
-            source.subscription,
-        )
+        index, subscription = (self._pop_index(source) - self._first_index, source.subscription)
         if index < len(self._pieces) or self._end_position is None:
             source.resume(self._pieces[index - 1].position_after if index else self._start_position)
         else:  # it has all pieces: it attaches where the leader had caught up with the channel

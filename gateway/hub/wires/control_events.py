@@ -197,10 +197,7 @@ class PartitionsErrorEvent(ControlEvent):
     summary = "Several partitions cannot be read for now."
     schema: ClassVar[Schema | None] = {
         **_build_topics_schema(
-            {
-                "code": TEXT_SCHEMA,
-                "partitions": {"type": "array", "items": COUNT_SCHEMA},
-            }
+            {"code": TEXT_SCHEMA, "partitions": {"type": "array", "items": COUNT_SCHEMA}}
         ),
         "description": "Partitions cannot be read for now; sent in place of as many `error`. "
         "The stream goes on.",

@@ -30,11 +30,7 @@ from gateway.kafka.protocol.requests import BrokerMetadata, MetadataResponse, To
 
 from .brokers import Brokers, TopicNames
 from .connections import CLOSED, Connections
-from .metadata_changes import (
-    TopicChange,
-    compare_topics,
-    is_any_epoch_lower,
-)
+from .metadata_changes import TopicChange, compare_topics, is_any_epoch_lower
 from .outages import CLUSTER_LABEL, Outages, format_broker_label
 
 # The interval between refreshes doubles from the first to the second while they follow each other.
@@ -327,8 +323,7 @@ class Metadata:
             described = response.topics.get(topic, _build_unknown_topic(topic))
             if described.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 raise AccessDenied(
-                    f"the gateway may not describe {topic}; allow it DESCRIBE and READ",
-                    topic=topic,
+                    f"the gateway may not describe {topic}; allow it DESCRIBE and READ", topic=topic
                 )
             if described.error not in UNKNOWN_TOPIC_ERRORS:
                 return described

@@ -142,12 +142,7 @@ async def iter_records_at(
 
 
 async def iter_uncommitted(
-    cluster: Cluster,
-    tp: TopicPartition,
-    start: int,
-    end: int,
-    *,
-    max_bytes: int = MAX_FETCH_BYTES,
+    cluster: Cluster, tp: TopicPartition, start: int, end: int, *, max_bytes: int = MAX_FETCH_BYTES
 ) -> AsyncIterator[PartitionRead]:
     """Yield the records from `start` on, at least up to `end`, also those of open transactions.
 

@@ -24,11 +24,7 @@ from uuid import UUID
 
 from gateway.background_tasks import BackgroundTasks, run_supervised
 from gateway.core.error_code import UNKNOWN_TOPIC_ERRORS, ErrorCode
-from gateway.core.log.partition_reader import (
-    EpochEndCommand,
-    ListOffsetCommand,
-    PartitionReader,
-)
+from gateway.core.log.partition_reader import EpochEndCommand, ListOffsetCommand, PartitionReader
 from gateway.core.log.record import NO_EPOCH, Entry, TopicPartition
 from gateway.core.log.recovery import Cause, cause_from_code
 from gateway.errors import KafkaError, RegistryUnavailable
@@ -433,11 +429,7 @@ class Fetcher:
                 pass
 
     async def _look_up(
-        self,
-        kind: type,
-        values: Mapping[TopicPartition, int],
-        isolation: int,
-        flight: object,
+        self, kind: type, values: Mapping[TopicPartition, int], isolation: int, flight: object
     ) -> None:
         """Look up offsets, or ends of epochs, of partitions that have the same leader."""
         results: Mapping[TopicPartition, offsets.OffsetAndTimestamp | offsets.EpochEnd | int]

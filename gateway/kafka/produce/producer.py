@@ -425,9 +425,7 @@ class Producer:
                 offset = appended.offset
                 self._count_written(queue.tp.topic, outcome.items)
                 self._finish_records(
-                    queue,
-                    outcome.items,
-                    lambda index: offset + index if offset >= 0 else -1,
+                    queue, outcome.items, lambda index: offset + index if offset >= 0 else -1
                 )
             case WriteStatus.REJECTED:
                 self.writes.records[queue.tp.topic, "refused"] += len(outcome.items)

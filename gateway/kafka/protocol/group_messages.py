@@ -19,14 +19,7 @@ from gateway.core.group.member import NO_GENERATION, MemberIdentity
 from gateway.core.log.record import TopicPartition
 
 from .member_messages import decode_assignment
-from .requests import (
-    Api,
-    ErrorResponse,
-    FieldReader,
-    FieldWriter,
-    KafkaRequest,
-    PartitionErrors,
-)
+from .requests import Api, ErrorResponse, FieldReader, FieldWriter, KafkaRequest, PartitionErrors
 
 FIRST_TOPIC_ID_VERSION = 10  # from this version on OffsetCommit names topics by id
 NO_MEMBER = MemberIdentity("", NO_GENERATION)  # who commits without being a member

@@ -39,11 +39,7 @@ class Access(Protocol):
     """
 
     async def __call__(
-        self,
-        route: Route,
-        params: Mapping[str, str],
-        connection: HTTPConnection,
-        token: str | None,
+        self, route: Route, params: Mapping[str, str], connection: HTTPConnection, token: str | None
     ) -> Granted | None:
         """Return what is known of the client; None, if nothing is, admits it too.
 

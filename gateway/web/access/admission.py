@@ -70,11 +70,7 @@ class Guards:
         Guards(settings, self._application_access)
 
     async def __call__(
-        self,
-        route: Route,
-        params: Mapping[str, str],
-        connection: HTTPConnection,
-        token: str | None,
+        self, route: Route, params: Mapping[str, str], connection: HTTPConnection, token: str | None
     ) -> Granted:
         granted = NO_GRANTS
         if route.guarded:

@@ -34,13 +34,7 @@ from gateway.config.guards.guard_section import CREDENTIALS_PLACEHOLDER
 from gateway.config.source.template import find_field
 from gateway.core.times import parse_time
 
-from .external_http import (
-    ExternalHttp,
-    ExternalHttpError,
-    Headers,
-    UnsendableRequest,
-    parse_json,
-)
+from .external_http import ExternalHttp, ExternalHttpError, Headers, UnsendableRequest, parse_json
 from .grant import Grant, format_claim, get_subprotocol_token, parse_roles
 from .guard import (
     BEARER_SCHEME,

@@ -43,13 +43,7 @@ from .guard import (
     find_token,
     iter_credentials_schemes,
 )
-from .jwks import (
-    IssuerDiscovery,
-    KeySet,
-    KeySource,
-    KeysUnavailable,
-    RemoteKeySource,
-)
+from .jwks import IssuerDiscovery, KeySet, KeySource, KeysUnavailable, RemoteKeySource
 
 MAX_TOKEN_CHARS = 16 * 1024  # characters of a token
 

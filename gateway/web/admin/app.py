@@ -183,12 +183,7 @@ class AdminApi:
     """The admin API, whose actions affect all processes on a bus; one per process."""
 
     def __init__(
-        self,
-        routes: Routes,
-        guards: Guards,
-        metrics: Metrics,
-        reloader: Reloader,
-        bus: Bus,
+        self, routes: Routes, guards: Guards, metrics: Metrics, reloader: Reloader, bus: Bus
     ) -> None:
         self._metrics = metrics
         self._guards = guards

@@ -76,13 +76,7 @@ class Console:
     """The console of one process, whose `routes` are added to the admin application."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        hubs: Hubs,
-        routes: Routes,
-        admin: AdminApi,
-        loop_lag: LoopLag,
-        bus: Bus,
+        self, app: ASGIApp, hubs: Hubs, routes: Routes, admin: AdminApi, loop_lag: LoopLag, bus: Bus
     ) -> None:
         self._app = app
         self._stream_routes = routes

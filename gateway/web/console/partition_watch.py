@@ -115,10 +115,7 @@ class PartitionWatch:
         self._removed: dict[PartitionKey, int] = {}
 
     def look(
-        self,
-        readers: Iterable[tuple[str, PartitionReader]],
-        now: float,
-        wall_time: float,
+        self, readers: Iterable[tuple[str, PartitionReader]], now: float, wall_time: float
     ) -> list[Transition]:
         """Look at all partitions, and return those that got into trouble or out of it.
 

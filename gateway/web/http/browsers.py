@@ -339,10 +339,7 @@ def refuse_foreign_origin(
     is_ambient = has_ambient_credentials(headers, guards)
     if not any(
         is_origin_allowed(
-            access,
-            headers["origin"],
-            headers.get("host", ""),
-            has_credentials=is_ambient,
+            access, headers["origin"], headers.get("host", ""), has_credentials=is_ambient
         )
         for access in access_controls
     ):

@@ -78,9 +78,7 @@ class EdgeServer(uvicorn.Server):
         """Return the protocol for a connection, as uvicorn creates it."""
         protocol_class: Any = self.config.http_protocol_class
         protocol: asyncio.Protocol = protocol_class(
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return protocol
 
@@ -238,7 +236,7 @@ PROTOCOL_INTERNALS = (
         state={
             "__init__": "scope transport message_event on_response disconnected keep_alive "
             "waiting_for_100_continue response_started response_complete chunked_encoding "
-            "expected_content_length",
+            "expected_content_length"
         },
     ),
     Internals(

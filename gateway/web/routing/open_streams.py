@@ -163,10 +163,7 @@ class OpenStream:
         return UNTOUCHED if self._pending_change is None else MOVED
 
     async def predict_reload(
-        self,
-        new_routes: Routes,
-        changed_guards: Set[str],
-        changed_topics: Set[ClusterTopic],
+        self, new_routes: Routes, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
     ) -> str:
         """Return the outcome of `apply_reload` for the new routes, and change nothing."""
         change = await self._plan_reload(new_routes, changed_guards, changed_topics)
@@ -400,10 +397,7 @@ class StreamRegistry:
         )
 
     async def predict_reload(
-        self,
-        new_routes: Routes,
-        changed_guards: Set[str],
-        changed_topics: Set[ClusterTopic],
+        self, new_routes: Routes, changed_guards: Set[str], changed_topics: Set[ClusterTopic]
     ) -> StreamOutcomes:
         """Return the outcomes of `apply_reload`, in slices, and change nothing."""
         return await self._count_outcomes(
