@@ -18,11 +18,9 @@ from gateway.core.group.member import (
     GroupRequest,
     GroupResponse,
     HeartbeatRequest,
-    HeartbeatResponse,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
-    LeaveResponse,
     MemberEvent,
     MemberState,
     PartitionsAssigned,
@@ -33,6 +31,7 @@ from gateway.core.group.member import (
     TopicInfo,
 )
 from gateway.core.log.record import TopicPartition
+from gateway.kafka.protocol.requests import ErrorResponse
 
 
 @dataclass
@@ -67,11 +66,11 @@ class ClassicGroupCoordinator:
             error = self._check_identity(request) or (
                 ErrorCode.REBALANCE_IN_PROGRESS if self.is_joining else 0
             )
-            peer.receive_response(request, HeartbeatResponse(0, error))
+            peer.receive_response(request, ErrorResponse(0, error))
         elif isinstance(request, LeaveRequest):
             known = request.identity.member_id in self.members
             peer.receive_response(
-                request, LeaveResponse(0, 0 if known else ErrorCode.UNKNOWN_MEMBER_ID)
+                request, ErrorResponse(0, 0 if known else ErrorCode.UNKNOWN_MEMBER_ID)
             )
             self.expire_member(request.identity.member_id)
 

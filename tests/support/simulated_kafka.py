@@ -28,11 +28,9 @@ from gateway.core.error_code import ErrorCode
 from gateway.core.group.consumer_member import ConsumerHeartbeatResponse
 from gateway.core.group.member import (
     HeartbeatRequest,
-    HeartbeatResponse,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
-    LeaveResponse,
     SyncRequest,
     SyncResponse,
 )
@@ -54,7 +52,12 @@ from gateway.kafka.protocol.group_messages import (
     OffsetFetchResponse,
 )
 from gateway.kafka.protocol.member_messages import ConsumerGroupHeartbeatRequest
-from gateway.kafka.protocol.requests import PartitionErrors, PartitionMetadata, TopicMetadata
+from gateway.kafka.protocol.requests import (
+    ErrorResponse,
+    PartitionErrors,
+    PartitionMetadata,
+    TopicMetadata,
+)
 from gateway.kafka.protocol.topic_messages import (
     ListOffsetsRequest,
     LookupResponse,
@@ -354,8 +357,8 @@ def _build_error_response(request: Any, error: int) -> Any:
     kinds: dict[type, type] = {
         JoinRequest: JoinResponse,
         SyncRequest: SyncResponse,
-        HeartbeatRequest: HeartbeatResponse,
-        LeaveRequest: LeaveResponse,
+        HeartbeatRequest: ErrorResponse,
+        LeaveRequest: ErrorResponse,
     }
     return kinds[type(request)](0, error)
 

@@ -191,16 +191,6 @@ class SyncResponse(NamedTuple):
     tps: frozenset[TopicPartition] = frozenset()
 
 
-class HeartbeatResponse(NamedTuple):
-    throttle_ms: int
-    error: int
-
-
-class LeaveResponse(NamedTuple):
-    throttle_ms: int
-    error: int
-
-
 # Errors that end a membership: nothing but another configuration of this process helps.
 FATAL_ERRORS: Mapping[int, str] = {
     ErrorCode.INVALID_GROUP_ID: "the broker does not accept this group's name"

@@ -26,18 +26,16 @@ from gateway.core.group.member import (
     ASSIGNOR_NAME,
     GroupRequest,
     HeartbeatRequest,
-    HeartbeatResponse,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
-    LeaveResponse,
     MemberRequest,
     SyncRequest,
     SyncResponse,
 )
 from gateway.core.log.record import TopicPartition
 
-from .requests import Api, FieldReader, FieldWriter, KafkaRequest
+from .requests import Api, ErrorResponse, FieldReader, FieldWriter, KafkaRequest
 
 PROTOCOL_TYPE = "consumer"  # the protocol type of groups that share out partitions
 SUBSCRIPTION_VERSION = 3
@@ -182,7 +180,7 @@ class SyncGroupRequest(KafkaRequest[SyncResponse]):
 
 
 @dataclass(slots=True)
-class ClassicHeartbeatRequest(KafkaRequest[HeartbeatResponse]):
+class ClassicHeartbeatRequest(KafkaRequest[ErrorResponse]):
     """Tell the coordinator that a member is alive; the answer says whether to join again."""
 
     API = Api(key=12, name="Heartbeat", lowest=3, highest=4, first_flexible=4)
@@ -192,12 +190,12 @@ class ClassicHeartbeatRequest(KafkaRequest[HeartbeatResponse]):
     def write_body(self, out: FieldWriter, version: int) -> None:
         _write_member(out, self.request)
 
-    def read_body(self, read: FieldReader, version: int) -> HeartbeatResponse:
-        return HeartbeatResponse(read.i32(), read.i16())
+    def read_body(self, read: FieldReader, version: int) -> ErrorResponse:
+        return ErrorResponse(read.i32(), read.i16())
 
 
 @dataclass(slots=True)
-class LeaveGroupRequest(KafkaRequest[LeaveResponse]):
+class LeaveGroupRequest(KafkaRequest[ErrorResponse]):
     """Leave a group. From version 3 on several members can leave at once (KIP-345); here one."""
 
     API = Api(key=13, name="LeaveGroup", lowest=2, highest=5, first_flexible=4)
@@ -217,7 +215,7 @@ class LeaveGroupRequest(KafkaRequest[LeaveResponse]):
         if version >= 3:
             out.tags()
 
-    def read_body(self, read: FieldReader, version: int) -> LeaveResponse:
+    def read_body(self, read: FieldReader, version: int) -> ErrorResponse:
         throttle, error = read.i32(), read.i16()
         if version >= 3:
             for _ in range(read.array()):
@@ -225,7 +223,7 @@ class LeaveGroupRequest(KafkaRequest[LeaveResponse]):
                 read.string()  # instance id
                 error = read.i16() or error
                 read.tags()
-        return LeaveResponse(throttle, error)
+        return ErrorResponse(throttle, error)
 
 
 def _write_member(out: FieldWriter, request: MemberRequest) -> None:

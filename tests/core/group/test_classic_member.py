@@ -21,7 +21,6 @@ from gateway.core.group.member import (
     RETRIABLE_ERRORS,
     CoordinatorMoved,
     HeartbeatRequest,
-    HeartbeatResponse,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
@@ -36,6 +35,7 @@ from gateway.core.group.member import (
     TopicInfo,
 )
 from gateway.core.log.record import TopicPartition
+from gateway.kafka.protocol.requests import ErrorResponse
 
 
 def tps(*partitions: int, topic: str = "orders") -> frozenset[TopicPartition]:
@@ -231,7 +231,7 @@ def test_a_member_whose_right_is_back_has_all_that_it_had(group, alone, expired)
     name = alone.member.identity.member_id
     ask = alone.member.next_request(now)
     assert ask is not None
-    refusal = HeartbeatResponse(0, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    refusal = ErrorResponse(0, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     alone.apply_events(events := alone.member.on_response(ask, refusal, now))
     assert [type(event) for event in events] == [
         PartitionsLost,
@@ -252,7 +252,7 @@ def test_who_is_forgotten_has_lost_all_and_joins_anew(alone, error, name):
     now = alone.member.next_request_at
     ask = alone.member.next_request(now)
     assert ask is not None
-    (lost,) = alone.member.on_response(ask, HeartbeatResponse(0, error), now)
+    (lost,) = alone.member.on_response(ask, ErrorResponse(0, error), now)
     assert (
         isinstance(lost, PartitionsLost) and lost.tps == tps(0, 1, 2, 3) and not alone.member.owned
     )
@@ -273,7 +273,7 @@ def test_another_coordinator_is_looked_up_and_what_is_owned_stays(alone: MemberC
     now = alone.member.next_request_at
     ask = alone.member.next_request(now)
     assert ask is not None
-    assert alone.member.on_response(ask, HeartbeatResponse(0, ErrorCode.NOT_COORDINATOR), now) == [
+    assert alone.member.on_response(ask, ErrorResponse(0, ErrorCode.NOT_COORDINATOR), now) == [
         CoordinatorMoved()
     ]
     assert alone.member.owned == tps(0, 1, 2, 3)
@@ -410,9 +410,7 @@ def test_an_answer_to_what_was_given_up_changes_nothing(alone: MemberConnection)
     stale = alone.member.next_request(now)
     assert stale is not None
     alone.member.on_no_response(stale, now, 0.0)
-    assert not alone.member.on_response(
-        stale, HeartbeatResponse(0, ErrorCode.UNKNOWN_MEMBER_ID), now
-    )
+    assert not alone.member.on_response(stale, ErrorResponse(0, ErrorCode.UNKNOWN_MEMBER_ID), now)
     assert alone.member.owned == tps(0, 1, 2, 3)
 
 

@@ -6,17 +6,16 @@ from gateway.core.group.assignor import MemberSubscription
 from gateway.core.group.member import (
     GroupRequest,
     HeartbeatRequest,
-    HeartbeatResponse,
     JoinRequest,
     JoinResponse,
     LeaveRequest,
-    LeaveResponse,
     MemberIdentity,
     SyncRequest,
     SyncResponse,
 )
 from gateway.core.log.record import TopicPartition
 from gateway.kafka.protocol.member_messages import REQUEST_CLASSES
+from gateway.kafka.protocol.requests import ErrorResponse
 
 SELF = MemberIdentity("m", 8, "i")
 CLAIM = MemberSubscription("m", frozenset({"a"}), generation=7)
@@ -40,8 +39,8 @@ JOINED = JoinResponse(
 ANSWERS = {
     "join": JOINED,
     "sync": SyncResponse(3, 0, GIVEN),
-    "heartbeat": HeartbeatResponse(3, 27),
-    "leave": LeaveResponse(3, 25),
+    "heartbeat": ErrorResponse(3, 27),
+    "leave": ErrorResponse(3, 25),
 }
 
 # Written by the message classes of kafka-clients 4.3.1: request, answer. The second member of the
