@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.core.log.record import NO_EPOCH, PartitionPosition, TopicPartition
-from gateway.core.token.digits import CRC_WIDTH
 from gateway.core.token.resume_token import overlay_positions, parse_token, seal_token
+from gateway.core.token.token_parser import CRC_WIDTH
 
 
 def move_id(id: str, topic: str, offset: int, issued: int | None = None) -> str:

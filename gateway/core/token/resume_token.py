@@ -39,24 +39,22 @@ from zlib import crc32
 
 from gateway.core.log.record import NO_EPOCH, PartitionPosition, TopicPartition
 
-from .digits import (
+from .token_parser import (
     ALPHABET,
     CRC_WIDTH,
     DIGEST_WIDTH,
     DIGIT_PAIRS,
     ISSUED_WIDTH,
+    MAX_TOKEN_CHARS,
+    SIGNED_VERSION,
     TOPIC_ID_WIDTH,
+    VERSION,
     DigitReader,
+    ResumeToken,
+    TokenTopic,
     digest_text,
     encode_digits,
     encode_varint,
-)
-from .token_parser import (
-    MAX_TOKEN_CHARS,
-    SIGNED_VERSION,
-    VERSION,
-    ResumeToken,
-    TokenTopic,
     parse_token,
     read_token_topic,
 )

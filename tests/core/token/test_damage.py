@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.token.digits import CRC_WIDTH
 from gateway.core.token.resume_token import (
     ALPHABET,
     MAX_TOKEN_CHARS,
@@ -20,7 +19,7 @@ from gateway.core.token.resume_token import (
     seal_token,
 )
 from gateway.core.token.signing import TokenSigner
-from gateway.core.token.token_parser import MAX_SEARCHED_CHARS, describe_damage
+from gateway.core.token.token_parser import CRC_WIDTH, MAX_SEARCHED_CHARS, describe_damage
 from gateway.errors import TokenCorrupt
 
 VIEW = digest_text("view")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.token.digits import CRC_WIDTH
 from gateway.core.token.resume_token import (
     ALPHABET,
     TokenWriter,
@@ -19,6 +18,7 @@ from gateway.core.token.resume_token import (
     seal_token,
 )
 from gateway.core.token.signing import TokenSigner
+from gateway.core.token.token_parser import CRC_WIDTH
 from gateway.errors import TokenCorrupt
 
 SECRET, OTHER = "a" * 32, "b" * 32
