@@ -65,7 +65,7 @@ class RouteConverter:
         ways: list[Way],
     ) -> None:
         draft = self.draft
-        loc = draft.append(("routes",), {"when": [], "guarded": {}, "with": {}})
+        loc = draft.append(("routes",), {})
         draft.comment(loc, f"from {format_loc(source.loc)}")
         route = _Route(draft, loc, paths[0][0], source.get("with"))
         is_written = route.options.get("capability").text == "produce"
@@ -101,37 +101,41 @@ class RouteConverter:
     ) -> None:
         """Set the paths of a route; `methods` are for paths without one, and empty if it reads."""
         whens: list[dict[str, str]] = []
+        carried: list[tuple[SourceValue, int]] = []
         for narrowed, when in paths:
             method = when.get("method") if when is not None else None
             if when is not None and methods and when.get("method").text == "GET":
                 # The path of replies, which the location says again.
                 for key in ("path", "method"):
-                    when.get(key).carry(*loc, "with", "async", "location")
+                    when.get(key).carry(*loc, "async", "location")
                 continue
-            place = (*loc, "when", len(whens))
+            if when is not None:
+                carried.append((when, len(whens)))
             chosen = (method.text,) if method is not None and method.exists else methods
             for each in chosen or ("",):
                 is_needed = bool(each) and (bool(methods) or each != "GET")
                 whens.append({"path": narrowed.path, **({"method": each} if is_needed else {})})
-            if when is not None:
-                when.get("path").carry(*place, "path")
-                when.get("method").carry(*place, "method" if "method" in whens[-1] else "path")
-        self.draft.set((*loc, "when"), whens)
+        is_one = len(whens) == 1
+        self.draft.set(loc, {**(whens[0] if is_one else {"when": whens}), "guarded": {}})
+        for when, number in carried:
+            place = loc if is_one else (*loc, "when", number)
+            when.get("path").carry(*place, "path")
+            when.get("method").carry(*place, "method" if "method" in whens[number] else "path")
 
     def _set_guards_and_cluster(
         self, loc: Loc, source: SourceValue, start: str, ways: list[Way]
     ) -> None:
         """Set the cluster of a route, and the guards of all bindings on its way."""
         draft = self.draft
-        is_read = draft.get((*loc, "with", "capability")) != "produce"
-        topic, reply_topic = (draft.get((*loc, "with", name)) for name in ("topic", "replyTo"))
+        is_read = draft.get((*loc, "capability")) != "produce"
+        topic, reply_topic = (draft.get((*loc, name)) for name in ("topic", "replyTo"))
         # A value that is no text is refused later.
         topic = topic if isinstance(topic, str) else ""
         cluster, behind = self.clusters.use_topic(start, topic, is_read=is_read)
         if isinstance(reply_topic, str):
             self.clusters.use_topic(start, reply_topic, is_read=False)
         if self.clusters.has_several:
-            draft.set((*loc, "with", "kafka"), cluster)
+            draft.set((*loc, "kafka"), cluster)
         steps = [step for way in ways for step in way] + behind
         sources = [source, *(step.route for step in steps if step.route is not None)]
         guards: dict[str, list[str]] = draft.get((*loc, "guarded"))
@@ -207,7 +211,7 @@ class RouteConverter:
 
 @dataclass
 class _Route:
-    """A route whose `with` is converted: its place in the draft, and a path of its requests."""
+    """A route whose options are converted: its place in the draft, and a path of its requests."""
 
     draft: Draft
     loc: Loc
@@ -230,8 +234,8 @@ class _Route:
         if is_document and not self.options.get("merge").exists:
             self._take("capability", "capability")
         else:
-            self.draft.set((*self.loc, "with", "mode"), "snapshot")
-            self.options.get("capability").carry(*self.loc, "with", "mode")
+            self.draft.set((*self.loc, "mode"), "snapshot")
+            self.options.get("capability").carry(*self.loc, "mode")
             self.options.explain("fetch", self.loc)
         self._take("topic", "topic")
         self._take_filters()
@@ -259,7 +263,7 @@ class _Route:
         self._set(location, converted, "async", "location")
         if location.exists and converted != location.text:
             comment = f"was {location.text}: an id is a segment of its own. Clients follow Location"
-            self.draft.comment((*self.loc, "with", "async"), comment)
+            self.draft.comment((*self.loc, "async"), comment)
 
     def _take(self, option: str, target: str) -> None:
         source = self.options.get(option)
@@ -269,14 +273,14 @@ class _Route:
         if isinstance(value, str):
             value = self.path.bind(value)
         if source.exists:
-            self.draft.set((*self.loc, "with", *target), value)
-            source.carry(*self.loc, "with", *target)
+            self.draft.set((*self.loc, *target), value)
+            source.carry(*self.loc, *target)
 
     def _take_filters(self) -> None:
         filters: list[dict[str, Any]] = []
         for source in self.options.get("filters"):
             condition: dict[str, Any] = {}
-            place = (*self.loc, "with", "filters", len(filters))
+            place = (*self.loc, "filters", len(filters))
             if source.get("key").exists:
                 condition["key"] = self.path.bind(source.get("key").text)
                 source.get("key").carry(*place, "key")
@@ -285,7 +289,7 @@ class _Route:
                 value.carry(*place, "headers", name)
             filters.append(condition)
         if filters:
-            self.draft.set((*self.loc, "with", "filters"), filters)
+            self.draft.set((*self.loc, "filters"), filters)
 
 
 def _find_paths(

@@ -49,16 +49,18 @@ kafka:
     - name: orders
 
 routes:
-  - when: [{path: /events/host}]
-    with: {topic: host}
-  - when: [{path: /events/orders}]
-    with: {topic: orders, clientFilters: true, clientFields: true}
-  - when: [{path: "/events/orders/{customer}"}]
-    with:
-      topic: orders
-      filters: [{key: "${params.customer}"}]
-  - when: [{path: /records/orders}]
-    with: {topic: orders, format: envelope}
+  - path: /events/host
+    topic: host
+  - path: /events/orders
+    topic: orders
+    clientFilters: true
+    clientFields: true
+  - path: /events/orders/{customer}
+    topic: orders
+    filters: [{key: "${params.customer}"}]
+  - path: /records/orders
+    topic: orders
+    format: envelope
 """
 
 _PAGE_DIRECTORY = Path(__file__).parent / "page"

@@ -46,7 +46,7 @@ def migrate_base(directory: Path, *changes: tuple[str, Any]) -> Migration:
 
 def test_a_route_keeps_its_path_topic_and_port(tmp_path: Path):
     values = migrate_base(tmp_path).values
-    assert values["routes"] == [{"when": [{"path": "/events"}], "with": {"topic": "deliveries"}}]
+    assert values["routes"] == [{"path": "/events", "topic": "deliveries"}]
     assert values["listen"] == {"host": "127.0.0.1", "port": 7114}
     assert values["kafka"]["servers"] == ["kafka.example:9092"]
 
@@ -182,8 +182,10 @@ def test_a_path_of_replies_has_the_id_as_a_segment():
 
 
 def test_a_route_without_a_method_takes_all_that_write():
-    (route,) = migrate_file(SOURCES / "http.kafka.sync.yaml").settings.routes
+    migration = migrate_file(SOURCES / "http.kafka.sync.yaml")
+    (route,), (written,) = migration.settings.routes, migration.values["routes"]
     assert [when.method for when in route.when] == ["POST", "PUT", "PATCH", "DELETE"]
+    assert written.keys() >= {"when", "topic"} and not written.keys() & {"with", "path"}
 
 
 def test_tls_is_not_lost_where_its_keys_are_in_a_vault():
@@ -243,7 +245,7 @@ def test_two_kafkas_are_two_clusters(tmp_path: Path):
     assert {name: kafka.servers for name, kafka in clusters.items()} == {
         "client": ("kafka.example:9092",), "other": ("other.example:9092",)
     }  # fmt: skip
-    assert [route["with"]["kafka"] for route in migration.values["routes"]] == ["client", "other"]
+    assert [route["kafka"] for route in migration.values["routes"]] == ["client", "other"]
 
 
 def test_a_route_that_another_one_hides_is_reported(tmp_path: Path):
