@@ -57,7 +57,7 @@ def _build_command(words: tuple[str, ...], command: Command) -> str:
         if text is paragraphs[0] or (text[0] == "\b" and not is_group)
     ]
     failure = re.search(r"\b1 (.*), 2 wrong usage", command.epilog or "")
-    if failure and failure[1] != "failure":
+    if failure and failure[1] != "failure" and not is_group:
         parts.append(f"Exit code 1: {failure[1]}.\n")
     return "\n".join(part for part in parts if part)
 

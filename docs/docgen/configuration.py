@@ -1,8 +1,8 @@
 """Write the configuration reference: a page for each top-level option, from the JSON Schema.
 
-Every kind of section has an example, cut from a configuration in `examples`, which the tests load.
-A section that stands in several places is described once. Headings are given no ids, so that
-GitHub, too, finds their anchors.
+Every kind of section has an example, cut from a configuration in `examples`, which the tests load,
+unless guides have it. A section that stands in several places is described once. Headings are given
+no ids, so that GitHub, too, finds their anchors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ EXAMPLES = Path(__file__).parent / "examples"
 _PATTERN_NAMES = {DURATION_PATTERN: "duration", SIZE_PATTERN: "size", "^https?://": "URL"}
 _FLOW_WIDTH = 60
 _MAX_INLINED_OPTIONS = 3
-_MIN_SHARED_OPTIONS = 5
+_MIN_SHARED_OPTIONS = 2
+_GUIDES = {
+    "pipelines": "Examples: [queries, windows and sessions](../../pipeline-windows.md), "
+    "[joins and tables](../../pipeline-joins.md).\n",
+}
+"""Where the examples of a page are, in place of its own."""
 
 _INTRODUCTION = """\
 # Configuration
@@ -196,6 +201,8 @@ class _Writer:
         parts = [f"{_get_description(section.node)}\n"]
         if section.path != section.page:
             parts.insert(0, f"## {section.heading}\n")
+        elif section.page in _GUIDES:
+            parts.append(_GUIDES[section.page])
         if section.title in self._examples:
             parts.append(f"```yaml\n{self._cut(self._examples[section.title])}```\n")
         names = section.node.get("properties", {}).keys() - {
@@ -211,15 +218,17 @@ class _Writer:
         return "\n".join(part for part in parts if part)
 
     def _find_shared_options(self, section: Section) -> tuple[Section | None, list[str]]:
-        """Return the section above on the page that has many options of this one, and which."""
+        """Return the section above on the page that has most options of this one, and which."""
         own = section.node.get("properties", {})
-        for other in self.sections[: self.sections.index(section)]:
-            options = other.node.get("properties", {})
-            shared = [name for name, node in own.items() if options.get(name) == node]
-            is_beside = other.page == section.page and other.path != section.path
-            if is_beside and 0 < min(_MIN_SHARED_OPTIONS, len(own)) <= len(shared):
-                return other, shared
-        return None, []
+        other: Section | None = None
+        shared: list[str] = []
+        for each in self.sections[: self.sections.index(section)]:
+            options = each.node.get("properties", {})
+            names = [name for name, node in own.items() if options.get(name) == node]
+            is_beside = each.page == section.page and each.path != section.path
+            if is_beside and not self._is_inlined(each) and len(names) > len(shared):
+                other, shared = each, names
+        return (other, shared) if len(shared) >= min(_MIN_SHARED_OPTIONS, len(own)) else (None, [])
 
     def _build_list(self, section: Section, names: Collection[str], indent: str = "") -> str:
         return "".join(
@@ -253,7 +262,7 @@ class _Writer:
         """Return the examples by section: of each kind, and else of whole pages; no part twice."""
         found: dict[str, _Example] = {}
         for name, section, example in self._values:
-            if self._by_title[section.title].page == name:
+            if self._by_title[section.title].page == name and name not in _GUIDES:
                 found.setdefault(section.title, example)
         kinds = {t: e for t, e in found.items() if self._by_title[t].kind}
         chosen: dict[str, _Example] = {}

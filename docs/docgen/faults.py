@@ -15,7 +15,7 @@ _RUNBOOKS = """\
 
 Each alert of `deploy/prometheus/alerts.yaml` has a section. `critical` alerts wake somebody up,
 `warning` alerts wait until morning. `gateway doctor` finds the causes whose names stand in
-parentheses, and what shows them.
+parentheses.
 """
 
 _ALERTS = """\
@@ -56,12 +56,19 @@ def build_alerts() -> str:
 
 
 def build_causes() -> str:
-    """Return the table of the causes that the doctor reports."""
-    rows = [
-        f"| `{name}` | {_capitalize(fault.title)} | {_find_advice(fault)} |\n"
+    """Return links to the runbooks of what the doctor reports, and a table of the other causes."""
+    links = [
+        f"[`{name}`](runbooks.md#{alert.lower()})"
         for name, fault in RULES.items()
+        if (alert := _find_runbook(fault))
     ]
-    return "".join(["| Name | What is wrong | What to do |\n|---|---|---|\n", *rows])
+    rows = [
+        f"| `{name}` | {_capitalize(fault.title)} | {fault.advice} |\n"
+        for name, fault in RULES.items()
+        if not _find_runbook(fault)
+    ]
+    head = "| Others | What is wrong | What to do |\n|---|---|---|\n"
+    return f"In the runbooks: {', '.join(links)}.\n\n{head}{''.join(rows)}"
 
 
 def _group_alerts() -> dict[str, list[tuple[Alert, Fault]]]:
@@ -100,21 +107,21 @@ def _build_runbook(alert: Alert, fault: Fault) -> str:
 
 
 def _build_table_of_partitions() -> str:
-    rows = [
-        f"| {', '.join(f'`{cause}`' for cause in fault.causes)} | {_find_advice(fault, '')} |"
-        for fault in FAULTS
-        if fault.causes
-    ]
-    return "\n".join(["| `cause` | What to do |\n|---|---|", *rows])
+    rows = ["| `cause` | What to do |\n|---|---|"]
+    for fault in FAULTS:
+        if fault.causes:
+            causes = ", ".join(f"`{cause}`" for cause in fault.causes)
+            name = fault.alert.name if fault.alert is not None else ""
+            advice = f"[{name}](#{name.lower()})" if name else fault.advice
+            rows.append(f"| {causes} | {advice} |")
+    return "\n".join(rows)
 
 
-def _find_advice(fault: Fault, page: str = "runbooks.md") -> str:
-    """Return a link to the runbook of a fault, from another page, or its advice if it has none."""
+def _find_runbook(fault: Fault) -> str:
+    """Return the alert whose runbook has a fault; empty if none has."""
     if fault.alert is not None:
-        return f"[{fault.alert.name}]({page}#{fault.alert.name.lower()})"
-    if fault.causes and page:
-        return f"[GatewayPartitionNotReady]({page}#gatewaypartitionnotready)"
-    return fault.advice
+        return fault.alert.name
+    return "GatewayPartitionNotReady" if fault.causes else ""
 
 
 def _capitalize(text: str) -> str:

@@ -35,7 +35,7 @@ _OTHER = "Clients and the gateway"
 _INTRODUCTION = f"""\
 # Metrics
 
-Every metric of a scrape of `telemetry.metrics.prometheus`, with its labels. Names that end in
+The metrics of `telemetry.metrics.prometheus`, with their labels. Names that end in
 `_total` are counters, those marked as histograms have buckets, and others are gauges. In InfluxDB
 they have the same names, by OTLP those without `_total`. If the configuration names its clusters,
 metrics of partitions, brokers, memory and writes have the label `{catalog.CLUSTER}`, too. No label

@@ -76,16 +76,16 @@ def _seconds_histogram(name: str, help: str, *labels: str) -> Metric:
 
 # clients
 
-CLIENTS = _gauge("gateway_clients", "Streams that are open.", "route", "wire")
-STREAMS_OPENED = _counter("gateway_streams_opened", "Streams that were opened.", "route", "wire")
+CLIENTS = _gauge("gateway_clients", "Open streams.", "route", "wire")
+STREAMS_OPENED = _counter("gateway_streams_opened", "Streams opened.", "route", "wire")
 STREAMS_ENDED = _counter(
     "gateway_streams_ended",
-    "Streams that ended, by the reason of their end event; left: the client disconnected.",
+    "Streams ended, by the reason of the end event; left: the client disconnected.",
     "route", "wire", "reason",
 )  # fmt: skip
 DELIVERIES = _counter(
     "gateway_deliveries",
-    "Records sent to clients; one record sent to ten clients counts ten times.",
+    "Records sent to clients; one for ten clients counts ten times.",
     "route", "wire",
 )  # fmt: skip
 SENT_BYTES = _counter(
@@ -93,8 +93,7 @@ SENT_BYTES = _counter(
 )
 DELIVERY_LATENCY_SECONDS = _seconds_histogram(
     "gateway_delivery_latency_seconds",
-    "From a record's timestamp to the write to a connection, for records that are sent as they "
-    "arrive; private reads are not included.",
+    "From a record's timestamp to the write to a connection, without private reads.",
     "route", "wire",
 )  # fmt: skip
 CLIENT_GAPS = _counter(
@@ -107,44 +106,42 @@ CLIENT_STALLS = _counter(
 )  # fmt: skip
 CLIENT_FALLS = _counter(
     "gateway_client_falls",
-    "How often a client was too slow for its channel's ring, by slowClient of its route, of which "
-    "only catchUp loses nothing.",
+    "How often a client was too slow for its channel's ring, by slowClient of its route.",
     "route", "wire", "policy",
 )  # fmt: skip
 CLIENTS_BEHIND = _gauge(
     "gateway_clients_behind",
-    "Clients that have not received all records yet, by why: slow (the connection accepts no "
-    "more), no-credit (the client asked for no more), max-rate, catching-up (it reads privately).",
+    "Clients that have not received all records, by why: slow (the connection accepts no more), "
+    "no-credit (the client asked for no more), max-rate, catching-up (it reads privately).",
     "route", "state",
 )  # fmt: skip
 CLIENTS_BEHIND_RECORDS = _gauge(
     "gateway_clients_behind_records",
-    "How far these clients are behind, summed over clients and partitions, in offsets.",
+    "How far clients are behind, summed over partitions, in offsets.",
     "route", "state",
 )  # fmt: skip
 CLIENTS_BEHIND_RECORDS_MAX = _gauge(
     "gateway_clients_behind_records_max",
-    "How far the last of these clients is behind, in offsets.",
+    "How far the last client is behind, in offsets.",
     "route", "state", merge=MergeMode.MAX,
 )  # fmt: skip
 CATCHUP_RECORDS = _counter(
     "gateway_catchup_records",
-    "Entries (records, and runs of offsets without one) that clients read privately, before any "
-    "filter, by source: cache (memory), kafka, table (a snapshot). Records that an index of keys "
-    "passes over are one entry.",
+    "Entries (records, and runs of offsets without one or passed over by an index of keys) that "
+    "clients read privately, before any filter, by source: cache (memory), kafka, table (a "
+    "snapshot).",
     "route", "wire", "source",
 )  # fmt: skip
 TOKEN_BYTES = Metric(
     "gateway_token_bytes", MetricKind.HISTOGRAM,
-    "Size of the resume tokens that streams began with; event ids are about as long.",
+    "Size of the resume tokens that streams began with, about that of event ids.",
     ("route", "wire"), "bytes", MergeMode.SUM, SIZE_BUCKETS_BYTES,
 )  # fmt: skip
-WEBSOCKETS = _gauge("gateway_websockets", "WebSockets that are open.")
+WEBSOCKETS = _gauge("gateway_websockets", "Open WebSockets.")
 REFUSED_CONNECTIONS = _counter(
     "gateway_refused_connections",
-    "Refused connections and requests, by the limit: connections (of all clients), perAddress, "
-    "perIdentity, rate (too many from one address), descriptors (open files, of which some are "
-    "kept for Kafka).",
+    "Refused connections and requests, by limit: connections, perAddress, perIdentity, rate, "
+    "descriptors (open files, of which some are kept for Kafka).",
     "limit",
 )  # fmt: skip
 TLS_HANDSHAKES = _gauge(
@@ -153,9 +150,8 @@ TLS_HANDSHAKES = _gauge(
 )
 TLS_HANDSHAKES_REFUSED = _counter(
     "gateway_tls_handshakes_refused",
-    "TLS connections closed during the handshake, by reason: connections or perAddress (too many "
-    "at once), timeout (10 s), failed (no TLS, an untrusted certificate, or the client "
-    "disconnected).",
+    "TLS connections closed during the handshake, by reason: connections, perAddress, timeout (10 "
+    "s), failed (no TLS, an untrusted certificate, or the client disconnected).",
     "reason",
 )  # fmt: skip
 REFUSED_REQUESTS = _counter(
@@ -166,8 +162,8 @@ REFUSED_REQUESTS = _counter(
 
 GUARD_READY = _gauge(
     "gateway_guard_ready",
-    "1 if the guard can decide about clients (in every worker), else 0: it lacks the keys of its "
-    "issuer, or gets no answer.",
+    "1 if the guard can decide about clients (in every worker), else 0: it lacks its issuer's "
+    "keys, or gets no answer.",
     "guard", merge=MergeMode.MIN,
 )  # fmt: skip
 
@@ -196,8 +192,8 @@ PARTITION_RECOVERING = _gauge(
 )  # fmt: skip
 PARTITION_OPEN_TRANSACTION_SECONDS = _gauge(
     "gateway_partition_open_transaction_seconds",
-    "How long an open transaction has held the last stable offset; later records are sent when it "
-    "ends. Partitions that none holds have no value.",
+    "How long an open transaction has held the last stable offset; later records wait for it. "
+    "Absent without one.",
     "topic", "partition", unit="seconds", merge=MergeMode.MAX,
 )  # fmt: skip
 PARTITION_READY_SECONDS = _seconds_histogram(
@@ -212,8 +208,7 @@ PARTITION_RECONNECTS = _counter(
 INVALID_RECORDS = _counter(
     "gateway_invalid_records",
     "Records that do not match the model of their topic, each time they are read, by what clients "
-    "get instead (`onInvalid`); not-json: values that filters or transforms look into, and that "
-    "are no JSON.",
+    "get instead (`onInvalid`); not-json: not JSON, although filters or transforms look into it.",
     "topic", "outcome",
 )  # fmt: skip
 GAPS = _counter(
@@ -224,7 +219,7 @@ GAPS = _counter(
 )
 GAP_RECORDS = _counter(
     "gateway_gap_records",
-    "Offsets in these gaps; retention: records that Kafka deleted before they were read.",
+    "Offsets in these gaps; retention: deleted before they were read.",
     "topic", "reason",
 )  # fmt: skip
 FETCHED_RECORDS = _counter(
@@ -238,8 +233,8 @@ FETCHED_BYTES = _counter(
 )
 ARCHIVE_READS = _counter(
     "gateway_archive_reads",
-    "Reads of a partition for a client that is behind, by source: kafka, held (read for another "
-    "client a moment ago), joined (a read under way).",
+    "Reads of a partition for a client that is behind, by source: kafka, held (just read for "
+    "another client), joined (a read under way).",
     "topic", "source",
 )  # fmt: skip
 CACHE_BYTES = _gauge(
@@ -250,25 +245,22 @@ CACHE_BYTES = _gauge(
 )
 MEMORY_BYTES = _gauge(
     "gateway_memory_bytes",
-    "What the option memory limits, by part: cache, rings (recent chunks), tables (snapshots), "
-    "backlog (read for those behind), writes (records that Kafka does not have yet), keys "
-    "(idempotency keys), views (what clients ask for), inflated (large batches being decoded), "
-    "dictionaries (for compression); and of clients: unsent (not accepted by slow connections), "
-    "received (messages and requests, incomplete or being handled), parsed (about what bodies "
-    "take in the sidecar beside that), responses (pages being put together), fetched (ahead of "
-    "polls of consumer instances), replies (for requests that ask later).",
+    "What `memory` limits, by part: cache, rings (recent chunks), tables (snapshots), backlog "
+    "(read for those behind), writes (not in Kafka yet), keys (of idempotency), views (what "
+    "clients ask for), inflated (large batches being decoded), dictionaries (for compression); "
+    "and of clients: unsent (not accepted by slow connections), received (messages and requests, "
+    "incomplete or being handled), parsed (bodies in the sidecar), responses (pages being built), "
+    "fetched (ahead of polls), replies (for requests that ask later).",
     "part", unit="bytes",
 )  # fmt: skip
 MEMORY_RELEASES = _counter(
     "gateway_memory_releases",
-    "How often something was let go because clients held more than half of the option memory, by "
-    "part: unsent and received (a client was disconnected), responses (a page was refused), "
-    "fetched (records are fetched again), replies (the older half was dropped).",
+    "How often something was let go because clients held more than half of `memory`, by part: "
+    "unsent and received (a client was disconnected), responses (a page was refused), fetched "
+    "(records are fetched again), replies (the older half was dropped).",
     "part",
 )  # fmt: skip
-MEMORY_LIMIT_BYTES = _gauge(
-    "gateway_memory_limit_bytes", "The value of the option memory.", unit="bytes"
-)
+MEMORY_LIMIT_BYTES = _gauge("gateway_memory_limit_bytes", "The value of `memory`.", unit="bytes")
 
 # brokers
 
@@ -324,7 +316,7 @@ PRODUCE_WAITING_BYTES = _gauge(
 REPLIES = _counter(
     "gateway_replies",
     "Requests that waited for a reply, by outcome: answered, timeout (504), left (the client "
-    "disconnected); late: replies that came after one of the last two.",
+    "disconnected); late: replies after one of the last two.",
     "topic", "outcome",
 )  # fmt: skip
 
@@ -332,14 +324,12 @@ REPLIES = _counter(
 
 SIDECAR_REQUESTS = _counter(
     "gateway_sidecar_requests",
-    "Requests, by endpoint (empty: no such one) and HTTP status (none: the connection was lost "
-    "before the response).",
+    "Requests, by endpoint (empty: none) and HTTP status (none: the connection was lost).",
     "endpoint", "status",
 )  # fmt: skip
 SIDECAR_SECONDS = _seconds_histogram(
     "gateway_sidecar_seconds",
-    "From a request to the end of its response; long polls wait for records, streams last until "
-    "they are closed.",
+    "From a request to the end of its response, with the wait of long polls.",
     "endpoint",
 )  # fmt: skip
 KSQLDB_QUERY_RUNNING = _gauge(
@@ -349,7 +339,7 @@ KSQLDB_QUERY_RUNNING = _gauge(
 )  # fmt: skip
 KSQLDB_QUERY_BEGUN = _counter(
     "gateway_ksqldb_query_begun",
-    "How often the query was started; after each restart rows may be missing or repeated.",
+    "How often the query was started; each restart may miss or repeat rows.",
     "query",
 )  # fmt: skip
 KSQLDB_ROWS = _counter(
@@ -359,14 +349,14 @@ KSQLDB_ROWS = _counter(
 )  # fmt: skip
 AUDIT_RECORDS = _counter(
     "gateway_audit_records",
-    "Audit records, by outcome: written, dropped (too many were waiting), failed (refused by "
-    "Kafka or the file).",
+    "Audit records, by outcome: written, dropped (too many waited), failed (refused by Kafka or "
+    "the file).",
     "outcome",
 )  # fmt: skip
 REACTIVE_RECORDS = _counter(
     "gateway_reactive_records",
-    "Records that are settled, by outcome: processed (by the back end), dead (written as dead "
-    "letters), refused (dead, and too large for that).",
+    "Records settled, by outcome: processed, dead (written as dead letters), refused (too large "
+    "for that).",
     "group", "topic", "outcome",
 )  # fmt: skip
 REACTIVE_REPEATED_RECORDS = _counter(
@@ -376,8 +366,8 @@ REACTIVE_REPEATED_RECORDS = _counter(
 )  # fmt: skip
 REACTIVE_BATCHES = _counter(
     "gateway_reactive_batches",
-    "Batches sent to the back end, by verdict: answered (item by item), away (refused, too late "
-    "or busy: retried without limit), suspect (retried, then split).",
+    "Batches sent to the back end, by verdict: answered (item by item), away (refused, late or "
+    "busy: retried without limit), suspect (retried, then split).",
     "group", "verdict",
 )  # fmt: skip
 REACTIVE_SECONDS = _seconds_histogram(
@@ -391,12 +381,12 @@ REACTIVE_WAITING_RECORDS = _gauge(
 REACTIVE_LAG_RECORDS = _gauge(
     "gateway_reactive_lag_records",
     "How far the group is behind the ends of its partitions, in offsets, measured every 10 s; "
-    "each worker and sidecar has its own partitions.",
+    "each worker and sidecar has others.",
     "group", "topic",
 )  # fmt: skip
 REACTIVE_HELD_UP_LANES = _gauge(
     "gateway_reactive_held_up_lanes",
-    "Lanes that do not advance: their batch waits for its next try, or a partition cannot be read.",
+    "Lanes that do not advance: a batch waits for its next try, or a partition cannot be read.",
     "group",
 )  # fmt: skip
 REACTIVE_REBALANCE_SECONDS = _seconds_histogram(
@@ -405,8 +395,8 @@ REACTIVE_REBALANCE_SECONDS = _seconds_histogram(
 )  # fmt: skip
 REACTIVE_LOST_PARTITIONS = _counter(
     "gateway_reactive_lost_partitions",
-    "Partitions that another member took over before this one could commit; their last records "
-    "are delivered again there.",
+    "Partitions that another member took over before a commit; their last records come again "
+    "there.",
     "group",
 )  # fmt: skip
 CONSUMER_MISSING_RECORDS = _counter(
@@ -417,12 +407,12 @@ CONSUMER_MISSING_RECORDS = _counter(
 DEAD_LETTERS = _counter(
     "gateway_dead_letters",
     "Dead letters handled on request, by outcome: processed, returned (failed again), parked "
-    "(failed at the last retry, or too large to be returned), written (added by a request).",
+    "(failed at the last retry, or too large), written (added by a request).",
     "outcome",
 )  # fmt: skip
 REPLAYS = _gauge(
     "gateway_replays",
-    "Replays that this sidecar knows, whichever runs them, by state.",
+    "Replays of all sidecars, by state.",
     "state", merge=MergeMode.MAX,
 )  # fmt: skip
 REPLAYS_OWNED = _gauge("gateway_replays_owned", "Replays that this sidecar runs.")
@@ -431,18 +421,17 @@ CONSUMER_INSTANCES = _gauge(
     "Consumer instances, by state: subscribed (to topics or partitions), idle.",
     "state",
 )  # fmt: skip
-CONSUMER_CREATED = _counter("gateway_consumer_created", "Consumer instances that were created.")
+CONSUMER_CREATED = _counter("gateway_consumer_created", "Consumer instances created.")
 CONSUMER_ENDED = _counter(
     "gateway_consumer_ended",
-    "Consumer instances that ended, by reason: deleted, expired (not polled in time), closed "
-    "(with the sidecar).",
+    "Consumer instances ended, by reason: deleted, expired, closed (with the sidecar).",
     "reason",
 )  # fmt: skip
 CONSUMER_POLLING = _gauge("gateway_consumer_polling", "Long polls that are waiting.")
 CONSUMER_POLLS = _counter(
     "gateway_consumer_polls",
-    "Polls that were answered, by outcome: records, empty, left (the client disconnected; the "
-    "next poll returns the same records).",
+    "Polls answered, by outcome: records, empty, left (the client disconnected; the next poll "
+    "returns the same records).",
     "outcome",
 )  # fmt: skip
 CONSUMER_RECORDS = _counter(
@@ -465,7 +454,7 @@ PIPELINE_RUNNING = _gauge(
 )
 PIPELINE_STARTS = _counter(
     "gateway_pipeline_starts",
-    "How often the job's query was started; all but the first are restarts.",
+    "How often the job's query was started.",
     "job",
 )  # fmt: skip
 PIPELINE_FAILURES = _counter(
@@ -503,7 +492,7 @@ PIPELINE_STATE_MEMORY_BYTES = _gauge(
 )
 PIPELINE_STATE_DAMAGED = _counter(
     "gateway_pipeline_state_damaged",
-    "Files of the state that were found damaged, repaired or not; Spark's own metrics stay 0.",
+    "Files of the state found damaged, repaired or not.",
     "job",
 )  # fmt: skip
 PIPELINE_WATERMARK_AGE_SECONDS = _gauge(
@@ -518,13 +507,13 @@ PIPELINE_LATE_ROWS = _counter(
 )  # fmt: skip
 PIPELINE_GAPS = _counter(
     "gateway_pipeline_gaps",
-    "Ranges of input that Kafka deleted before they were read; each has a gap record, or a line "
+    "Ranges of input that Kafka deleted before they were read, each with a gap record or a line "
     "in the log.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_BEHIND_OFFSETS = _gauge(
     "gateway_pipeline_behind_offsets",
-    "Offsets of a topic that were left after the latest batch, and those behind open transactions.",
+    "Offsets of a topic left after the latest batch, or behind open transactions.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_ALERTS = _gauge(
@@ -533,7 +522,7 @@ PIPELINE_ALERTS = _gauge(
 )  # fmt: skip
 PIPELINE_PROGRESS_UNTOLD = _counter(
     "gateway_pipeline_progress_untold",
-    "Progress events that were dropped: too many were waiting, or Kafka refused them.",
+    "Progress events dropped: too many were waiting, or Kafka refused them.",
     "job",
 )  # fmt: skip
 
@@ -545,9 +534,7 @@ EVENT_LOOP_LAG_SECONDS = _seconds_histogram(
 )  # fmt: skip
 LOG_LINES = _counter("gateway_log_lines", "Log lines, by level.", "level")
 WORKERS = _gauge("gateway_workers", "Workers in this scrape.")
-WORKERS_MISSING = _gauge(
-    "gateway_workers_missing", "Workers missing from this scrape, because they did not answer."
-)
+WORKERS_MISSING = _gauge("gateway_workers_missing", "Workers that did not answer this scrape.")
 WORKER_RESTARTS = _counter(
     "gateway_worker_restarts", 
     "How often a worker was started again after a crash.",
@@ -565,8 +552,7 @@ LAST_RELOAD_SUCCESSFUL = _gauge(
 )  # fmt: skip
 CERTIFICATE_EXPIRY_TIMESTAMP_SECONDS = _gauge(
     "gateway_certificate_expiry_timestamp_seconds",
-    "When the certificate of listen.tls expires, in seconds since the epoch (of workers the "
-    "earliest).",
+    "When the certificate of listen.tls expires, in seconds since the epoch (the earliest).",
     unit="seconds", merge=MergeMode.MIN,
 )  # fmt: skip
 INFO = _gauge(

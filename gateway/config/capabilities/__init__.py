@@ -33,20 +33,19 @@ class StreamWith(With):
     )
     heartbeat: Annotated[Duration, in_range(0.1, 600)] = Field(
         default=15.0,
-        description="How often an idle stream gets a heartbeat; it must be more often than "
-        "proxies close idle connections.",
+        description="How often an idle stream gets a heartbeat; sooner than proxies close idle "
+        "connections.",
     )
     history: History = Field(default="all", description="How far back `?from=` may go.")
     slow_client: Literal["catchUp", "skip", "conflate", "disconnect"] = Field(
         default="catchUp",
-        description="What a client that reads too slowly gets: all that it missed (catchUp), a "
-        "gap (skip), the latest record of each key (conflate) or the end of its stream "
-        "(disconnect).",
+        description="What a slow client gets: all that it missed (catchUp), a gap (skip), the "
+        "latest record of each key (conflate) or the end of its stream (disconnect).",
     )
     mode: Literal["live", "snapshot"] = Field(
         default="live",
-        description="live begins at the client's position; snapshot first sends the latest record "
-        "of each key.",
+        description="live begins at the client's position; snapshot first sends the latest "
+        "record of each key.",
     )
     interval: Annotated[Duration, in_range(0.01, 60)] | None = Field(
         default=None,
@@ -56,18 +55,17 @@ class StreamWith(With):
         default="dictionary",
         description="dictionary compresses by a dictionary of the route's records for browsers "
         "that have loaded it, and by gzip for others; gzip is for all. Use none if secrets are "
-        "sent together with what strangers write, because the compressed length tells something "
-        "about them.",
+        "sent beside what strangers write: compressed lengths reveal something about them.",
     )
     max_rate: Rate | None = Field(
         default=None,
-        description="The most records for each client in a time, such as 100/s; a client that "
-        "falls behind by it gets what `slowClient` says.",
+        description="The most records for each client, such as 100/s; for one that falls behind "
+        "by it `slowClient` decides.",
     )
     max_lifetime: Annotated[Duration, in_range(1, 30 * 86_400)] | None = Field(
         default=None,
-        description="When a stream is ended so that its client connects again, perhaps to another "
-        "replica, and resumes.",
+        description="When a stream is ended, so that its client resumes, perhaps at another "
+        "replica.",
     )
     produce: Flag = Field(
         default=False, description="Whether clients may write records over WebSocket."
@@ -186,15 +184,15 @@ class ProduceWith(With):
     acks: Literal["in_sync_replicas", "none"] | None = Field(
         default=None,
         description="When a request is answered: when the in-sync replicas have its record "
-        "(default), or at once (none), when it may still be lost.",
+        "(default), or at once (none): it may still be lost.",
     )
     reply_to: TopicName | None = Field(
         default=None,
-        description="The topic of replies: a request is answered with the reply to its record.",
+        description="The topic of replies, with which requests are answered.",
     )
     correlation: Correlation | None = Field(
         default=None,
-        description="Headers by which a request and its reply are matched; default Zilla's.",
+        description="Headers that match a reply to its request; default Zilla's.",
     )
     timeout: Annotated[Duration, in_range(0.1, 300)] | None = Field(
         default=None, description="How long to wait for a reply before 504; default 30s."
@@ -202,8 +200,8 @@ class ProduceWith(With):
     async_: Async | None = Field(
         default=None,
         alias="async",
-        description="Where a request with `Prefer: respond-async` can fetch its reply later (RFC "
-        "7240); without it, such requests wait, too.",
+        description="Where a request with `Prefer: respond-async` (RFC 7240) can fetch its reply "
+        "later; without it, such requests wait, too.",
     )
 
     @property

@@ -22,8 +22,7 @@ class Shown(Section):
 
     field: Pointer = Field(description="JSON pointer of the field.")
     guarded: Guarded = Field(
-        description="Guards of the route, each with the roles that it must grant; all of them "
-        "must.",
+        description="Guards of the route, each with the roles that it must grant; all must.",
         json_schema_extra={"minProperties": 1},
     )
 
@@ -76,32 +75,31 @@ class With(Section):
     )
     allow: tuple[TopicGlob, ...] = Field(
         default=(),
-        description="Topics or patterns that clients may choose in the path, also as a list or a "
-        "pattern; default those of kafka.topics.",
+        description="Topics or patterns that clients may choose in the path; default those of "
+        "kafka.topics.",
     )
     filters: tuple[Filter, ...] = Field(
-        default=(), description="A record is sent if any of these matches; default all are."
+        default=(), description="A record is sent if any of these matches; default all."
     )
     client_filters: Flag = Field(
         default=False, description="Whether clients may filter further by `?filter=`."
     )
     fields: tuple[ShownField, ...] = Field(
         default=(),
-        description="JSON pointers of the fields that clients are shown, optionally by role; "
-        "default all.",
+        description="JSON pointers of the fields to show, optionally by role; default all.",
     )
     client_fields: Flag = Field(
         default=False, description="Whether clients may select fewer fields by `?fields=`."
     )
     format: Annotated[str, Choice(lambda: EVENT_FORMATS)] = Field(
         default="value",
-        description="The data of an event: the value, an envelope with key, headers and position, "
-        "or a CloudEvent.",
+        description="The data of an event: the value, an envelope with key, headers and "
+        "position, or a CloudEvent.",
     )
     binary: Literal["error", "base64"] = Field(
         default="error",
-        description="With `format: value`: send an error event for a value that is not UTF-8 "
-        "(error), or every value as base64.",
+        description="With `format: value`: an error event for a value that is not UTF-8, or "
+        "every value as base64.",
     )
 
     @classmethod

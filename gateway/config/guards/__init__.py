@@ -55,8 +55,8 @@ class Forward(Section):
 
     headers: tuple[HeaderName, ...] = Field(
         default=("cookie", "authorization"),
-        description="Headers to forward. The token of a WebSocket's subprotocol is sent as "
-        "`authorization`. A request with nothing to forward is refused without asking.",
+        description="Headers to forward; the token of a WebSocket's subprotocol is "
+        "`authorization`. A request with nothing to forward is refused.",
     )
     query: tuple[QueryName, ...] = Field(default=(), description="Query parameters to forward.")
 
@@ -74,11 +74,11 @@ class Http(GuardSection):
         default=Forward(), description="What the application gets of a client's request."
     )
     timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
-        default=2.0, description="How long the application may take; the client waits meanwhile."
+        default=2.0, description="How long the application may take."
     )
     cache: Annotated[Duration, in_range(0, 3600)] = Field(
         default=10.0,
-        description="How long a response is used for equal requests; 0s asks each time.",
+        description="How long a response is used for equal requests; 0s for never.",
     )
     attributes: tuple[Text, ...] = Field(
         default=(), description="The attributes to keep of its responses."
@@ -194,8 +194,8 @@ class X509(GuardSection):
     )
     forwarded: Flag = Field(
         default=False,
-        description="Trust the header X-Forwarded-Client-Cert of the proxies in "
-        "`listen.forwarded`, which must remove it from the requests of clients.",
+        description="Trust X-Forwarded-Client-Cert of the proxies in `listen.forwarded`, which "
+        "must remove that of clients.",
     )
 
     def check_listen(self, name: str, listen: Listen) -> Iterator[Problem]:

@@ -87,8 +87,8 @@ class Credentials(Section):
     )
     query: dict[QueryName, CredentialsForm] = Field(
         default={},
-        description="Query parameters by name, for EventSource in pages of other sites. URLs end "
-        "up in logs and browser histories, so prefer headers or cookies.",
+        description="Query parameters by name. URLs end up in logs and histories, so prefer "
+        "headers or cookies.",
     )
 
     @classmethod
@@ -104,7 +104,7 @@ BEARER_CREDENTIALS = Credentials(headers={"authorization": f"Bearer {CREDENTIALS
 ChallengeDuration = Annotated[
     Duration,
     in_range(0, 86_400),
-    Field(description="How long before the token expires the client is asked for a new one."),
+    Field(description="How long before its end the client is asked for a new token."),
 ]
 
 

@@ -197,19 +197,18 @@ class Jwks(Section):
     """How often the keys of a URL are fetched, and how long they are used."""
 
     refresh: Annotated[Duration, in_range(0.1, 86_400)] = Field(
-        default=600.0, description="How old the keys may be before they are fetched again."
+        default=600.0, description="The age at which keys are fetched again."
     )
     cooldown: Annotated[Duration, in_range(0.1, 3600)] = Field(
         default=10.0,
-        description="The least time between two fetches. A token that names an unknown key causes "
-        "one, so this bounds what clients can cause.",
+        description="The least time between two fetches; tokens with unknown keys cause them.",
     )
     timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
         default=5.0, description="How long a fetch may take."
     )
     max_age: Annotated[Duration, in_range(1, 30 * 86_400)] = Field(
         default=86_400.0,
-        description="How long the last keys are used while the issuer is unavailable.",
+        description="How long keys are used while the issuer is unavailable.",
     )
 
     @model_validator(mode="after")
@@ -231,26 +230,26 @@ class Jwt(GuardSection):
     type: Literal["jwt"] = Field(description="The kind of guard.")
     issuer: TextOrList = Field(
         default=(),
-        description="The `iss` that tokens must have, one of them. Without `keys` each is the URL "
-        "of an issuer with OpenID Connect discovery.",
+        description="The `iss` that tokens must have, one of them; without `keys` the URL of an "
+        "issuer with OpenID Connect discovery.",
     )
     audience: TextOrList = Field(
         default=(), description="The `aud` that tokens must have, one of them."
     )
     keys: Keys | None = Field(
         default=None,
-        description="The keys that verify tokens: a list, ${file:jwks.json} or the URL of a JWKS; "
-        "default those that `issuer` names.",
+        description="The keys that verify tokens: a list, ${file:jwks.json} or the URL of a "
+        "JWKS; default those that `issuer` names.",
     )
     jwks: Jwks = Field(default=Jwks(), description="How the keys of a URL are fetched.")
     algorithms: tuple[Algorithm, ...] = Field(
         default=(),
-        description="The signature algorithms that are accepted; default those of the keys, for a "
-        "URL never one with a shared secret.",
+        description="Accepted signature algorithms; default those of the keys, for a URL never "
+        "one with a shared secret.",
     )
     leeway: Annotated[Duration, in_range(0, 300)] = Field(
         default=0.0,
-        description="How far the clock of the issuer may differ when `exp` and `nbf` are checked.",
+        description="How far the issuer's clock may differ in `exp` and `nbf`.",
     )
     require_expiry: Flag = Field(default=False, description="Refuse tokens without `exp`.")
     max_lifetime: Annotated[Duration, in_range(1, 10 * 365 * 86_400)] = Field(
@@ -263,9 +262,9 @@ class Jwt(GuardSection):
     )
     roles: Text = Field(
         default="scope",
-        description="The claim that has the roles: a list, a text with spaces, or an object whose "
+        description="The claim with the roles: a list, a text with spaces, or an object whose "
         "members are the roles. Dots select a nested claim, such as `realm_access.roles`; names "
-        "may have dots themselves.",
+        "may have dots.",
     )
     challenge: ChallengeDuration = 30.0
     identity: Text = Field(default="sub", description="The claim that names the client.")

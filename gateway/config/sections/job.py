@@ -117,7 +117,7 @@ class Fields(Section):
         default={},
         description="Columns and their Spark SQL types, such as `amount: decimal(10,2)`; "
         "`timestamp` reads ISO 8601, `timestamp_ms` milliseconds since 1970. Default all fields "
-        "of the schema; json, which has none, needs them.",
+        "of the schema; json needs them.",
     )
     json_names: dict[Column, Text] = Field(
         default={}, description='Other names of columns in the JSON, such as `at: "@timestamp"`.'
@@ -156,8 +156,8 @@ class Input(Section):
     )
     watermark: Annotated[Duration, in_range(0, 30 * 86_400)] = Field(
         default=600.0,
-        description="How far behind the newest event time an event may arrive. A longer one keeps "
-        "more state and ends windows later.",
+        description="How far behind the newest event time an event may arrive. A longer one "
+        "keeps more state and ends windows later.",
     )
     start: Literal["earliest", "latest"] = Field(
         default="earliest", description="Where a job without a checkpoint begins."
@@ -169,23 +169,22 @@ class Input(Section):
     )
     max_records_per_partition: Count | None = Field(
         default=None,
-        description="The most records of a partition that one task reads; several tasks read the "
-        "rest.",
+        description="The most records of a partition that one task reads; others read the rest.",
     )
     on_data_loss: Literal["gap", "fail"] = Field(
         default="gap",
-        description="If retention deleted records before they were read: write a gap record to "
-        "<output>.gaps, or fail.",
+        description="If Kafka deleted records before they were read: a gap record in "
+        "<output>.gaps, or failure.",
     )
     on_invalid: Literal["skip", "fail", "dead-letter"] = Field(
         default="dead-letter",
         description="What to do with values that the model cannot decode; `dead-letter` writes "
-        "them to <topic>.dlq, with `guarantee: at-least-once` only if this option is set.",
+        "them to <topic>.dlq (with at-least-once only if set here).",
     )
     late: Literal["skip", "topic"] = Field(
         default="topic",
         description="What to do with events later than the watermark; `topic` writes them to "
-        "<topic>.late, with `guarantee: at-least-once` only if this option is set.",
+        "<topic>.late (with at-least-once only if set here).",
     )
 
 
@@ -198,8 +197,8 @@ class Output(Section):
     )
     key: tuple[Column, ...] = Field(
         default=(),
-        description="Columns of the record's key: one is written as text, several as a JSON "
-        "array. Default those that the job groups by.",
+        description="Columns of the record's key: one as text, several as a JSON array; default "
+        "those that the job groups by.",
     )
     model: Annotated[str, Choice(partial(list_job_models, with_text=False))] = Field(
         default="json", description="The encoding of the values."
@@ -209,7 +208,7 @@ class Output(Section):
     )
     guarantee: Literal["exactly-once", "at-least-once"] = Field(
         default="exactly-once",
-        description="`exactly-once`: each row comes once for readers of committed records. "
+        description="`exactly-once`: each row once, for readers of committed records. "
         "`at-least-once`: Spark's own sink, which is faster and may repeat rows after a crash.",
     )
     writers: Annotated[Number, in_range(1, 1000, str)] = Field(
@@ -217,12 +216,12 @@ class Output(Section):
     )
     transaction_timeout: Annotated[Duration, in_range(1, 900)] = Field(
         default=60.0,
-        description="When Kafka aborts a transaction whose producer has crashed; readers of "
+        description="When Kafka aborts the transaction of a crashed producer; readers of "
         "committed records wait as long.",
     )
     partitions: Partitions | None = Field(
         default=None,
-        description="Number of partitions of a topic that is created; default the broker's.",
+        description="Partitions of a topic that is created; default the broker's.",
     )
 
     @classmethod
@@ -235,18 +234,17 @@ class State(Section):
 
     profile: Literal["small", "large", "latency"] = Field(
         default="small",
-        description="Settings of RocksDB and Spark: `small` for up to a million keys, `large` for "
-        "more than memory can hold, `latency` for short commits.",
+        description="Settings of RocksDB and Spark: `small` up to a million keys, `large` for "
+        "more than memory holds, `latency` for short commits.",
     )
     partitions: Partitions = Field(
         default=2,
-        description="Partitions of the state (spark.sql.shuffle.partitions). Once there is a "
-        "checkpoint, `gateway pipeline rescale` changes them.",
+        description="Partitions of the state (spark.sql.shuffle.partitions), which only "
+        "`gateway pipeline rescale` changes once there is a checkpoint.",
     )
     memory: Annotated[Size, in_range(16 * 1024**2, 1024**4, format_size)] | None = Field(
         default=None,
-        description="Memory bound of all state stores of an executor together; default the "
-        "profile's.",
+        description="Memory of all state stores of an executor; default the profile's.",
     )
     snapshot_after: Count | None = Field(
         default=None,
@@ -255,8 +253,7 @@ class State(Section):
     )
     retain: Annotated[Number, in_range(2, 100_000, str)] = Field(
         default=100,
-        description="Number of batches whose state and offsets are kept: how far a repair can go "
-        "back.",
+        description="Batches whose state and offsets are kept, to which a repair can go back.",
     )
 
 
@@ -266,8 +263,8 @@ class Job(Section):
     name: JobName = Field(description="Name of the job in commands, metrics and checkpoints.")
     trigger: Trigger = Field(
         default=0.0,
-        description="Time from the start of one batch to the next; 0s starts each as soon as the "
-        "last has ended. `realtime` has a latency of milliseconds, for jobs that allow it; "
+        description="Time from the start of one batch to the next; 0s starts each when the last "
+        "has ended. `realtime` has a latency of milliseconds, for jobs that allow it; "
         "`available-now` ends the job once it has read everything.",
     )
     state: State = Field(default=State(), description="How the job keeps state.")

@@ -60,8 +60,7 @@ class Reconnect(Section):
     )
     max: Annotated[Duration, in_range(0.001, 600)] = Field(
         default=1.0,
-        description="The largest bound, and so how late at most it is noticed that a broker is "
-        "back.",
+        description="The largest bound: how late at most a returned broker is noticed.",
     )
 
     @model_validator(mode="after")
@@ -98,8 +97,8 @@ class Model(Section):
     )
     on_invalid: Literal["error", "skip", "raw"] = Field(
         default="error",
-        description="What clients get for bytes that the model cannot decode: an error event "
-        "(error), nothing (skip) or the bytes (raw).",
+        description="What clients get for bytes that cannot be decoded: an error event (error), "
+        "nothing (skip) or the bytes (raw).",
     )
 
     @property
@@ -162,8 +161,8 @@ class Topic(Section):
     name: TopicName = Field(description="Name of the topic in Kafka.")
     default_offset: Literal["live", "historical"] = Field(
         default="live",
-        description="Where a client without a position starts: at the end (live), or at the "
-        "oldest record (historical).",
+        description="Where a client without a position starts: at the end (live) or the oldest "
+        "record (historical).",
     )
     partition_ready_timeout: Annotated[Duration, in_range(0, 300)] = Field(
         default=5.0, description="How long BEGIN waits for the first partition; others join later."
@@ -179,17 +178,17 @@ class Topic(Section):
     )
     cache: Cache = Field(
         default=Cache(),
-        description="Recent records in memory, for clients that connect later or reconnect.",
+        description="Recent records in memory, for late and returning clients.",
     )
     isolation: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed",
-        description="read_committed shows the records of a transaction once it is committed, "
+        description="read_committed shows a transaction's records once it is committed, "
         "read_uncommitted at once.",
     )
     clock_skew: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=60.0,
-        description="How far the clocks of producers may be behind; a live start that is found by "
-        "time begins earlier by as much.",
+        description="How far producers' clocks may be behind; a live start that is found by time "
+        "begins earlier by it.",
     )
     key: Model = Field(default=Model(), description="How keys are decoded.")
     value: Model = Field(default=Model(), description="How values are decoded.")
@@ -198,8 +197,8 @@ class Topic(Section):
     )
     partitioner: Literal["murmur2"] | None = Field(
         default=None,
-        description="The partitioner of all producers, so that a client that filters by key reads "
-        "only the partitions of its keys; murmur2 is the default of Kafka's Java client.",
+        description="The partitioner of all producers, so that only the partitions of a client's "
+        "keys are read for it; murmur2 is the default of Kafka's Java client.",
     )
 
     @classmethod
@@ -230,12 +229,12 @@ class Kafka(Section):
     """A Kafka cluster, and the topics of it that routes may use."""
 
     servers: Servers = Field(
-        description="host:port of some brokers, as a list or separated by commas; or `embedded`, "
-        "a mock Kafka in the process for demos."
+        description="host:port of some brokers, as a list or with commas; or `embedded`, a mock "
+        "Kafka in the process for demos."
     )
     bootstrap: tuple[TopicName, ...] = Field(
         default=(),
-        description="Topics that are read from the start: /health/ready answers 503 until all of "
+        description="Topics that are read from the start: /health/ready is 503 until all of "
         "their partitions were reached.",
     )
     topics: tuple[NamedTopic, ...] = Field(
@@ -257,8 +256,7 @@ class Kafka(Section):
     )
     metadata_max_age: Annotated[Duration, in_range(0.05, 3600)] = Field(
         default=2.0,
-        description="How often leaders are asked for even if nothing failed: how late at most a "
-        "new leader is noticed.",
+        description="How often leaders are asked for: how late at most a new one is noticed.",
     )
     reconnect: Reconnect = Field(
         default=Reconnect(), description="Delays between attempts to connect."

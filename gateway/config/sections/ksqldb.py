@@ -43,7 +43,7 @@ class RowsBackend(Section):
 
     host: Url = Field(
         default="http://localhost:8080",
-        description="Base URL of the back end; the default is a container in the same pod.",
+        description="Base URL of the back end; default a container in the same pod.",
     )
     path: Text = Field(
         default="/kafka/ksqldb", description="Path that batches of rows are POSTed to."
@@ -76,24 +76,23 @@ class KsqlQuery(Section):
     query: Sql = Field(description="The SQL statement.")
     query_type: Literal["push", "pull"] = Field(
         default="push",
-        description="push sends rows as they arrive, without an end; pull those that exist when "
-        "the query starts.",
+        description="push sends rows as they arrive, pull those that exist when the query starts.",
     )
     offset: Literal["latest", "earliest"] | None = Field(
         default=None,
-        description="Where a push query begins each time that it starts (auto.offset.reset); "
-        "default the server's setting.",
+        description="Where a push query begins at each start (auto.offset.reset); default the "
+        "server's.",
     )
     table_scan_enable: Flag | None = Field(
         default=None,
-        description="Whether a pull query may scan a whole table; default the server's setting.",
+        description="Whether a pull query may scan a whole table; default the server's.",
     )
     properties: dict[Text, Text] = Field(
         default={}, description="Further properties of the query, by ksqlDB's names."
     )
     batch: RowsBatch = Field(
         default=RowsBatch(),
-        description="The size of a request to the back end, which is sent when a limit is reached.",
+        description="Limits of a request to the back end, which is sent at the first one.",
     )
     backend: RowsBackend | None = Field(
         default=None, description="The back end that gets the rows; default `ksqldb.backend`."
@@ -126,11 +125,11 @@ class Ksqldb(Section):
     password: SecretText | None = Field(default=None, description="Password of `username`.")
     ca: AuthorityFile | None = Field(
         default=None,
-        description="PEM file of the certificate authorities to trust; default the system's.",
+        description="PEM file of the authorities to trust; default the system's.",
     )
     begin_timeout: Annotated[Duration, in_range(0.1, 600)] = Field(
         default=30.0,
-        description="How long ksqlDB may take to start a query, until it sends the columns.",
+        description="How long ksqlDB may take to start a query.",
     )
     reconnect: Reconnect = Field(
         default=Reconnect.model_validate({"initial": "100ms", "max": "30s"}),

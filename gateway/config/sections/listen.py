@@ -34,8 +34,7 @@ class Expose(Section):
 
     headers: tuple[Text, ...] = Field(
         default=(),
-        description="Response headers that scripts may read, besides ETag, Link, Location and "
-        "Retry-After.",
+        description="Response headers, besides ETag, Link, Location and Retry-After.",
     )
 
 
@@ -89,8 +88,8 @@ class ListenTls(Section):
     key: File = Field(description="PEM file of its private key.")
     ca: AuthorityFile | None = Field(
         default=None,
-        description="PEM file of the certificate authorities of clients, which are asked for a "
-        "certificate then, for x509 guards.",
+        description="PEM file of the authorities of clients, which are then asked for a "
+        "certificate, for x509 guards.",
     )
     mutual: Literal["requested", "required"] = Field(
         default="requested",
@@ -111,25 +110,24 @@ class Limits(Section):
 
     connections: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="The most connections at a time; further clients are told when to come back.",
+        description="The most connections at a time; others are told when to come back.",
     )
     per_address: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="The most connections at a time of one address (IPv6: of one /64 network).",
+        description="The most connections of one address (IPv6: of one /64 network).",
     )
     per_identity: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="The most connections at a time of one identity, as the route's first guard "
-        "names it.",
+        description="The most connections of one identity, as the route's first guard names it.",
     )
     rate: Rate | None = Field(
         default=None,
-        description="The most requests of one address in a time, such as 20/s. Requests that "
-        "guards refuse count, and so do the messages of a WebSocket after the first 100.",
+        description="The most requests of one address, such as 20/s, also those that guards "
+        "refuse, and messages of a WebSocket after the first 100.",
     )
     burst: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,
-        description="How many requests of `rate` may come at once; default the number of `rate`.",
+        description="How many requests may come at once; default the number of `rate`.",
     )
 
     @classmethod
@@ -148,9 +146,9 @@ class Listen(Section):
     )
     hosts: tuple[HostName, ...] = Field(
         default=(),
-        description="Names that the header Host may have, besides IP addresses, localhost and "
-        "`host`; '*' for any. Default none if `host` is a loopback address (against DNS "
-        "rebinding), otherwise any.",
+        description="Names that Host may have, besides IP addresses, localhost and `host`; '*' "
+        "for any. Default none if `host` is a loopback address (against DNS rebinding), "
+        "otherwise any.",
     )
     port: Annotated[Number, in_range(0, 65_535, str)] = Field(
         default=8080, description="Port to bind; 0 binds a free port."
@@ -164,7 +162,7 @@ class Listen(Section):
     tls: ListenTls | None = Field(default=None, description="HTTPS and WSS by the gateway itself.")
     workers: Annotated[Number, in_range(1, 256, str)] = Field(
         default=1,
-        description="Processes that share the port. Each reads Kafka and has caches itself.",
+        description="Processes that share the port. Each reads Kafka and has its own caches.",
     )
     limits: Limits = Field(default=Limits(), description="Limits on connections and requests.")
     forwarded: Proxies = Field(
@@ -174,17 +172,15 @@ class Listen(Section):
     )
     probe: Flag = Field(
         default=True,
-        description="Whether `/health/front` tells `gateway check --front` which client address "
-        "and lengths of headers arrive through the proxy.",
+        description="Whether `/health/front` tells `gateway check --front` what arrives through "
+        "the proxy.",
     )
     keep_alive_timeout: Annotated[Duration, in_range(1, 3600)] = Field(
         default=75.0,
-        description="How long a connection without a request stays open. It must be longer than "
-        "the proxy in front keeps it, or requests fail on connections that are just being closed: "
-        "AWS has 60 s, Google 600 s.",
+        description="How long an idle connection stays open: longer than the proxy in front "
+        "keeps it, or some requests fail. AWS has 60 s, Google 600 s.",
     )
     drain_timeout: Annotated[Duration, in_range(0.1, 3600)] = Field(
         default=5.0,
-        description="How long clients have to receive the end of their streams when the gateway "
-        "stops.",
+        description="How long clients have to receive the end of their streams at a stop.",
     )

@@ -62,8 +62,8 @@ class Sessions(Job):
     )
     emit: Literal["closed", "updates"] = Field(
         default="closed",
-        description="closed writes a session once, when it has ended; updates also each time that "
-        "it grows.",
+        description="closed writes a session when it has ended; updates also each time that it "
+        "grows.",
     )
     measures: Measures = Field(
         default={},
@@ -77,14 +77,13 @@ class Salt(Section):
 
     keys: Literal["auto", "all"] | tuple[Text, ...] = Field(
         default="auto",
-        description="The keys to spread: those with a large share of the records when the job "
-        "first starts (auto), all, or a list.",
+        description="The keys to spread: those with a large share when the job first starts "
+        "(auto), all, or a list.",
     )
     buckets: Partitions = Field(default=8, description="Number of buckets for a key.")
     share: Annotated[Number, in_range(1, 100, str)] = Field(
         default=10,
-        description="With `keys: auto`: the share of the records from which a key is hot, in "
-        "percent.",
+        description="With `keys: auto`: the percentage of records from which a key is hot.",
     )
 
 
@@ -102,15 +101,15 @@ class Join(Job):
         description="Columns of left, each with the column of right that it must equal."
     )
     before: Annotated[Duration, in_range(0, 366 * 86_400)] = Field(
-        default=0.0, description="How long before the time of left the time of right may be."
+        default=0.0, description="How long right may be before left."
     )
     after: Annotated[Duration, in_range(0, 366 * 86_400)] = Field(
-        default=3600.0, description="How long after the time of left the time of right may be."
+        default=3600.0, description="How long right may be after left."
     )
     kind: Literal["inner", "left"] = Field(
         default="inner",
-        description="inner writes pairs only; left also the rows of left without one, with nulls "
-        "for right, once `after` has passed.",
+        description="inner writes pairs only; left also rows of left without one, with nulls for "
+        "right, once `after` has passed.",
     )
     select: Measures = Field(
         default={},
@@ -118,9 +117,8 @@ class Join(Job):
     )
     salt: Salt | None = Field(
         default=None,
-        description="How hot keys, which keep one task busy for longer than all others, are "
-        "spread: the rows of left over buckets, to each of which those of right are copied. "
-        "Default they are not. Which keys are hot is part of the checkpoint.",
+        description="Spread hot keys: the rows of left over buckets, to each of which those of "
+        "right are copied. Which keys are hot is part of the checkpoint.",
     )
     to: Output = Field(description="The topic of the results.")
 
@@ -139,14 +137,12 @@ class Broadcast(Section):
         default=None, description="Path of Parquet files, instead of a topic."
     )
     fields: dict[Column, Text] = Field(
-        default={}, description="Columns of the topic's JSON values, with their Spark SQL types."
+        default={}, description="Columns of the JSON values, with their Spark SQL types."
     )
     key: Column = Field(
         default="_key", description="Column that rows are looked up by; default the record's key."
     )
-    refresh: Span = Field(
-        default=60.0, description="How old the copy may become before it is read again."
-    )
+    refresh: Span = Field(default=60.0, description="The age at which the copy is read again.")
 
     @classmethod
     def check_raw(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
@@ -161,7 +157,7 @@ class Redis(Section):
     url: Text = Field(description="redis://host:port/db, or rediss:// for TLS.")
     password: SecretText | None = Field(default=None, description="Password of Redis.")
     prefix: Text = Field(
-        default="table:", description="Prefix of each key in Redis, a different one for each table."
+        default="table:", description="Prefix of keys in Redis, another one for each table."
     )
     fields: dict[Column, Text] = Field(
         description="Columns of the JSON values, with their Spark SQL types."
@@ -171,10 +167,10 @@ class Redis(Section):
     )
     cache: Annotated[Number, in_range(0, 10**8, str)] = Field(
         default=100_000,
-        description="Number of values that a Python worker keeps, the most recently used ones.",
+        description="Recently used values that a Python worker keeps.",
     )
     staleness: Annotated[Duration, in_range(0, 86_400)] = Field(
-        default=5.0, description="How long a kept value is used; 0s asks Redis in every batch."
+        default=5.0, description="How long a kept value is used; 0s asks in each batch."
     )
     negative: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=1.0,
@@ -182,8 +178,8 @@ class Redis(Section):
     )
     fallback: Text | None = Field(
         default=None,
-        description="Your function, as module:function, for keys that Redis does not have: it "
-        "takes a list of keys and returns a mapping.",
+        description="Your module:function for keys that Redis does not have: it takes a list of "
+        "keys and returns a mapping.",
     )
 
 
@@ -195,7 +191,7 @@ class Enrich(Job):
 
     type: Literal["enrich"] = Field(description="The kind of job.")
     from_: Input = Field(alias="from", description="The topic of the events.")
-    on: Column = Field(description="Column of the events by which rows of the table are looked up.")
+    on: Column = Field(description="Column of the events to look up in the table.")
     table: Annotated[Broadcast | Redis, Field(discriminator="kind")] = Field(
         description="The table that has the further columns."
     )
@@ -237,13 +233,12 @@ class Distinct(Section):
     of: Column = Field(description="The column whose values are counted.")
     method: Literal["exact", "approximate"] = Field(
         default="exact",
-        description="exact keeps every value until the window ends; approximate a sketch of fixed "
-        "size.",
+        description="exact keeps every value until the window ends; approximate a sketch of "
+        "fixed size.",
     )
     error: Annotated[float, Field(ge=0.01, le=0.4)] = Field(
         default=0.05,
-        description="Relative standard deviation of `approximate`; a smaller one takes more "
-        "memory.",
+        description="Relative standard deviation of `approximate`; less takes more memory.",
     )
 
 
@@ -272,8 +267,7 @@ class Aggregate(Job):
     )
     emit: Literal["final", "updates"] = Field(
         default="final",
-        description="final writes a window once, when it has ended; updates each time that it "
-        "changes.",
+        description="final writes a window when it has ended; updates each time that it changes.",
     )
     to: Output = Field(description="The topic of the results.")
 
@@ -295,8 +289,8 @@ class Query(Job):
     sql: Sql = Field(description="The query, a SELECT.")
     emit: Literal["final", "updates"] = Field(
         default="final",
-        description="final writes an aggregate once, when its window has ended; updates each time "
-        "that it changes.",
+        description="final writes an aggregate when its window has ended; updates each time that "
+        "it changes.",
     )
     to: Output = Field(description="The topic of the results.")
 
@@ -325,8 +319,8 @@ class Pipelines(Section):
 
     checkpoints: Text = Field(
         default="checkpoints",
-        description="Where offsets and state are kept, in a directory for each job: a path, or a "
-        "URL that Hadoop can read. It must outlive the machine.",
+        description="Where each job's offsets and state are kept: a path, or a URL that Hadoop "
+        "can read. It must outlive the machine.",
     )
     spark: Spark = Field(default=Spark(), description="The Spark cluster that runs the jobs.")
     progress: Progress = Field(

@@ -90,8 +90,7 @@ class Route(Section):
     )
     guarded: Guarded = Field(
         default={},
-        description="Guards, each with the roles that it must grant; all of them must admit the "
-        "request.",
+        description="Guards, each with the roles that it must grant; all must admit the request.",
         json_schema_extra={"not": {"enum": [[], {}]}},  # it would open the route to everybody
     )
     access_control: AccessControl | None = Field(
@@ -166,13 +165,12 @@ class Admin(Section):
     )
     guarded: Guarded = Field(
         default={},
-        description="Guards, each with the roles that it must grant; all of them must admit the "
-        "request.",
+        description="Guards, each with the roles that it must grant; all must admit the request.",
     )
     records: Guarded | None = Field(
         default=None,
-        description="Guards of `guarded`, each with the roles that it must grant, of operators who "
-        "may look at the newest records of topics in the console; {} means all, default nobody.",
+        description="Guards of `guarded`, with the roles of operators who may look at records in "
+        "the console; {} means all, default nobody.",
     )
 
     @property

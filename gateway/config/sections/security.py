@@ -98,7 +98,7 @@ class Tls(Section):
 
     ca: AuthorityFile | None = Field(
         default=None,
-        description="PEM file of the certificate authorities to trust; default the system's.",
+        description="PEM file of the authorities to trust; default the system's.",
     )
     certificate: File | None = Field(
         default=None, description="PEM file of the client certificate chain, for mutual TLS."
@@ -107,8 +107,7 @@ class Tls(Section):
     key_password: SecretText | None = Field(default=None, description="Password of `key`.")
     verify: Flag = Field(
         default=True,
-        description="Verify the certificate and the host name of the server; turn it off only in "
-        "tests.",
+        description="Verify the server's certificate and host name; false only in tests.",
     )
 
     @classmethod
@@ -156,8 +155,8 @@ class Sasl(Section):
     )
     token_url: Url | None = Field(
         default=None,
-        description="URL that issues tokens for `clientId` and `clientSecret` (RFC 6749 4.4), for "
-        "oauthbearer.",
+        description="URL that issues tokens for `clientId` and `clientSecret` (RFC 6749 4.4), "
+        "for oauthbearer.",
     )
     client_id: Text | None = Field(default=None, description="Client id for `tokenUrl`.")
     client_secret: SecretText | None = Field(
@@ -269,13 +268,13 @@ class Tokens(Section):
 
     secret: Secrets | None = Field(
         default=None,
-        description="Secret that signs resume tokens, so that clients cannot forge them: at least "
-        "32 characters, the same for all replicas. Of a list the first signs and all are accepted.",
+        description="Secret that signs resume tokens against forgery: at least 32 characters, "
+        "the same for all replicas. Of a list the first signs and all are accepted.",
     )
     resume: Annotated[Duration, in_range(1, 30 * 86_400)] = Field(
         default=3600.0,
-        description="How much longer than the `history` of a route a client may have been away "
-        "and still resume, if no secret proves its position.",
+        description="How much longer than a route's `history` a client may be away and still "
+        "resume, if no secret proves its position.",
     )
 
     @property
@@ -298,17 +297,15 @@ class SchemaRegistry(Section):
         default=None, description="Certificate authorities and a client certificate."
     )
     timeout: Annotated[Duration, in_range(0.1, 60)] = Field(
-        default=5.0, description="How long a registry may take before it counts as unavailable."
+        default=5.0, description="How long a registry may take."
     )
     max_age: Annotated[Duration, in_range(0, 86_400)] = Field(
         default=60.0,
-        description="How long the latest schema of a subject is used before the registry is asked "
-        "again.",
+        description="How long the latest schema of a subject is used.",
     )
     auto_register: Flag = Field(
         default=True,
-        description="Register the schemas that producers send; if false, they must be registered "
-        "already.",
+        description="Register the schemas that producers send; false if they must exist.",
     )
 
     @classmethod

@@ -69,7 +69,7 @@ class Settings(Section):
     )
     tokens: Tokens = Field(
         default=Tokens(),
-        description="How resume tokens, the ids of events, are signed, and how old they may be.",
+        description="How resume tokens are signed, and how old they may be.",
     )
     memory: Annotated[Size, in_range(1024**2, 1024**5, format_size)] = Field(
         default=1024**3, description="Memory bound of all caches and buffers of a process together."

@@ -91,14 +91,14 @@ class Backend(Section):
 
     host: Url = Field(
         default="http://localhost:8080",
-        description="Base URL of the back end; the default is a container in the same pod.",
+        description="Base URL of the back end; default a container in the same pod.",
     )
     path: Text = Field(default="/kafka/records", description="Path that batches are POSTed to.")
     timeout: WaitDuration = Field(default=30.0, description="How long a whole response may take.")
     health_path: Text | None = Field(
         default="/health",
-        description="Path of the back end's health, null if there is none. While it is not "
-        "healthy, no record becomes a dead letter because of its errors.",
+        description="Path of the back end's health, null for none. While it is not healthy, its "
+        "errors make no dead letters.",
     )
 
 
@@ -111,8 +111,8 @@ class Idempotency(Section):
     )
     partitions: Annotated[Number, in_range(1, 1000, str)] = Field(
         default=4,
-        description="Partitions of `topic` when it is created, and the most that are used; half "
-        "of them have claims. All replicas need the same.",
+        description="Partitions of `topic` when it is created, and the most that are used. All "
+        "replicas need the same.",
     )
     replication: Annotated[Number, in_range(1, 100, str)] | None = Field(
         default=None,
@@ -123,8 +123,7 @@ class Idempotency(Section):
     )
     keys: Count = Field(
         default=1_000_000,
-        description="Number of keys that are remembered, the latest ones, of about 250 bytes of "
-        "memory each.",
+        description="The most keys that are remembered, each about 250 bytes of memory.",
     )
 
 
@@ -132,17 +131,17 @@ class Producer(Section):
     """The API of producers, `POST /producers`, which writes records."""
 
     key_format: FormatName = Field(
-        default="string", description="Format of keys if a request names none."
+        default="string",
+        description="Format of keys, which `sidecar.topics` and requests override.",
     )
     value_format: FormatName = Field(
-        default="binary", description="Format of values if a request names none."
+        default="binary",
+        description="Format of values, which `sidecar.topics` and requests override.",
     )
     max_bytes: ByteLimit = Field(
         default=1_000_000, description="The most bytes of a request's body."
     )
-    timeout: WaitDuration = Field(
-        default=10.0, description="How long a request waits for Kafka before it fails."
-    )
+    timeout: WaitDuration = Field(default=10.0, description="How long a request waits for Kafka.")
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
         default="none", description="Compression of the batches in Kafka."
     )
@@ -152,12 +151,12 @@ class Producer(Section):
     )
     transaction_timeout: Annotated[Duration, in_range(1, 900)] = Field(
         default=30.0,
-        description="When Kafka aborts a transaction whose producer has crashed; readers of "
+        description="When Kafka aborts the transaction of a crashed producer; readers of "
         "committed records wait as long.",
     )
     streamed: Count = Field(
         default=1000,
-        description="The most records of one NDJSON request that Kafka has not acknowledged yet.",
+        description="The most unacknowledged records of one NDJSON request.",
     )
 
 
@@ -166,28 +165,27 @@ class Membership(Section):
 
     group_protocol: GroupProtocol = Field(
         default="auto",
-        description="consumer (KIP-848, brokers from 4.0 on), classic, or auto: the newest that "
-        "the broker supports.",
+        description="consumer (KIP-848, Kafka 4.0 and newer), classic, or auto: the newer that "
+        "the broker has.",
     )
     session_timeout: WaitDuration = Field(
         default=45.0,
-        description="How long a member may send no heartbeat before the group removes it; Kafka's "
-        "default.",
+        description="How long a member may send no heartbeat before the group removes it.",
     )
     heartbeat_interval: WaitDuration = Field(
         default=3.0, description="Time between two heartbeats; Kafka's default."
     )
     leave_group_on_close: Flag = Field(
         default=True,
-        description="Whether a member that stops leaves its group, so that others get its "
-        "partitions at once.",
+        description="Whether a member that stops leaves its group: others get its partitions at "
+        "once.",
     )
     auto_offset_reset: OffsetReset = Field(
         default="latest", description="Where a group begins that has committed no offset."
     )
     isolation: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed",
-        description="read_committed reads the records of a transaction once it is committed, "
+        description="read_committed reads a transaction's records once it is committed, "
         "read_uncommitted at once.",
     )
     fetch_max_bytes: ByteLimit = Field(
@@ -199,7 +197,7 @@ class Membership(Section):
     max_poll_records: Count = Field(default=100, description="The most records of one batch.")
     request_max_bytes: ByteLimit = Field(
         default=204_800,
-        description="The most bytes of keys, values and headers in one response or batch.",
+        description="The most bytes of records in one response or batch.",
     )
 
 
@@ -207,22 +205,24 @@ class Consumer(Membership):
     """The API of consumers, `POST /consumers`, whose instances programs poll for records."""
 
     key_format: FormatName = Field(
-        default="string", description="Format of keys if an instance names none."
+        default="string",
+        description="Format of keys, which `sidecar.topics` and requests override.",
     )
     value_format: FormatName = Field(
-        default="binary", description="Format of values if an instance names none."
+        default="binary",
+        description="Format of values, which `sidecar.topics` and requests override.",
     )
     instance_timeout: WaitDuration = Field(
-        default=300.0, description="How long an instance may get no request before it is closed."
+        default=300.0, description="How long an instance lives without requests."
     )
     instances: Count = Field(default=10_000, description="The most instances at a time.")
     request_timeout: WaitDuration = Field(
-        default=1.0, description="How long a poll waits for records if its instance names no time."
+        default=1.0, description="How long a poll waits, unless its instance says it."
     )
     base_uri: Url | None = Field(
         default=None,
-        description="Base URL at which clients reach this replica, in the response to a new "
-        "instance; default that of the request.",
+        description="URL of this replica for clients, in the response to a new instance; default "
+        "that of the request.",
     )
     max_poll_records: Count = Field(
         default=500, description="The most records of one response; Kafka's default."
@@ -242,7 +242,7 @@ class Group(Membership):
     )
     max_poll_interval: WaitDuration = Field(
         default=300.0,
-        description="How long a lane (a part of a group's partitions) may make no progress before "
+        description="How long a lane (some of a group's partitions) may make no progress before "
         "readiness fails.",
     )
     # A member learns of a rebalance from the response to its next heartbeat. While a member
@@ -250,11 +250,16 @@ class Group(Membership):
     # this one (`make bench WORK=rebalance`).
     heartbeat_interval: WaitDuration = Field(
         default=0.2,
-        description="Time between two heartbeats; short because a member learns of a rebalance "
-        "from the response.",
+        description="Time between two heartbeats, whose responses tell of a rebalance.",
     )
-    key_format: FormatName = Field(default="string", description="Format of keys.")
-    value_format: FormatName = Field(default="binary", description="Format of values.")
+    key_format: FormatName = Field(
+        default="string",
+        description="Format of keys, which `sidecar.topics` and requests override.",
+    )
+    value_format: FormatName = Field(
+        default="binary",
+        description="Format of values, which `sidecar.topics` and requests override.",
+    )
     backend: Backend = Field(default=Backend(), description="The back end that gets the records.")
     max_retries: Annotated[Number, in_range(0, 1000, str)] = Field(
         default=3,
@@ -270,29 +275,27 @@ class Group(Membership):
     )
     accept_empty: Flag = Field(
         default=False,
-        description="Whether a successful response without a body means that all records are "
-        "processed.",
+        description="Whether a success without a body means that all records are processed.",
     )
     revoke_timeout: WaitDuration = Field(
         default=10.0, description="How long a rebalance waits for the batch of a revoked partition."
     )
     batch_rollback_threshold: Annotated[Share, in_range(0.0, 1.0, format_share)] = Field(
         default=1.0,
-        description="Share of failed records from which the whole batch is tried again, at most "
-        "`maxRetries` times.",
+        description="Share of failed records from which the whole batch is tried again.",
     )
     dead_letter_enabled: Flag = Field(
         default=True,
-        description="Whether failed records are written to a dead letter topic; if not, they are "
-        "tried again without end.",
+        description="Whether failed records are written to a dead letter topic, or tried again "
+        "without end.",
     )
     dead_letter_topic_ext: Text = Field(
         default=".dlq", description="Suffix of the dead letter topic, after the topic's name."
     )
     dead_letter_make: Flag = Field(
         default=True,
-        description="Whether a missing dead letter topic is created; if not, batches with a "
-        "failed record wait until it exists.",
+        description="Whether a missing dead letter topic is created, or batches with a failed "
+        "record wait for it.",
     )
 
     def compile_pattern(self, dead_letter_suffixes: Iterable[str]) -> re.Pattern[str] | None:
@@ -388,7 +391,7 @@ class Replay(Section):
 
     topic: TopicName = Field(
         default="sidecar-replay",
-        description="Compacted topic with the state of replays, created if it does not exist.",
+        description="Compacted topic of their state, created if it does not exist.",
     )
 
 
@@ -430,8 +433,8 @@ class Sidecar(Section):
     )
     exposed: Flag = Field(
         default=False,
-        description="Allow the sidecar without guards even if other machines can connect and then "
-        "read and write everything.",
+        description="Allow it without guards where other machines can connect, and then read and "
+        "write everything.",
     )
     topics: dict[TopicName, Formats] = Field(
         default={}, description="Formats of single topics, by topic."

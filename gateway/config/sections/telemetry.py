@@ -116,8 +116,8 @@ class Traces(Section):
     )
     sample: Share = Field(
         default=0.01,
-        description="Share of traces that are recorded. Traces that another service began are "
-        "recorded with the same share, and only if that service records them, too.",
+        description="Share of traces that are recorded; of those that another service began, "
+        "only ones that it records.",
     )
 
 
