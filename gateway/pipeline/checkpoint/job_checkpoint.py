@@ -100,9 +100,8 @@ def update_definition(
     `prepare_checkpoint` cannot know whether the query keeps state, nor the order of its sources.
 
     Raises:
-        CheckpointRefused: There are batches, and the query reads its tables in another order. Or it
-            keeps state, and the batches are of a query without state, or of a query whose state an
-            older version of the gateway did not know of.
+        CheckpointRefused: There are batches, and the query reads its tables in another order, or
+            keeps state while that of the batches did not.
     """
     files = open_files(checkpoint.location, spark)
     stored, hot_keys = parse_definition(files.read(DEFINITION_FILE))
@@ -154,8 +153,6 @@ def _is_begun(names: Collection[str], *, is_first: bool) -> bool:
 
 DEFINITION_FILE = "definition.json"
 FORMAT_VERSION = 2
-# Lacks columns that SQL uses at the start of a line, or in another case.
-_PARTIAL_FORMAT_VERSION = 1
 # Options that may change, and those that the definition describes in another way (the inputs).
 _EXCLUDED_OPTIONS = {
     "name",
@@ -232,7 +229,7 @@ def has_state(definition: Mapping[str, Any]) -> bool:
 
 
 def get_table_order(definition: Mapping[str, Any]) -> list[str]:
-    """Return the order of a query's tables; empty if an older version has stored none."""
+    """Return the order of a query's tables; empty before its first start has stored it."""
     return list(definition.get(_ORDER_KEY, ()))
 
 
@@ -254,9 +251,7 @@ def encode_definition(
     query_id: str = "",
 ) -> bytes:
     settings = build_definition(job, is_stateful=is_stateful, table_order=table_order)
-    content: dict[str, Any] = {"format": FORMAT_VERSION, "job": job.name}
-    if query_id:
-        content["query"] = query_id
+    content: dict[str, Any] = {"format": FORMAT_VERSION, "job": job.name, "query": query_id}
     if _PARTITIONS_KEY in settings:
         # On its own, because `rescale` changes it.
         content["partitions"] = settings.pop(_PARTITIONS_KEY)
@@ -267,7 +262,7 @@ def encode_definition(
 def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
     """Return the settings and the hot keys that a `definition.json` has."""
     content = json.loads(data)
-    if content.get("format") not in (_PARTIAL_FORMAT_VERSION, FORMAT_VERSION):
+    if content.get("format") != FORMAT_VERSION:
         problem = f"{DEFINITION_FILE} is of format {content.get('format')!r}, not {FORMAT_VERSION}"
         raise CheckpointRefused(
             f"{problem}; run it with the version that wrote it, or with --fresh"
@@ -275,8 +270,6 @@ def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
     settings = dict(content["definition"])
     if "partitions" in content:
         settings[_PARTITIONS_KEY] = content["partitions"]
-    if content["format"] == _PARTIAL_FORMAT_VERSION:
-        settings["format"] = _PARTIAL_FORMAT_VERSION
     return settings, content["hot"]
 
 
@@ -288,13 +281,12 @@ def replace_query_id(data: bytes, query_id: str) -> bytes:
 def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None:
     """Raise CheckpointRefused if a checkpoint is of another job, or mixed from two queries.
 
-    `data` is the content of `definition.json`, in which older versions of the gateway stored no
-    query id.
+    `data` is the content of `definition.json`.
     """
     content = json.loads(data)
     if content["job"] != job:
         fault = f"is of job {content['job']}"
-    elif content.get("query", query_id) != query_id:
+    elif content["query"] != query_id:
         fault = (
             f"has {DEFINITION_FILE} of query {content['query']}, "
             f"and the batches of query {query_id}"
@@ -319,14 +311,11 @@ def verify_definition(
         is_stateful: As of `build_definition`; a job of a checkpoint with state has state, too.
         table_order: As of `build_definition`; by default it is not compared.
     """
-    order = get_table_order(stored)
-    if order and table_order:
-        order = list(table_order)
-    keeps_state = is_stateful or has_state(stored)
-    current = build_definition(job, is_stateful=keeps_state, table_order=order)
-    if "format" in stored:
-        known = {name: v for name, v in current.items() if name in stored or ".fields." not in name}
-        current = known | {"format": _PARTIAL_FORMAT_VERSION}
+    current = build_definition(
+        job,
+        is_stateful=is_stateful or has_state(stored),
+        table_order=table_order or get_table_order(stored),
+    )
     differences = find_differences(stored, current)
     if not differences:
         return

@@ -31,7 +31,6 @@ from gateway.pipeline import clusters
 from gateway.pipeline.checkpoint.checkpoint import SCANNED_FILE, BatchOffsets, Checkpoint, Sources
 from gateway.pipeline.checkpoint.files import refuse_damaged
 from gateway.pipeline.clusters import build_client_config, find_cluster
-from gateway.pipeline.inputs.schemas import resolve_fields
 from gateway.pipeline.reports import Reports
 from gateway.telemetry import catalog
 
@@ -210,12 +209,13 @@ class SideOutputs:
     def _scan_earlier(self, epoch: int) -> None:
         """Scan the batches before an epoch that an earlier process has left, by its settings."""
         stored = self._read_scan_state()
-        side_outputs: Mapping[str, SideOutput] = self._side_outputs
-        # Without a file, an older version of the gateway wrote the checkpoint: the last batch.
-        scanned = max(-1, epoch - 2) if stored is None else stored.batch
-        if stored is not None and scanned < epoch - 1:
+        side_outputs: Mapping[str, SideOutput] = {}
+        # Without a file, the batches before are of a job that had no side outputs.
+        if stored is not None and stored.batch < epoch - 1:
             side_outputs = self._create_earlier_outputs(stored)
-        self._pending_batches = self._find_unscanned(epoch, scanned) if side_outputs else []
+            self._pending_batches = (
+                self._find_unscanned(epoch, stored.batch) if side_outputs else []
+            )
         self._scan_pending(epoch - 1, side_outputs, is_repeated=True)
 
     def _find_unscanned(self, epoch: int, scanned: int) -> list[WrittenBatch]:
@@ -310,9 +310,6 @@ class SideOutputs:
             for catalog in {each.value.catalog for each in inputs.values()} - {None}:
                 if catalog not in self.settings.catalogs:
                     raise PipelineError(f"there is no catalog '{catalog}'")
-            # Older versions of the gateway stored no fields of a schema.
-            catalogs = self.settings.catalogs
-            inputs = {name: resolve_fields(each, catalogs) for name, each in inputs.items()}
             output = self.output.model_copy(update={"kafka": None, **stored.output})
             return self._create_side_outputs(inputs, output)
         except (ValueError, PipelineError) as error:

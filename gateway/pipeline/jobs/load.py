@@ -158,8 +158,7 @@ def begin_batch(
                 "does not have any more: to drop them, delete %s* and start with --fresh",
                 *(job, server.display_url, server.prefix),
             )
-        # Older versions of the gateway stored no batch.
-        last = stored.get(f"batch of {job}", epoch - 1 if stored else -1)
+        last = stored.get(f"batch of {job}", -1)
         if last < epoch - 1:
             problem = f"Redis at {server.display_url} has lost rows of {server.prefix}*"
             raise CheckpointRefused(

@@ -133,7 +133,7 @@ def test_a_checkpoint_without_a_batch_cannot_be_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize("same", [True, False])
 def test_a_restored_checkpoint_is_of_one_query(tmp_path, source, same):
     """Its definition names the query, and that of a copy is another one, which is not the first."""
-    content = {"format": 1, "job": "sessions", "query": "before", "definition": {}, "hot": []}
+    content = {"format": 2, "job": "sessions", "query": "before", "definition": {}, "hot": []}
     source.write(job_checkpoint.DEFINITION_FILE, json.dumps(content).encode())
     source.write("metadata", b'{"id": "before", "first": true}')
     target = LocalFiles(tmp_path / "copy")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from pydantic import TypeAdapter
 
@@ -147,13 +145,3 @@ def test_hot_keys_are_kept_and_another_format_is_refused():
     ] == ["a"]
     with pytest.raises(CheckpointRefused, match="is of format 3, not 2"):
         job_checkpoint.parse_definition(b'{"format": 3}')
-
-
-def test_columns_that_an_older_version_did_not_find_in_the_sql_are_not_compared():
-    content = json.loads(job_checkpoint.encode_definition(job(SESSIONS)))
-    content["format"] = 1
-    del content["definition"]["from.fields.user"]
-    before, _ = job_checkpoint.parse_definition(json.dumps(content).encode())
-    job_checkpoint.verify_definition(job(SESSIONS), before, "v1")
-    with pytest.raises(CheckpointRefused, match=r"\(gap: 30m before, 1h now\)"):
-        job_checkpoint.verify_definition(job(SESSIONS, gap="1h"), before, "v1")

@@ -176,11 +176,6 @@ def test_batches_that_spark_has_forgotten_are_left(told):
     assert told.looked == [[7, 8]]
 
 
-def test_without_a_word_in_the_checkpoint_it_is_the_last_batch(told):
-    Process(told).batches([40])
-    assert told.looked == [[39]]
-
-
 @pytest.mark.parametrize(
     ("changes", "output"),
     [
