@@ -28,7 +28,6 @@ from gateway.pipeline.job_settings import (
     resolve_inputs,
 )
 from gateway.pipeline.jobs import import_job_module
-from gateway.pipeline.run.output import check_key
 from gateway.pipeline.spark import session
 
 Loc = tuple[str | int, ...]
@@ -151,8 +150,7 @@ def _check_job(job: Job, resolved: Mapping[str, Input]) -> Iterator[JobProblem]:
         if _has_known_columns(resolved.get(name, input)):
             columns[name] = source.get_columns(resolved.get(name, input))
     module = import_job_module(job)
-    texts = [*module.check_job(job, columns), *check_key(job)]
-    yield from (_parse_problem(text) for text in texts)
+    yield from map(_parse_problem, module.check_job(job, columns))
     if job.trigger == "realtime":
         if reason := module.check_realtime(job):
             yield JobProblem(("trigger",), f"this job cannot run in real time: {reason}")

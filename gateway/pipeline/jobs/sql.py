@@ -96,36 +96,6 @@ def iter_columns(sql: str) -> Iterator[str]:
         yield token.text
 
 
-_UNSTABLE_FUNCTIONS = frozenset(
-    re.findall(
-        r"\w+",
-        """aes_encrypt any_value array_agg collect_list collect_set current_time first first_value
-    java_method last last_value listagg mode monotonically_increasing_id now rand randn random
-    randstr reflect shuffle spark_partition_id string_agg try_reflect uniform uuid""",
-    )
-)
-"""Functions that may have another result for the same rows when a batch is repeated."""
-
-
-def iter_unstable_functions(tokens: Iterable[SqlToken]) -> Iterator[str]:
-    """Yield the calls of functions that depend on chance, on the clock or on the order of rows."""
-    for token, after in pairwise(tokens):
-        if token.folded_text in _UNSTABLE_FUNCTIONS and token.is_name and after.text == "(":
-            yield f"{token.text}()"
-
-
-def iter_definition(tokens: Sequence[SqlToken], name: str) -> Iterator[SqlToken]:
-    """Yield the tokens of the expressions that a query, or a part of it, gives a name to by AS."""
-    for end, (token, after) in enumerate(pairwise(tokens)):
-        if token.folded_text != "as" or after.text.lower() != name.lower():
-            continue
-        depth, start = 0, end
-        while start and (depth or tokens[start - 1].folded_text not in (",", "(", "select")):
-            start -= 1
-            depth += (tokens[start].text == ")") - (tokens[start].text == "(")
-        yield from tokens[start:end]
-
-
 _NO_TOKEN = SqlToken("sign", "")
 
 

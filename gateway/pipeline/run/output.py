@@ -11,15 +11,14 @@ computed from the records alone, and not depend on their order. One writer has n
 Nor may it be made by other settings than before: the ledger has their digests
 (`compute_key_digests`), and `exactly_once.writer_plan` refuses others until the batch is finished.
 
-`check_key` evaluates the text of the settings, without Spark; `verify_key` evaluates Spark's
-analysed plan, before the query starts.
+`verify_key` evaluates Spark's analysed plan, before the query starts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.config.sections import pipelines as config
@@ -30,8 +29,6 @@ from gateway.pipeline.checkpoint.job_checkpoint import describe_rows
 from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.types import check_case, is_record_column
 from gateway.pipeline.job_settings import get_key_columns, get_output
-from gateway.pipeline.jobs import sql
-from gateway.pipeline.jobs.sql import parse_measures
 from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
 if TYPE_CHECKING:
@@ -106,19 +103,8 @@ _STABLE_NODES = frozenset((
     *("FlatMapGroupsInArrow", "TransformWithStateInPySpark"),
 ))  # fmt: skip
 _FILE_RELATIONS = frozenset(("DataSourceV2Relation", "HiveTableRelation", "LogicalRelation"))
-_TABLE_PROBLEM = "is of the table, and may change before a batch is repeated"
 _ANSI_SETTING = "spark.sql.ansi.enabled"  # an operator may set it, and SQL may mean another key
 _REMEDY = "use columns of the input, writers: 1, or guarantee: at-least-once"
-
-
-def check_key(job: Job) -> Iterable[str]:
-    """Yield a problem for each column of the key that is not stable by the text of the settings."""
-    for name in _list_stable_columns(job):
-        if isinstance(job, config.Enrich):
-            if name.lower() in map(str.lower, job.table.fields):
-                yield f"to.key: '{name}' {_TABLE_PROBLEM}; {_REMEDY}"
-        elif function := next(sql.iter_unstable_functions(_get_definition(job, name)), None):
-            yield f"to.key: {_describe_problem(name, function)}"
 
 
 def verify_key(job: Job, rows: DataFrame) -> None:
@@ -127,20 +113,25 @@ def verify_key(job: Job, rows: DataFrame) -> None:
     The rows are the events if they are joined batch by batch with a table, whose columns need not
     be in the settings.
     """
-    names = _list_stable_columns(job)
-    if not names:
+    to, names = get_output(job), get_key_columns(job)
+    is_needed = to is not None and to.guarantee == "exactly-once" and to.writers > 1
+    if not (is_needed and names):
         return
     known = {column.lower() for column in rows.columns}
     for name in names:
         if isinstance(job, config.Enrich) and name.lower() not in known:
-            raise PipelineError(f"job {job.name}: to.key: '{name}' {_TABLE_PROBLEM}; {_REMEDY}")
+            problem = f"'{name}' is of the table, and may change before a batch is repeated"
+            raise PipelineError(f"job {job.name}: to.key: {problem}; {_REMEDY}")
     keys = rows.select(*(f"`{name}`" for name in names))
     plan = get_analyzed_plan(keys, inline_ctes=True)
     definitions: dict[int, list[Any]] = {}
     _collect_definitions(plan, definitions)
     for name, column in zip(names, iterate(plan.output()), strict=True):
         if function := _find_unstable(column, definitions):
-            raise PipelineError(f"job {job.name}: to.key: {_describe_problem(name, function)}")
+            raise PipelineError(
+                f"job {job.name}: to.key: '{name}' is made with {function}, and may be another when "
+                f"a batch is repeated, so that rows would be lost or come twice; {_REMEDY}"
+            )
 
 
 def compute_key_digests(job: Job, tables: Mapping[str, DataFrame]) -> dict[str, str]:
@@ -155,34 +146,6 @@ def compute_key_digests(job: Job, tables: Mapping[str, DataFrame]) -> dict[str, 
         name: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
         for name, value in settings.items()
     }
-
-
-def _list_stable_columns(job: Job) -> tuple[str, ...]:
-    """Return the columns of the key that must be stable; none if the writer is always the same."""
-    to = get_output(job)
-    is_needed = to is not None and to.guarantee == "exactly-once" and to.writers > 1
-    return get_key_columns(job) if is_needed else ()
-
-
-def _describe_problem(name: str, function: str) -> str:
-    problem = f"'{name}' is made with {function}, and may be another when a batch is repeated"
-    return f"{problem}, so that rows would be lost or come twice; {_REMEDY}"
-
-
-def _get_definition(job: Job, name: str) -> Iterable[sql.SqlToken]:
-    """Return the SQL that makes a column; nothing if the column is one of the input."""
-    match job:
-        case config.Query():
-            return sql.iter_definition(sql.tokenize(job.sql), name)
-        case config.Join():
-            return sql.tokenize(job.select.get(name, ""))
-        case config.Aggregate():
-            return sql.tokenize(job.measures.get(name, ""))
-        case config.Sessions() if name in job.measures:
-            (measure,) = parse_measures({name: job.measures[name]})
-            # `first` and `last` of sessions go by time and offset.
-            return sql.tokenize(measure.argument if measure.is_ordered else measure.expression)
-    return ()
 
 
 def _collect_definitions(plan: Any, definitions: dict[int, list[Any]]) -> None:
