@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from gateway.config.sections.pipelines import Aggregate, Distinct, Top
 from gateway.pipeline.inputs.types import check_case
 
-from .sql import check_columns, format_interval, iter_columns
+from .sql import check_columns, format_interval
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -77,8 +77,6 @@ def check_job(settings: Aggregate, columns: Mapping[str, Mapping[str, str]]) -> 
     for option in ("top", "distinct"):
         if value := getattr(settings, option):
             yield from check_columns(f"{option}.of", (value.of,), known)
-    for column, sql in settings.measures.items():
-        yield from check_columns(f"measures.{column}", iter_columns(sql), known)
 
 
 def _build_top(top: Top, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:

@@ -15,7 +15,6 @@ bucket only. So the set is determined once, before the first batch, and stored w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -31,7 +30,6 @@ JoinSide: TypeAlias = Literal["left", "right"]
 
 _BUCKET_COLUMN = "_bucket"
 _TIMESTAMP_TYPES = ("timestamp", "timestamp_ms", "timestamp_ltz")
-_SIDE_COLUMN_PATTERN = re.compile(r"\b(left|right)\.([A-Za-z_][A-Za-z0-9_]*)")
 
 
 def build(
@@ -107,8 +105,6 @@ def check_job(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Itera
     names = settings.select or [name for side in sides for name in columns.get(side, ())]
     if message := check_case(names):
         yield f"select: {message}"
-    for column, sql in settings.select.items():
-        yield from (f"select.{column}: {problem}" for problem in _check_select(sql, columns))
 
 
 def _get_keyed_table(settings: Join, side: JoinSide, tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -223,10 +219,3 @@ def _check_key_types(settings: Join, columns: Mapping[str, Mapping[str, str]]) -
             yield (
                 f"on: '{of_left}' is {types[0]}, '{of_right}' {types[1]}; give both the same type"
             )
-
-
-def _check_select(sql: str, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    for side, name in _SIDE_COLUMN_PATTERN.findall(sql):
-        known = columns.get(side)
-        if known and name not in known and name not in RECORD_COLUMN_TYPES:
-            yield f"{side} has no column '{name}'; {suggest(name, known)}"

@@ -14,19 +14,16 @@ topic, because the plan decides which rows they are; so `late: topic` is refused
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config.sections.pipelines import Query
-from gateway.config.source.substitution import suggest
 from gateway.pipeline.inputs.source import observe_rows
 from gateway.pipeline.inputs.types import check_case
 from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
-from . import sql
-from .sql import SqlToken, check_columns, tokenize
+from .sql import SqlToken, tokenize
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -98,23 +95,16 @@ def _plan_keeps_state(plan: Any) -> bool:
 
 
 def check_job(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    """Yield the problems that can be found without Spark's parser."""
-    tokens = tokenize(settings.sql)
-    first = next((token.folded_text for token in tokens if token.text != "("), "")
+    """Yield the problems that Spark would not find, or too late: it runs other statements."""
+    first = next((t.folded_text for t in tokenize(settings.sql) if t.text != "("), "")
     if first not in ("select", "with", "from"):
         yield f"sql begins with {first.upper() or 'nothing'}; write a SELECT, WITH or FROM"
-        return
-    if any(token.text == ";" for token in tokens[:-1]):
-        yield "sql has several statements; keep one SELECT, and add a job for each other"
-        return
     if message := check_case(settings.tables):
         yield f"tables: {message}"
-    yield from _check_tables(settings, list(sql.iter_tables(tokens)))
     for name, input in settings.tables.items():
         if "late" in input.model_fields_set and input.late == "topic":
             problem = "which rows of a query are late depends on its SQL, so they are only counted"
             yield f"tables.{name}.late: {problem}; remove it, or use a job of type aggregate"
-    yield from _check_columns(settings, tokens, columns)
 
 
 _STATELESS_NODES = frozenset(
@@ -144,33 +134,3 @@ _AGGREGATE_FUNCTIONS = frozenset(
     var_pop var_samp variance window""",
     )
 )
-
-
-def _check_tables(settings: Query, table_names: Sequence[str]) -> Iterator[str]:
-    known = {name.lower() for name in settings.tables}
-    for name in dict.fromkeys(table_names):
-        if name.lower() not in known:
-            yield f"sql: there is no table '{name}'; {suggest(name, settings.tables)}"
-    unread = known - {name.lower() for name in table_names}
-    for name in settings.tables:
-        if name.lower() in unread and all(each.lower() in known for each in table_names):
-            yield f"tables.{name}: the query does not read it; remove it, or name it in FROM"
-
-
-def _check_columns(
-    settings: Query, tokens: Sequence[SqlToken], columns: Mapping[str, Mapping[str, str]]
-) -> Iterator[str]:
-    """Yield the problems of `table.column`, for tables that are used by their own name.
-
-    Spark resolves aliases. A name of a table that is also an alias is not checked.
-    """
-    known = {name.lower(): columns.get(name, {}) for name in settings.tables}
-    aliases = {
-        after.folded_text
-        for token, after in pairwise(tokens)
-        if token.folded_text == "as" or (token.is_name and token.folded_text in known)
-    }
-    unaliased = {name: types for name, types in known.items() if name not in aliases}
-    for table, dot, column in zip(tokens, tokens[1:], tokens[2:], strict=False):
-        if dot.text == "." and table.is_name and column.is_name and table.folded_text in unaliased:
-            yield from check_columns("sql", [column.text], unaliased[table.folded_text])

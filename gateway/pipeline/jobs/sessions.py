@@ -80,7 +80,6 @@ def check_job(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> I
             yield f"measures.{name}: '{name}' is already a column of the result; use another name"
     if message := check_case([*settings.by, *RESULT_COLUMNS, *settings.measures]):
         yield f"measures: {message}"
-    yield from sql.check_measures(settings.measures, known)
     if needs_stateful_processor(settings):
         yield from _check_mergeable(settings)
         yield from _check_nested_types(settings, known)

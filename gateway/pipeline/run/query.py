@@ -35,6 +35,7 @@ from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.source import find_sources, read_stream
 from gateway.pipeline.job_settings import (
     Program,
+    get_inputs,
     get_key_columns,
     get_output,
     has_side_outputs,
@@ -288,6 +289,11 @@ def _update_query_definition(
         problem = f"job {job.name} keeps state, which real-time mode does not support"
         raise PipelineError(f"{problem}; write a trigger such as 0s")
     table_order = find_sources(rows).lines
+    if unread := sorted(get_inputs(job).keys() - table_order):
+        raise PipelineError(
+            f"job {job.name}: tables.{unread[0]}: the query does not read it; remove it, or name "
+            "it in FROM"
+        )
     update_definition(
         context.job_checkpoint, job, context.spark, is_stateful=stateful, table_order=table_order
     )

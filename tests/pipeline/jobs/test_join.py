@@ -286,10 +286,6 @@ def test_a_job_that_fits_its_inputs_has_no_problems() -> None:
             "on: 'amount' is double, 'order' string; give both the same type",
         ),
         (
-            {"select": {"x": "coalesce(right.paiment, 0)"}},
-            "select.x: right has no column 'paiment'; did you mean 'payment'?",
-        ),
-        (
             {"left": {"topic": "o", "time": "amount"}},
             "left.time: 'amount' is double; make it timestamp or timestamp_ms",
         ),

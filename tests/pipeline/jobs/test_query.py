@@ -105,23 +105,9 @@ def test_rows_are_told_once_unless_updates_are_asked_for() -> None:
     assert query.get_output_mode(settings("SELECT 1 FROM orders", trigger="realtime")) == "update"
 
 
-@pytest.mark.parametrize(
-    ("sql", "problem"),
-    [
-        ("DELETE FROM orders", "sql begins with DELETE; write a SELECT, WITH or FROM"),
-        ("SELECT 1 FROM orders; SELECT 2", "sql has several statements; keep one SELECT"),
-        ("SELECT 1 FROM order", "sql: there is no table 'order'; did you mean 'orders'?"),
-        ("SELECT 1", "tables.orders: the query does not read it; remove it, or name it in FROM"),
-        (
-            "SELECT orders.amout FROM orders",
-            "sql: there is no column 'amout'; did you mean 'amount'?",
-        ),
-    ],
-)
-def test_what_is_wrong_without_a_doubt_is_told_before_spark_starts(sql: str, problem: str) -> None:
-    columns = {"orders": {"amount": "int", "user": "string"}}
-    (found,) = query.check_job(settings(sql), columns)
-    assert found.startswith(problem)
+def test_a_statement_that_spark_would_run_is_refused() -> None:
+    (found,) = query.check_job(settings("-- all\nDELETE FROM orders"), {})
+    assert found == "sql begins with DELETE; write a SELECT, WITH or FROM"
 
 
 def test_tables_that_differ_in_case_only_are_refused() -> None:
@@ -142,15 +128,10 @@ def test_late_rows_of_a_query_are_not_promised() -> None:
 
 @pytest.mark.parametrize(
     "sql",
-    [
-        "SELECT user, amount FROM orders;",
-        "WITH big AS (SELECT * FROM Orders WHERE amount > 1) SELECT big.any FROM big",
-        "(SELECT o.anything FROM orders AS o)",
-        "SELECT orders.x FROM (SELECT 1 AS x FROM orders) AS orders",
-    ],
+    ["WITH big AS (SELECT 1) SELECT * FROM orders", "(SELECT 1 FROM orders)", "FROM orders;"],
 )
 def test_what_only_spark_can_judge_is_left_to_it(sql: str) -> None:
-    assert not list(query.check_job(settings(sql), {"orders": {"amount": "int"}}))
+    assert not list(query.check_job(settings(sql), {}))
 
 
 @pytest.mark.parametrize(

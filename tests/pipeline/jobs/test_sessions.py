@@ -255,9 +255,6 @@ def test_what_the_input_lacks_is_told_with_the_nearest_name():
     assert problems() == []
     assert problems({}) == []
     assert problems(by=["usr"]) == ["by: there is no column 'usr'; did you mean 'user'?"]
-    assert problems(measures={"t": "sum(amuont)"}) == [
-        "measures.t: there is no column 'amuont'; did you mean 'amount'?"
-    ]
     wrong = {"topic": "clicks", "time": "tim"}
     assert problems(**{"from": wrong}) == [
         "from.time: there is no column 'tim'; did you mean 'time'?"
