@@ -43,7 +43,7 @@ def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
     window = F.session_window(F.col(settings.from_.time), sql.format_interval(settings.gap))
     counted = events.groupBy(*settings.by, window.alias("_session")).agg(
         F.count(F.lit(1)).alias("events"),
-        *(_build_aggregate(m, settings) for m in _parse_measures(settings)),
+        *(_build_aggregate(m, settings) for m in sql.parse_measures(settings.measures)),
     )
     # The window ends at the last event's time + gap, so no aggregate is needed for the time.
     last = F.col("_session.end") - F.expr(f"interval {sql.format_interval(settings.gap)}")
@@ -104,7 +104,7 @@ def select_late(settings: Sessions, events: DataFrame, watermark: datetime | Col
 
 def _check_mergeable(settings: Sessions) -> Iterable[str]:
     option = "emit: updates" if settings.emit == "updates" else "maxLength"
-    for measure in _parse_measures(settings):
+    for measure in sql.parse_measures(settings.measures):
         if measure.kind is None:
             allowed = ", ".join(f"{kind}(x)" for kind in sql.MERGEABLE_KINDS)
             yield (
@@ -121,14 +121,10 @@ def _check_nested_types(settings: Sessions, columns: Mapping[str, str]) -> Itera
     for name in settings.by:
         if name.lower() in nested:
             yield sql.describe_unsupported_key(name)
-    for measure in _parse_measures(settings):
+    for measure in sql.parse_measures(settings.measures):
         kind = nested.get(measure.argument.lower())
         if kind and measure.kind in ("sum", "min", "max"):
             yield sql.describe_unsupported_measure(measure, kind)
-
-
-def _parse_measures(settings: Sessions) -> tuple[sql.Measure, ...]:
-    return sql.parse_measures(settings.measures)
 
 
 def _build_aggregate(measure: sql.Measure, settings: Sessions) -> Column:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
 from gateway.config.source.substitution import suggest
@@ -26,6 +27,7 @@ _TOKEN_PATTERN = re.compile(
       | (?P<sign>->|=>|::|.)""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
+
 
 class SqlToken(NamedTuple):
     """A token of SQL.
@@ -90,34 +92,18 @@ def parse_measures(settings: Mapping[str, str]) -> tuple[Measure, ...]:
 
 def _parse_measure(name: str, expression: str) -> Measure:
     match = _CALL_PATTERN.fullmatch(expression)
-    if match is None or not _is_single_call(match[2]):
+    tokens = tokenize(match[2]) if match else []
+    depths = list(accumulate((token.text == "(") - (token.text == ")") for token in tokens))
+    # The first parenthesis of `sum(a) / sum(b)` is not closed by the last one.
+    if match is None or (depths and (min(depths) < 0 or depths[-1])):
         return Measure(name, expression, None, expression)
     kind, argument = match[1].lower(), match[2].strip()
     is_distinct = argument[:8].lower().strip() == "distinct"
-    has_several = any(token.text == "," for token in _iter_top_level_tokens(argument))
+    has_several = any(
+        token.text == "," and not depth for token, depth in zip(tokens, depths, strict=True)
+    )
     is_mergeable = kind in MERGEABLE_KINDS and not is_distinct and not has_several and argument
     return Measure(name, expression, kind if is_mergeable else None, argument)
-
-
-def _is_single_call(arguments: str) -> bool:
-    """Return whether the first parenthesis of an expression is closed by its last one.
-
-    This is not so for `sum(a) / sum(b)`. The text between these two parentheses is given.
-    """
-    depth = 0
-    for token in tokenize(arguments):
-        depth += (token.text == "(") - (token.text == ")")
-        if depth < 0:
-            return False
-    return depth == 0
-
-
-def _iter_top_level_tokens(argument: str) -> Iterable[SqlToken]:
-    depth = 0
-    for token in tokenize(argument):
-        depth += (token.text == "(") - (token.text == ")")
-        if depth == 0:
-            yield token
 
 
 def describe_unsupported_key(name: str) -> str:
