@@ -73,7 +73,6 @@ def check_job(settings: Aggregate, columns: Mapping[str, Mapping[str, str]]) -> 
     yield from _check_window(settings)
     yield from _check_updates(settings)
     yield from check_columns("by", settings.by, known)
-    yield from check_columns("from.time", (settings.from_.time,), known)
     for option in ("top", "distinct"):
         if value := getattr(settings, option):
             yield from check_columns(f"{option}.of", (value.of,), known)

@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from gateway.config.source.substitution import suggest
 from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES, check_case
+
+from .sql import check_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 JoinSide: TypeAlias = Literal["left", "right"]
 
 _BUCKET_COLUMN = "_bucket"
-_TIMESTAMP_TYPES = ("timestamp", "timestamp_ms", "timestamp_ltz")
 
 
 def build(
@@ -98,9 +98,7 @@ def build_key_text(columns: Sequence[str]) -> Column:
 def check_job(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     sides = {"left": tuple(settings.on), "right": tuple(settings.on.values())}
     for side, keys in sides.items():
-        if known := columns.get(side):
-            yield from _check_key_columns(side, keys, known)
-    yield from _check_times(settings, columns)
+        yield from check_columns(f"on: {side}", keys, columns.get(side, {}))
     yield from _check_key_types(settings, columns)
     names = settings.select or [name for side in sides for name in columns.get(side, ())]
     if message := check_case(names):
@@ -190,25 +188,6 @@ def _select_columns(settings: Join, tables: Mapping[str, DataFrame]) -> list[Col
 
 def _list_value_columns(columns: Iterable[str]) -> list[str]:
     return [column for column in columns if column not in RECORD_COLUMN_TYPES]
-
-
-def _check_key_columns(
-    side: str, names: Iterable[str], columns: Mapping[str, str]
-) -> Iterable[str]:
-    for name in names:
-        if name not in columns and name not in RECORD_COLUMN_TYPES:
-            yield f"on: {side} has no column '{name}'; {suggest(name, columns)}"
-
-
-def _check_times(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
-    for side, time in (("left", settings.left.time), ("right", settings.right.time)):
-        known = columns.get(side)
-        if not known or time in RECORD_COLUMN_TYPES:
-            continue
-        if time not in known:
-            yield f"{side}.time: there is no column '{time}'; {suggest(time, known)}"
-        elif known[time].strip().lower() not in _TIMESTAMP_TYPES:
-            yield f"{side}.time: '{time}' is {known[time]}; make it timestamp or timestamp_ms"
 
 
 def _check_key_types(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:

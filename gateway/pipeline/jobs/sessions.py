@@ -71,7 +71,6 @@ def check_realtime(settings: Sessions) -> str | None:
 def check_job(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     known = columns.get("from", {})
     yield from sql.check_columns("by", settings.by, known)
-    yield from sql.check_columns("from.time", [settings.from_.time], known)
     for name in settings.by:
         if name in RESULT_COLUMNS:
             yield f"by: '{name}' is already a column of the result; rename the field"

@@ -279,19 +279,17 @@ def test_a_job_that_fits_its_inputs_has_no_problems() -> None:
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ({"on": {"ordr": "order"}}, "on: left has no column 'ordr'; did you mean 'order'?"),
-        ({"on": {"order": "ordr"}}, "on: right has no column 'ordr'; did you mean 'order'?"),
+        (
+            {"on": {"ordr": "order"}},
+            "on: left: there is no column 'ordr'; did you mean 'order'?",
+        ),
+        (
+            {"on": {"order": "ordr"}},
+            "on: right: there is no column 'ordr'; did you mean 'order'?",
+        ),
         (
             {"on": {"amount": "order"}},
             "on: 'amount' is double, 'order' string; give both the same type",
-        ),
-        (
-            {"left": {"topic": "o", "time": "amount"}},
-            "left.time: 'amount' is double; make it timestamp or timestamp_ms",
-        ),
-        (
-            {"right": {"topic": "p", "time": "att"}},
-            "right.time: there is no column 'att'; did you mean 'at'?",
         ),
     ],
 )

@@ -255,10 +255,6 @@ def test_what_the_input_lacks_is_told_with_the_nearest_name():
     assert problems() == []
     assert problems({}) == []
     assert problems(by=["usr"]) == ["by: there is no column 'usr'; did you mean 'user'?"]
-    wrong = {"topic": "clicks", "time": "tim"}
-    assert problems(**{"from": wrong}) == [
-        "from.time: there is no column 'tim'; did you mean 'time'?"
-    ]
 
 
 def test_names_of_sessions_own_columns_are_not_given_twice():
