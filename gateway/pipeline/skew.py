@@ -26,6 +26,7 @@ from gateway.pipeline.failures import build_kafka_error, find_unreadable, list_c
 from gateway.pipeline.inputs.source import Catalogs, read_range
 from gateway.pipeline.job_settings import get_inputs
 from gateway.pipeline.jobs.join import build_key_text
+from gateway.pipeline.spark import F
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,7 +88,6 @@ def measure_key_loads(
     Records without a key are heartbeats and are not counted.
     """
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     keyed = sample.na.drop(subset=list(columns)).groupBy(build_key_text(columns).alias("key"))
     counted = keyed.count().withColumn("all", F.sum("count").over(Window.partitionBy()))
@@ -97,8 +97,6 @@ def measure_key_loads(
 
 def measure_partition_loads(sample: DataFrame, ranges: OffsetRanges) -> list[PartitionLoad]:
     """Return the load of each partition, including those without records in the sample."""
-    from pyspark.sql import functions as F
-
     spans = F.max("_timestamp").cast("double") - F.min("_timestamp").cast("double")
     grouped = sample.groupBy("_partition").agg(F.count("*").alias("n"), spans.alias("s"))
     samples = {row["_partition"]: (row["n"], row["s"]) for row in grouped.collect()}

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import PipelineError
+from gateway.pipeline.spark import F
 
 from .checkpoint import (
     RETAINED_SNAPSHOTS,
@@ -244,8 +245,6 @@ def read_state(
 
 def count_keys(spark: SparkSession, report: StateReport, location: str, sample_size: int) -> None:
     """Count the keys of each partition, and add a sample of each store to a report."""
-    from pyspark.sql import functions as F
-
     for operator, name, store in _read_operators(spark, location, report):
         report.operators[operator] = name
         partitions = [p for p in report.partitions if (p.operator, p.store) == (operator, store)]

@@ -31,6 +31,7 @@ from gateway.pipeline.clusters import TopicMissing, describe_topic, fetch_max_me
 from gateway.pipeline.failures import build_kafka_error
 from gateway.pipeline.job_settings import get_dead_letter_topic
 from gateway.pipeline.reports import Reports
+from gateway.pipeline.spark import F
 
 from .input_topics import ReadTopic
 from .ledger import Ledger, build_deleted_error, open_ledger, owner_key
@@ -76,8 +77,6 @@ _INDEX_MASK = (1 << 33) - 1
 
 def choose_writer(key: Column, writers: int) -> Column:
     """Return the writer's number of a row, as Spark's `repartition(writers, key)` chooses it."""
-    from pyspark.sql import functions as F
-
     return F.pmod(F.hash(key), F.lit(writers))
 
 
@@ -287,16 +286,12 @@ class ExactlyOnceOutput:
         All tasks of Spark still read their whole input, because that commits their state. A limit
         of Spark would end them before.
         """
-        from pyspark.sql import functions as F
-
         index = F.monotonically_increasing_id().bitwiseAND(F.lit(_INDEX_MASK))
         return index <= self.max_driver_rows
 
     def _bound_columns(self, rows: DataFrame) -> dict[str, Column]:
         """Return the columns without large rows, and whether a row is one."""
         if not self._bounded_columns:
-            from pyspark.sql import functions as F
-
             # Headers are an array, whose text has about as many bytes.
             sizes = (F.octet_length(F.col(name).cast("string")) for name in rows.columns)
             is_large = F.greatest(*sizes, F.lit(0)) > MAX_DRIVER_COLUMN_BYTES
@@ -306,8 +301,6 @@ class ExactlyOnceOutput:
 
     def _get_writer_column(self, writers: int) -> Column:
         if writers not in self._writer_columns:
-            from pyspark.sql import functions as F
-
             key = F.col("key").cast("binary")
             self._writer_columns[writers] = choose_writer(key, writers)
         return self._writer_columns[writers]

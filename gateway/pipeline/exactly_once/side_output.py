@@ -25,6 +25,7 @@ from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Off
 from gateway.pipeline.clusters import build_client_config
 from gateway.pipeline.inputs import source
 from gateway.pipeline.inputs.source import RAW_COLUMN
+from gateway.pipeline.spark import F
 
 from .driver import ExactlyOnceOutput
 from .input_topics import ReadTopic
@@ -53,8 +54,6 @@ def side_topic(topic: str, kind: SideOutputKind) -> str:
 
 def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataFrame:
     """Return records of an input, as of Spark's Kafka source, as `key`, `value` and `headers`."""
-    from pyspark.sql import functions as F
-
     def build_header(name: str, value: Column) -> Column:
         return F.struct(
             F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value")
@@ -78,15 +77,11 @@ def add_raw_records(raw: DataFrame) -> DataFrame:
 
     A join of late rows with their records would have to hold the places of all rows in memory.
     """
-    from pyspark.sql import functions as F
-
     return raw.withColumn(RAW_COLUMN, F.struct(*raw.columns))
 
 
 def build_late_records(late_rows: DataFrame, input_name: str) -> DataFrame:
     """Return the records that late rows were made of, ready to be written."""
-    from pyspark.sql import functions as F
-
     late = late_rows.select(f"{RAW_COLUMN}.*", WATERMARK_COLUMN)
     watermark = F.date_format(WATERMARK_COLUMN, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
     return build_side_records(
@@ -99,8 +94,6 @@ def add_watermarks(rows: DataFrame, topic: str, batches: Sequence[BatchOffsets])
 
     If two sources read a record in two batches, that is the later one, which is not lower.
     """
-    from pyspark.sql import functions as F
-
     # One row of this table is a range of offsets with the watermark of its batch.
     ranges: list[str] = []
     later_starts: dict[TopicPartition, int] = {}

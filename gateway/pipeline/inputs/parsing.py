@@ -32,6 +32,8 @@ from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, cast
 
+from gateway.pipeline.spark import F, T
+
 from .types import TIMESTAMP_MS, get_json_type
 
 if TYPE_CHECKING:
@@ -85,16 +87,13 @@ def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool 
         require_finite: Whether numbers must be finite. If False, the texts "NaN" and "Infinity" are
             read as numbers, as they stand in the JSON text of Avro values.
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import BooleanType, StringType, StructField, StructType
-
-    declared = StructType([
-        StructField(name, _parse_type(type_text)) for name, type_text in fields.items()
+    declared = T.StructType([
+        T.StructField(name, _parse_type(type_text)) for name, type_text in fields.items()
     ])  # fmt: skip
-    schema = StructType([
-        StructField(_VALUE_FIELD, _widen_type(declared)),
-        StructField(_END_FIELD, BooleanType()),
-        StructField(_CORRUPT_FIELD, StringType()),
+    schema = T.StructType([
+        T.StructField(_VALUE_FIELD, _widen_type(declared)),
+        T.StructField(_END_FIELD, T.BooleanType()),
+        T.StructField(_CORRUPT_FIELD, T.StringType()),
     ])  # fmt: skip
     # `from_json` would replace bytes that are not UTF-8.
     readable = F.is_valid_utf8(text) & ~has_half_surrogates(text)
@@ -109,8 +108,6 @@ def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool 
 
 
 def has_half_surrogates(text: Column) -> Column:
-    from pyspark.sql import functions as F
-
     # The search for the prefixes is cheap, and nearly all texts have none.
     suspect = reduce(or_, (F.contains(text, F.lit(prefix)) for prefix in _SURROGATE_PREFIXES))
     without_pairs = F.regexp_replace(text, _SURROGATE_PAIR_PATTERN, "$1-")
@@ -119,8 +116,6 @@ def has_half_surrogates(text: Column) -> Column:
 
 def is_whole(parsed: Column) -> Column:
     """Return whether a text that is not null was exactly one JSON object of the fields' types."""
-    from pyspark.sql import functions as F
-
     has_value = parsed[_VALUE_FIELD].isNotNull() & parsed[_CORRUPT_FIELD].isNull()
     return F.coalesce(has_value & parsed[_END_FIELD], F.lit(False))
 
@@ -129,8 +124,6 @@ def is_out_of_range(
     parsed: Column, text: Column, name: str, type_text: str, *, require_finite: bool = True
 ) -> Column | None:
     """Return whether a field is out of the range of its type; None if that cannot happen."""
-    from pyspark.sql import functions as F
-
     if _is_millis(type_text):
         return ~parsed[_VALUE_FIELD][name].between(YEAR_1_START_MS, YEAR_9999_END_MS)
     declared = _parse_type(type_text)
@@ -150,8 +143,6 @@ def is_out_of_range(
 
 def get_column(parsed: Column, text: Column, name: str, type_text: str) -> Column:
     """Return a field in its type, null if out of range. It never fails, even for filtered rows."""
-    from pyspark.sql import functions as F
-
     if _is_millis(type_text):
         value = parsed[_VALUE_FIELD][name]
         in_range = value.between(YEAR_1_START_MS, YEAR_9999_END_MS)
@@ -163,8 +154,6 @@ def get_column(parsed: Column, text: Column, name: str, type_text: str) -> Colum
 
 def get_valid_column(parsed: Column, text: Column, name: str, type_text: str) -> Column:
     """Return the value of a field, null if it is out of range or the text is not one object."""
-    from pyspark.sql import functions as F
-
     out_of_range = is_out_of_range(parsed, text, name, type_text)
     is_valid = (
         parsed[_END_FIELD]
@@ -183,9 +172,7 @@ def _is_millis(type_text: str) -> bool:
 
 
 def _parse_type(type_text: str) -> DataType:
-    from pyspark.sql.types import DataType
-
-    return DataType.fromDDL(get_json_type(type_text))
+    return T.DataType.fromDDL(get_json_type(type_text))
 
 
 def _widen_type(data_type: DataType) -> DataType:
@@ -194,8 +181,6 @@ def _widen_type(data_type: DataType) -> DataType:
 
 
 def _widen_leaf(data_type: DataType) -> DataType:
-    from pyspark.sql import types as T
-
     match data_type:
         case T.ByteType():  # 128 to 255 would wrap
             return T.ShortType()
@@ -212,8 +197,6 @@ def _widen_leaf(data_type: DataType) -> DataType:
 
 
 def _replace_leaves(data_type: DataType, replace_leaf: Callable[[DataType], DataType]) -> DataType:
-    from pyspark.sql import types as T
-
     match data_type:
         case T.ArrayType():
             return T.ArrayType(_replace_leaves(data_type.elementType, replace_leaf))
@@ -230,9 +213,6 @@ def _replace_leaves(data_type: DataType, replace_leaf: Callable[[DataType], Data
 
 def _get_value(parsed: Column, text: Column, name: str, declared: DataType) -> Column:
     """Return a field in the type that it was read with, with all digits of numbers in texts."""
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     value, read_type = parsed[_VALUE_FIELD][name], _widen_type(declared)
     is_suspect = _test_values(value, read_type, _is_suspect_text)
     if is_suspect is None:
@@ -245,9 +225,6 @@ def _get_value(parsed: Column, text: Column, name: str, declared: DataType) -> C
 
 def _restore_digits(value: Column, exact: Column, data_type: DataType) -> Column:
     """Return a value with the texts of another one, which has numbers in quotes."""
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     match data_type:
         case T.StringType():
             return F.regexp_replace(exact, F.lit(_QUOTED_NUMBER_PATTERN), F.lit("$1$2"))
@@ -265,17 +242,12 @@ def _restore_digits(value: Column, exact: Column, data_type: DataType) -> Column
 
 
 def _is_suspect_text(value: Column, data_type: DataType) -> Column | None:
-    from pyspark.sql import types as T
-
     return value.rlike(_SUSPECT_TEXT_PATTERN) if isinstance(data_type, T.StringType) else None
 
 
 def _is_leaf_out_of_range(
     value: Column, data_type: DataType, *, require_finite: bool
 ) -> Column | None:
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     match data_type:
         case T.ByteType():
             return ~value.between(-128, 127)
@@ -305,9 +277,6 @@ def _test_values(
     value: Column, data_type: DataType, test: Callable[[Column, DataType], Column | None]
 ) -> Column | None:
     """Return whether a test is true of a value or of a nested one; None if of none can be."""
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     match data_type:
         case T.MapType():
             return _test_values(F.map_values(value), T.ArrayType(data_type.valueType), test)
@@ -326,8 +295,6 @@ def _test_values(
 
 
 def _is_outside(time: Column, literal_type: str, zone: str = "") -> Column:
-    from pyspark.sql import functions as F
-
     first = F.expr(f"{literal_type}'0001-01-01T00:00:00{zone}'")
     last = F.expr(f"{literal_type}'9999-12-31T23:59:59.999999{zone}'")
     return ~time.between(first, last)
@@ -373,8 +340,6 @@ def _iter_decimals(
     data_type: DataType, name: str, *, is_nested: bool
 ) -> Iterator[tuple[str, bool]]:
     """Yield the decimal fields, and whether the decimal is in an array or a map of the field."""
-    from pyspark.sql import types as T
-
     match data_type:
         case T.DecimalType():
             yield name, is_nested

@@ -24,6 +24,7 @@ from gateway.core.log.record import TopicPartition
 from gateway.pipeline.checkpoint.checkpoint import Sources
 from gateway.pipeline.clusters import build_spark_options
 from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
+from gateway.pipeline.spark import F
 
 from . import parsing, schemas
 from .types import HEADERS_COLUMN, RECORD_COLUMN_TYPES, get_column_type
@@ -104,8 +105,6 @@ def observe_rows(name: str, table: DataFrame) -> DataFrame:
     never end. Spark pushes no filter through `observe`. (It does push one through another filter,
     even one with `rand()`.) Progress has the number of rows as `read_<name>`.
     """
-    from pyspark.sql import functions as F
-
     return table.observe(f"read_{name}", F.count(F.lit(1)).alias("rows"))
 
 
@@ -252,8 +251,6 @@ def parse_values(
             them are counted. "" counts nothing.
         has_event_time: False if records may have any timestamp.
     """
-    from pyspark.sql import functions as F
-
     parsed_rows, reason = _parse_rows(raw, input, has_event_time), F.col(REASON_COLUMN)
     if metrics_name:
         rows, invalid = F.count(F.lit(1)).alias("rows"), F.count(reason).alias("invalid")
@@ -283,8 +280,6 @@ def select_invalid_values(raw: DataFrame, input: Input) -> DataFrame:
 
 def _parse_rows(raw: DataFrame, input: Input, has_event_time: bool = True) -> DataFrame:
     """Add the columns `_parsed` (see `parsing`) and `_reason`, which is null for valid records."""
-    from pyspark.sql import functions as F
-
     # The record's own timestamp only matters if it is the event time.
     out_of_years = F.when(parsing.is_outside_years(F.col("timestamp")), F.lit(_TIMESTAMP_REASON))
     timestamp_fault = (
@@ -317,15 +312,11 @@ def _has_json_values(raw: DataFrame) -> bool:
 
 
 def _get_text(raw: DataFrame) -> Column:
-    from pyspark.sql import functions as F
-
     return F.col("value" if _has_json_values(raw) else schemas.TEXT_COLUMN).cast("string")
 
 
 def _iter_faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Iterator[Column]:
     """Yield a column for each possible fault of a value: the reason, or null."""
-    from pyspark.sql import functions as F
-
     parsed = F.col(_PARSED_COLUMN)
     if schemas.FAULT_COLUMN in raw.columns:
         yield F.col(schemas.FAULT_COLUMN)
@@ -351,7 +342,5 @@ def _iter_faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Ite
 
 
 def _select_record_columns(raw: DataFrame) -> list[Column]:
-    from pyspark.sql import functions as F
-
     kept = [F.col(name) for name in raw.columns if name in (RAW_COLUMN, HEADERS_COLUMN)]
     return [*(F.col(name[1:]).alias(name) for name in RECORD_COLUMN_TYPES), *kept]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gateway.config.sections.pipelines import Aggregate, Distinct, Top
 from gateway.pipeline.inputs.types import check_case
+from gateway.pipeline.spark import F
 
 from .sql import check_columns, format_interval
 
@@ -32,8 +33,6 @@ WINDOW_COLUMNS = ("start", "end")
 
 def build(settings: Aggregate, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Return `start`, `end`, the columns of `by`, and the measures, `top` or `distinct`."""
-    from pyspark.sql import functions as F
-
     time, size, slide = settings.from_.time, *_format_window(settings)
     windowed = tables["from"].withColumn("__window", F.window(time, size, slide))
     if settings.top:
@@ -59,8 +58,6 @@ def check_realtime(settings: Aggregate) -> str | None:
 
 def select_late(settings: Aggregate, events: DataFrame, watermark: datetime) -> DataFrame:
     """Return the rows that are late for all of their windows, not only for some sliding ones."""
-    from pyspark.sql import functions as F
-
     size, slide = _format_window(settings)
     # The last window of a row begins at the multiple of `slide` before the row.
     last_end = F.window(settings.from_.time, slide)["start"] + F.expr(f"INTERVAL {size}")
@@ -79,8 +76,6 @@ def check_job(settings: Aggregate, columns: Mapping[str, Mapping[str, str]]) -> 
 
 
 def _build_top(top: Top, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
     keyed = windowed.select("__window", *by, F.col(top.of).alias("__value"))
     counted = keyed.groupBy("__window", *by, "__value").agg(F.count("__value").alias("__count"))
     # min_by ignores rows whose order is null. Of equally frequent values the lesser comes first.
@@ -92,8 +87,6 @@ def _build_top(top: Top, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:
 
 
 def _build_distinct(distinct: Distinct, by: tuple[str, ...], windowed: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
     if distinct.method == "approximate":
         count = F.approx_count_distinct(distinct.of, distinct.error)
         return windowed.groupBy("__window", *by).agg(count.alias("distinct"))

@@ -24,6 +24,7 @@ from gateway.pipeline.reports import Reports
 from gateway.pipeline.tables import broadcast, lookup
 from gateway.pipeline.tables.lookup import parse_json_column
 from gateway.pipeline.tables.redis import is_url
+from gateway.pipeline.spark import F
 
 from .sql import check_columns
 
@@ -110,8 +111,6 @@ def _list_event_columns(settings: Enrich, columns: Iterable[str]) -> list[str]:
 
 
 def _look_up_rows(settings: Enrich, table: Redis, events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
     look_up = lookup.create_lookup_function(
         lookup.LookupConfig.from_settings(table), settings.name, events.sparkSession
     )
@@ -120,8 +119,6 @@ def _look_up_rows(settings: Enrich, table: Redis, events: DataFrame) -> DataFram
 
 
 def _join_table(settings: Enrich, events: DataFrame, table: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
     # `check_job` cannot see this if the columns come from Parquet files or a schema.
     shared = sorted({*events.columns} & ({*table.columns} - {broadcast.KEY_COLUMN}))
     if shared:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES, check_case
+from gateway.pipeline.spark import F
 
 from .sql import check_columns
 
@@ -74,8 +75,6 @@ def select_late(
 
     A row with exactly the time of the watermark is late.
     """
-    from pyspark.sql import functions as F
-
     time = settings.left.time if side == "left" else settings.right.time
     return _drop_keyless(settings, side, events).filter(F.col(time) <= F.lit(watermark))
 
@@ -89,8 +88,6 @@ def select_hot_keys(salt: Salt | None, detected: Sequence[str]) -> tuple[str, ..
 
 def build_key_text(columns: Sequence[str]) -> Column:
     """Return a key as `salt.keys` has it: one column's text, or a JSON array of several."""
-    from pyspark.sql import functions as F
-
     texts = [F.col(column).cast("string") for column in columns]
     return texts[0] if len(texts) == 1 else F.to_json(F.array(*texts))
 
@@ -118,8 +115,6 @@ def _drop_keyless(settings: Join, side: JoinSide, table: DataFrame) -> DataFrame
     nothing through a filter that is not deterministic. So the condition has a second part that is
     not deterministic, never true, and not evaluated if the first part is true.
     """
-    from pyspark.sql import functions as F
-
     keys, time = (
         (settings.on.keys(), settings.left.time)
         if side == "left"
@@ -139,23 +134,17 @@ def _build_time_bounds(settings: Join) -> list[str]:
 
 
 def _combine_conditions(conditions: Iterable[str]) -> Column:
-    from pyspark.sql import functions as F
-
     return F.expr(" AND ".join(conditions))
 
 
 def _assign_bucket(settings: Join, salt: Salt, hot_keys: Sequence[str]) -> Column:
     """Return the bucket of a row of left, by its offset, so that a repeated batch has the same."""
-    from pyspark.sql import functions as F
-
     bucket = F.pmod(F.xxhash64("_partition", "_offset"), F.lit(salt.buckets)).cast("int")
     return F.when(_is_hot(salt, list(settings.on), hot_keys), bucket).otherwise(F.lit(0))
 
 
 def _copy_to_buckets(settings: Join, salt: Salt, hot_keys: Sequence[str]) -> Column:
     """Return the buckets of a row of right, one row for each: all if its key is hot."""
-    from pyspark.sql import functions as F
-
     all_buckets = F.array(*(F.lit(bucket) for bucket in range(salt.buckets)))
     first_bucket = F.array(F.lit(0))
     is_hot = _is_hot(salt, list(settings.on.values()), hot_keys)
@@ -163,8 +152,6 @@ def _copy_to_buckets(settings: Join, salt: Salt, hot_keys: Sequence[str]) -> Col
 
 
 def _is_hot(salt: Salt, columns: Sequence[str], hot_keys: Sequence[str]) -> Column:
-    from pyspark.sql import functions as F
-
     if salt.keys == "all":
         return F.lit(True)
     return build_key_text(columns).isin(*select_hot_keys(salt, hot_keys))
@@ -172,8 +159,6 @@ def _is_hot(salt: Salt, columns: Sequence[str], hot_keys: Sequence[str]) -> Colu
 
 def _select_columns(settings: Join, tables: Mapping[str, DataFrame]) -> list[Column]:
     """Return the columns of the result: those of `select`, or all, of left where both have one."""
-    from pyspark.sql import functions as F
-
     if settings.select:
         return [F.expr(sql).alias(column) for column, sql in settings.select.items()]
     left = _list_value_columns(tables["left"].columns)

@@ -38,6 +38,7 @@ from gateway.pipeline.tables.redis import (
     decode_texts,
     is_url,
 )
+from gateway.pipeline.spark import F
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,8 +54,6 @@ _WRITTEN_SCHEMA = "topic string, partition int, next bigint"
 
 def build(settings: Load, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Return `key`, `value`, `topic`, `partition`, `offset` of the latest record of each key."""
-    from pyspark.sql import functions as F
-
     key = F.col("_key").cast("string")
     rows = tables["from"].where(key.isNotNull() & (key != LOADED_KEY)).groupBy(key.alias("key"))
     origin = (F.col(f"_{name}").alias(name) for name in ("topic", "partition", "offset"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gateway.config.sections.pipelines import Sessions
 from gateway.pipeline.inputs.types import check_case
+from gateway.pipeline.spark import F
 
 from . import sql
 
@@ -33,8 +34,6 @@ def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
         the pause after it), `events` (their number), the measures, and `state` if updates are
         emitted.
     """
-    from pyspark.sql import functions as F
-
     from . import session_processor
 
     events = tables["from"]
@@ -93,8 +92,6 @@ def select_late(settings: Sessions, events: DataFrame, watermark: datetime | Col
     time + gap); for `session_processor`, if the watermark has passed its time. Spark's own count
     may be lower, because it counts events of one key and time that one task reads only once.
     """
-    from pyspark.sql import functions as F
-
     time = F.col(settings.from_.time)
     if not needs_stateful_processor(settings):
         time = time + F.expr(f"interval {sql.format_interval(settings.gap)}")
@@ -128,8 +125,6 @@ def _check_nested_types(settings: Sessions, columns: Mapping[str, str]) -> Itera
 
 def _build_aggregate(measure: sql.Measure, settings: Sessions) -> Column:
     """Return the aggregate; `first` and `last` go by time, as a shuffle has no order."""
-    from pyspark.sql import functions as F
-
     if not measure.is_ordered:
         return F.expr(measure.expression).alias(measure.name)
     select_by = {"first": F.min_by, "last": F.max_by}[measure.kind or ""]

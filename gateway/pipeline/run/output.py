@@ -30,6 +30,7 @@ from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.types import check_case, is_record_column
 from gateway.pipeline.job_settings import get_key_columns, get_output
 from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
+from gateway.pipeline.spark import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -48,8 +49,6 @@ def encode_rows(
     The key is null without key columns. Values with a schema are encoded by it, as
     `schemas.encode_values` describes.
     """
-    from pyspark.sql import functions as F
-
     if message := check_case(rows.columns):
         raise PipelineError(f"columns {message}")
     names = [name for name, type_text in rows.dtypes if not is_record_column(name, type_text)]
@@ -60,8 +59,6 @@ def encode_rows(
 
 def build_key(rows: DataFrame, key_columns: Sequence[str]) -> Column:
     """Return the key of a record: the text of a single column, or a JSON array of several."""
-    from pyspark.sql import functions as F
-
     if not key_columns:
         return F.lit(None).cast("string")
     if len(key_columns) == 1:
@@ -78,8 +75,6 @@ def build_key(rows: DataFrame, key_columns: Sequence[str]) -> Column:
 
 
 def _build_json(name: str) -> Column:
-    from pyspark.sql import functions as F
-
     # to_json does not take plain values, so `{"k":` and `}` are cut off a struct.
     json_object = F.to_json(F.struct(F.col(f"`{name}`").alias("k")), _JSON_OPTIONS)
     return F.substring(json_object, F.lit(6), F.length(json_object) - F.lit(6))

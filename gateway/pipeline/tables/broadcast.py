@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from gateway.errors import PipelineError
 from gateway.pipeline import failures
 from gateway.pipeline.reports import REFRESH_ALERT, Reports
+from gateway.pipeline.spark import F
 
 from .lookup import parse_json_column
 
@@ -156,8 +157,6 @@ def load_table(
         }
         raw = spark.read.format("kafka").options(**kafka_options, **options).load()
         return select_latest_rows(raw, table)
-    from pyspark.sql import functions as F
-
     assert table.path is not None
     rows = spark.read.parquet(table.path)
     if table.fields:
@@ -174,8 +173,6 @@ def materialize_rows(rows: DataFrame) -> DataFrame:
 
 def select_latest_rows(raw: DataFrame, table: Broadcast) -> DataFrame:
     """Return the latest value of each key, without keys whose latest value is a tombstone."""
-    from pyspark.sql import functions as F
-
     key = F.col("key").cast("string").alias(KEY_COLUMN)
     by_partition = raw.where(F.col("key").isNotNull()).groupBy(key, "partition")
     last = by_partition.agg(F.max_by(F.struct("timestamp", "value"), "offset").alias("last"))
@@ -192,6 +189,4 @@ def select_latest_rows(raw: DataFrame, table: Broadcast) -> DataFrame:
 
 def _drop_duplicate_keys(rows: DataFrame) -> DataFrame:
     """Return one row per key, so that the join does not duplicate events."""
-    from pyspark.sql import functions as F
-
     return rows.where(F.col(KEY_COLUMN).isNotNull()).dropDuplicates([KEY_COLUMN])

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.errors import PipelineError, PipelineUnavailable
+from gateway.pipeline.spark import F
 
 from .redis import (
     RedisConfig,
@@ -173,7 +174,6 @@ def create_lookup_function(
 ) -> Callable[..., Any]:
     """Return a function of Spark from a column of keys to one of JSON, null without a row."""
     import pyarrow as pa
-    from pyspark.sql import functions as F
 
     accumulator = _stats_by_job[job] = _create_accumulator(spark)
 
@@ -254,8 +254,6 @@ def parse_json_column(rows: DataFrame, column: str, fields: Mapping[str, str]) -
     All fields are null if the JSON is null or invalid. A field that is not of its type or is out of
     its range is null on its own.
     """
-    from pyspark.sql import functions as F
-
     # Not at the top, because it brings pydantic: workers import this module in 0.1 s, not 0.8 s.
     from gateway.pipeline.inputs import parsing
 
