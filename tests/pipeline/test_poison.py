@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from support.poison import COLUMN_TYPES, generate_records
 
 from gateway.config.sections.pipelines import AnyJob
-from gateway.pipeline.inputs.source import parse_values, select_invalid_values
+from gateway.pipeline.inputs.source import parse_records, select_invalid_records
 from gateway.pipeline.job_settings import get_inputs
 from gateway.pipeline.jobs import enrich
 from gateway.pipeline.run import output
@@ -72,7 +72,7 @@ def test_all_bad_records_are_told_once(spark: Any, topic: tuple[Any, str]):
     records, directory = topic
     input = get_inputs(job("query"))["t"]
     found = sorted(
-        row.offset for row in select_invalid_values(spark.read.parquet(directory), input).collect()
+        row.offset for row in select_invalid_records(spark.read.parquet(directory), input).collect()
     )
     assert found == [n for n, each in enumerate(records) if not each.is_good], f"seed {SEED}"
 
@@ -85,7 +85,7 @@ def test_all_good_records_are_rows_and_no_job_ends(spark, topic, tmp_path, kind)
     if kind != "updates":  # Spark's own operators are the same in batch, and faster
         raw = spark.read.parquet(directory)
     tables = {
-        name: parse_values(raw, input).withWatermark(input.time, "1 second")
+        name: parse_records(raw, input).withWatermark(input.time, "1 second")
         for name, input in get_inputs(made).items()
     }
     if kind == "enrich":

@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -68,17 +68,9 @@ def resolve_fields(input: Input, catalogs: Mapping[str, SchemaRegistry]) -> Inpu
     if value.fields or not has_schema(value.model):
         return input
 
-    async def fetch_columns() -> dict[str, str]:
-        registry = CachedRegistryClient(catalogs[value.catalog or ""])
-        try:
-            schema = await registry.get_by_version(f"{input.topic}-value", None)
-        finally:
-            await registry.close()
-        _verify_format(input.topic, value.model, schema)
-        return schema_columns.parse_schema_columns(schema.format, schema.text, schema.references)
-
-    # This is in the driver, before the query starts. The loop of `_run_coroutine` is for workers.
-    columns = asyncio.run(fetch_columns())
+    # This is in the driver, before the query starts. The loop of `_get_runner` is for workers.
+    schema = asyncio.run(_fetch_schema(input.topic, value.model, catalogs[value.catalog or ""]))
+    columns = schema_columns.parse_schema_columns(schema.format, schema.text, schema.references)
     return input.model_copy(update={"value": value.model_copy(update={"fields": columns})})
 
 
@@ -124,9 +116,7 @@ def _create_decoder(model: str, catalog: SchemaRegistry) -> ArrowFunction:
         format, codecs = SerializationFormat.parse(model), _get_codecs(catalog)
         for batch in batches:
             values = batch.column("value").to_pylist()
-            # Each pair is the text and the fault. `zip` of no pairs gives no columns, so an empty
-            # batch gets its columns below.
-            pairs = []
+            pairs = []  # the text and the fault
             for index, value in enumerate(values):
                 try:
                     pairs.append(_decode_text(codecs, format, value))
@@ -138,13 +128,9 @@ def _create_decoder(model: str, catalog: SchemaRegistry) -> ArrowFunction:
                     raise PipelineUnavailable(
                         f"{place}: {error}; the job waits until the registry has it"
                     ) from None
-            for name, column in zip(
-                (TEXT_COLUMN, FAULT_COLUMN), zip(*pairs, strict=True), strict=False
-            ):
-                batch = batch.append_column(name, pa.array(column, pa.string()))
-            if not pairs:
-                for name in (TEXT_COLUMN, FAULT_COLUMN):
-                    batch = batch.append_column(name, pa.array([], pa.string()))
+            for i, name in enumerate((TEXT_COLUMN, FAULT_COLUMN)):
+                column = pa.array([pair[i] for pair in pairs], pa.string())
+                batch = batch.append_column(name, column)
             yield batch
 
     return decode_batches
@@ -165,7 +151,7 @@ def _decode_text(
             try:
                 return codecs.decode_text_cached(format, value).decode(), None
             except SchemaNotLoaded:
-                _run_coroutine(codecs.load_schemas(format, "", False, [value]))
+                _get_runner().run(codecs.load_schemas(format, "", False, [value]))
     except SchemaNotFound:
         raise
     except FormatError as error:
@@ -196,14 +182,16 @@ def _encode_batch(batch: pa.RecordBatch, output: Output, catalog: SchemaRegistry
         if text is None:
             continue
         try:
-            values[i] = _run_coroutine(_encode_value(codecs, output, text)).data
+            values[i] = _get_runner().run(_encode_value(codecs, output, text)).data
         except (RegistryUnavailable, SchemaNotFound):
             raise
         except Exception as error:  # also errors of the codecs' libraries, such as OverflowError
             # If the schema itself is the problem, the job ends. Otherwise every row would become
             # a dead letter.
             if not is_schema_verified:
-                _run_coroutine(_fetch_and_verify_schema(output, catalog))
+                compile_schema(
+                    _get_runner().run(_fetch_schema(output.topic, output.model, catalog))
+                )
                 is_schema_verified = True
             topics[i] = get_dead_letter_topic(output.topic)
             headers[i] = [
@@ -214,7 +202,8 @@ def _encode_batch(batch: pa.RecordBatch, output: Output, catalog: SchemaRegistry
                 ),
             ]
     columns["value"] = pa.array(values, pa.binary())
-    columns["headers"] = pa.array(headers, _build_headers_type())
+    header_type = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    columns["headers"] = pa.array(headers, pa.list_(header_type))
     columns["topic"] = pa.array(topics, pa.string())
     return pa.RecordBatch.from_pydict(columns)
 
@@ -231,27 +220,17 @@ async def _encode_value(codecs: Codecs, output: Output, text: bytes) -> EncodedD
     return await codecs.encode(format, output.topic, False, value)
 
 
-async def _fetch_and_verify_schema(output: Output, catalog: SchemaRegistry) -> None:
-    """Raise FormatError if the latest schema of an output is missing or cannot be used."""
+async def _fetch_schema(topic: str, model: str, catalog: SchemaRegistry) -> Schema:
+    """Return the latest schema of a topic; raise FormatError if there is none of the model."""
     registry = CachedRegistryClient(catalog)
     try:
-        schema = await registry.get_by_version(f"{output.topic}-value", None)
+        schema = await registry.get_by_version(f"{topic}-value", None)
     finally:
         await registry.close()
-    _verify_format(output.topic, output.model, schema)
-    compile_schema(schema)
-
-
-def _verify_format(topic: str, model: str, schema: Schema) -> None:
     if schema.format is not SerializationFormat.parse(model):
         actual = schema.format.name.lower()
         raise FormatError(f"the schema of {topic} is of format {actual}; set model: {actual}")
-
-
-def _build_headers_type() -> pa.DataType:
-    import pyarrow as pa
-
-    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    return schema
 
 
 @cache
@@ -265,7 +244,3 @@ def _get_codecs(catalog: SchemaRegistry) -> Codecs:
 def _get_runner() -> asyncio.Runner:
     """Return the event loop of this process, which has the registry's connections."""
     return asyncio.Runner()
-
-
-def _run_coroutine(coroutine: Any) -> Any:
-    return _get_runner().run(coroutine)

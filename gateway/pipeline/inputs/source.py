@@ -171,27 +171,6 @@ def read_raw_range(
     return loaded.select(*KAFKA_COLUMNS)
 
 
-def parse_records(
-    raw: DataFrame,
-    input: Input,
-    catalogs: Catalogs | None = None,
-    *,
-    metrics_name: str = "",
-    has_event_time: bool = True,
-) -> DataFrame:
-    decoded = schemas.decode_values(raw, input, catalogs or {})
-    return parse_values(decoded, input, metrics_name=metrics_name, has_event_time=has_event_time)
-
-
-def select_invalid_records(
-    raw: DataFrame, input: Input, catalogs: Catalogs | None = None
-) -> DataFrame:
-    """Return the records that `parse_records` leaves out as invalid, with the column `_reason`."""
-    decoded = schemas.decode_values(raw, input, catalogs or {})
-    invalid = select_invalid_values(decoded, input)
-    return invalid.select(*raw.columns, REASON_COLUMN)
-
-
 def _build_source_options(input: Input) -> dict[str, str]:
     options = {
         "startingOffsets": input.start,
@@ -220,7 +199,7 @@ def _format_ranges(
 
 REASON_COLUMN = "_reason"
 RAW_COLUMN = "_raw_record"
-"""A column of the records that `parse_values` keeps if they have it."""
+"""A column of the records that `parse_records` keeps if they have it."""
 _PARSED_COLUMN = "_parsed"
 _HALF_SURROGATE_REASON = "its text has half of a surrogate pair"
 _TIMESTAMP_REASON = "its timestamp is outside of the years 1 to 9999"
@@ -235,9 +214,10 @@ def get_columns(input: Input) -> dict[str, str]:
     return {**value_columns, **RECORD_COLUMN_TYPES}
 
 
-def parse_values(
+def parse_records(
     raw: DataFrame,
     input: Input,
+    catalogs: Catalogs | None = None,
     *,
     metrics_name: str = "",
     has_event_time: bool = True,
@@ -251,6 +231,7 @@ def parse_values(
             them are counted. "" counts nothing.
         has_event_time: False if records may have any timestamp.
     """
+    raw = schemas.decode_values(raw, input, catalogs or {})
     parsed_rows, reason = _parse_rows(raw, input, has_event_time), F.col(REASON_COLUMN)
     if metrics_name:
         rows, invalid = F.count(F.lit(1)).alias("rows"), F.count(reason).alias("invalid")
@@ -272,9 +253,11 @@ def parse_values(
     return valid.select(*columns, *_select_record_columns(raw))
 
 
-def select_invalid_values(raw: DataFrame, input: Input) -> DataFrame:
-    """Return the records that `parse_values` leaves out as invalid, with the column `_reason`."""
-    rows = _parse_rows(raw, input)
+def select_invalid_records(
+    raw: DataFrame, input: Input, catalogs: Catalogs | None = None
+) -> DataFrame:
+    """Return the records that `parse_records` leaves out as invalid, with the column `_reason`."""
+    rows = _parse_rows(schemas.decode_values(raw, input, catalogs or {}), input)
     return rows.where(rows[REASON_COLUMN].isNotNull()).select(*raw.columns, REASON_COLUMN)
 
 

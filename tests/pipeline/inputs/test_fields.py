@@ -10,7 +10,7 @@ import pytest
 from support.poison import BAD_VALUES, COLUMN_TYPES, GOOD_VALUES, LENIENT_JSON
 
 from gateway.config.sections.job import Input
-from gateway.pipeline.inputs.source import get_columns, parse_values, select_invalid_values
+from gateway.pipeline.inputs.source import get_columns, parse_records, select_invalid_records
 
 SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp"
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -32,7 +32,7 @@ def raw(spark, *values):
 
 
 def test_json_becomes_typed_columns_beside_those_of_the_record(spark):
-    (row,) = parse_values(
+    (row,) = parse_records(
         raw(spark, '{"user":"ann","at":1767323045000,"more":1}'), given()
     ).collect()
     assert row.asDict() == {
@@ -54,14 +54,14 @@ def test_columns_may_have_other_names_in_the_json(spark):
     value = '{"@timestamp":%s,"user.name":1.10,"user":"no","Date Time":"here","user-id":%s}'
     known, overflow = '"2026-01-02T03:04:05Z"', "18446744075409"
     rows = raw(spark, value % (known, 1.5), value % (overflow, 1.5), value % (known, 1.55))
-    (row,) = parse_values(rows, logs).collect()
+    (row,) = parse_records(rows, logs).collect()
     assert (row.user, row.at, row.place) == ("1.10", AT.replace(tzinfo=None), "here")
-    reasons = [each["_reason"] for each in select_invalid_values(rows, logs).collect()]
+    reasons = [each["_reason"] for each in select_invalid_records(rows, logs).collect()]
     assert [reason.split()[0] for reason in reasons] == ["'at'", "'id'"]
 
 
 def test_the_columns_are_known_without_spark(spark):
-    found = parse_values(raw(spark, "{}"), given())
+    found = parse_records(raw(spark, "{}"), given())
     assert get_columns(given()) == {
         each.name: each.dataType.simpleString() for each in found.schema
     }
@@ -89,8 +89,8 @@ def test_invalid_values_are_left_out_each_with_its_reason(spark):
     """What followed a value was dropped without a word, a second value among it."""
     values = raw(spark, *WRONG, '{"at":1}', ' {"user":"a","at":1}\n', None)
     good = [len(WRONG), len(WRONG) + 1]
-    assert [row["_offset"] for row in parse_values(values, given()).collect()] == good
-    found = select_invalid_values(values, given())
+    assert [row["_offset"] for row in parse_records(values, given()).collect()] == good
+    found = select_invalid_records(values, given())
     assert found.columns == [*values.columns, "_reason"]
     reasons = {row.offset: row["_reason"] for row in found.collect()}
     for n, (value, said) in enumerate(WRONG.items()):
@@ -99,21 +99,21 @@ def test_invalid_values_are_left_out_each_with_its_reason(spark):
 
 
 def test_invalid_values_end_the_job_where_that_is_asked(spark):
-    table = parse_values(raw(spark, '{"at":1}', "nope"), given(onInvalid="fail"))
+    table = parse_records(raw(spark, '{"at":1}', "nope"), given(onInvalid="fail"))
     with pytest.raises(Exception, match="clicks: its value is no JSON of the columns at part"):
         table.collect()
 
 
 def test_each_value_is_parsed_once(spark):
     """The filter on what is valid must not be pushed below the parsing, and parse again."""
-    table = parse_values(raw(spark, "{}"), given())
+    table = parse_records(raw(spark, "{}"), given())
     plan = table._jdf.queryExecution().optimizedPlan().toString()
     assert plan.count('concat({"_value":') == 1
 
 
 def test_strings_are_one_column_and_tombstones_are_null(spark):
     text = Input.model_validate({"topic": "clicks", "value": {"model": "string"}})
-    rows = parse_values(raw(spark, "plain", None, ""), text).collect()
+    rows = parse_records(raw(spark, "plain", None, ""), text).collect()
     assert [row.value for row in rows] == ["plain", None, ""]
 
 
@@ -137,7 +137,7 @@ def test_types_are_read_as_spark_has_them(spark):
         "ok": True,
     }
     plain = Input.model_validate({"topic": "clicks", "value": {"fields": kinds}})
-    (row,) = parse_values(raw(spark, json.dumps(value)), plain).collect()
+    (row,) = parse_records(raw(spark, json.dumps(value)), plain).collect()
     assert row.price == Decimal("12.50")
     assert row.when == datetime(2026, 1, 2, 3, 4, 5, 678000)
     assert (str(row.day), row.tags, row.place.x, row.place.y) == ("2026-01-02", ["a"], 1, None)
@@ -148,7 +148,7 @@ def test_what_is_read_and_what_is_invalid_of_it_is_counted(spark):
     from pyspark.sql import Observation
 
     seen = Observation("seen")
-    parse_values(raw(spark, '{"at":1}', "nope", None), given(), metrics_name=seen).collect()
+    parse_records(raw(spark, '{"at":1}', "nope", None), given(), metrics_name=seen).collect()
     assert seen.get == {"rows": 3, "invalid": 1}
 
 
@@ -165,11 +165,11 @@ def test_values_out_of_the_range_of_their_type_are_invalid(spark):
 
     out, within = values_of(BAD_VALUES), values_of(GOOD_VALUES)
     values = raw(spark, *out, *within)
-    reasons = {row.offset: row["_reason"] for row in select_invalid_values(values, EVERY).collect()}
+    reasons = {row.offset: row["_reason"] for row in select_invalid_records(values, EVERY).collect()}
     assert [value for n, value in enumerate(out) if n not in reasons] == []
     assert [value for n, value in enumerate(within, len(out)) if n in reasons] == []
     assert "'byte' is out of the range of tinyint" in reasons.values()
-    rows = parse_values(values, EVERY).select("byte", F.to_json(F.struct("*"))).collect()
+    rows = parse_records(values, EVERY).select("byte", F.to_json(F.struct("*"))).collect()
     assert len(rows) == len(within)
     assert [row.byte for row in rows if row.byte is not None] == [127, -128]
 
@@ -190,7 +190,7 @@ def test_numbers_keep_their_digits_in_texts(spark):
         "inner": "struct<n: double, text: string, deep: array<struct<text: string, n: double>>>",
     }
     plain = Input.model_validate({"topic": "clicks", "value": {"fields": kinds}})
-    (row,) = parse_values(raw(spark, value), plain).collect()
+    (row,) = parse_records(raw(spark, value), plain).collect()
     assert (row.flat, row.plain, row.missing) == (big, big, None)
     assert (row.object, row.quoted) == (inner, inner)
     assert row.by_name == {"a": "1.10", "b": "ä"}
@@ -222,7 +222,7 @@ def test_a_long_exponent_in_an_array_is_invalid_after_one_pass_over_the_record(s
         '{"prices":[' + "1," * 400_000 + '"by":{' + '"a":1e1 ' * 400_000 + "1e99999999",
         '{"deep":' + "[" * 400_000 + "]" * 400_000 + "}",
     ]
-    rows = parse_values(raw(spark, *valid, *invalid), decimals)
+    rows = parse_records(raw(spark, *valid, *invalid), decimals)
     assert {row["_offset"] for row in rows.select("_offset").collect()} == set(range(len(valid)))
 
 
@@ -244,7 +244,7 @@ def test_a_long_exponent_is_invalid_however_a_text_spells_it(spark, precision):
     ]  # fmt: skip
     invalid = [f'{{"n": "{text}"}}' for text in long]
     invalid += [f'{{"by": {{"]\\\\\\"": 1, "b": "{text}"}}}}' for text in long]
-    rows = parse_values(raw(spark, *valid, *invalid), decimals)
+    rows = parse_records(raw(spark, *valid, *invalid), decimals)
     assert {row["_offset"] for row in rows.select("_offset").collect()} == set(range(len(valid)))
 
 
@@ -255,7 +255,7 @@ def test_an_integer_that_another_column_holds_under_the_same_name_is_no_time(spa
     """
     value = '{"when": "2026-01-01T00:00:00Z", "inner": {"deep": {"when": 1700000000000}}}'
     escaped = r'{"whe\u006e": 18446744075409}'
-    (row,) = parse_values(raw(spark, value, escaped), EVERY).collect()
+    (row,) = parse_records(raw(spark, value, escaped), EVERY).collect()
     assert row["_offset"] == 0
 
 
@@ -268,10 +268,10 @@ def test_a_record_whose_timestamp_no_calendar_has_is_invalid(spark, model):
         "key", "value", "topic", "partition", "offset",
         "timestamp_millis(if(offset = 0, 1700000000000000, 1700000000000)) AS timestamp",
     )  # fmt: skip
-    assert [row["_offset"] for row in parse_values(rows, given).select("_offset").collect()] == [1]
-    (found,) = select_invalid_values(rows, given).select("offset", "_reason").collect()
+    assert [row["_offset"] for row in parse_records(rows, given).select("_offset").collect()] == [1]
+    (found,) = select_invalid_records(rows, given).select("offset", "_reason").collect()
     assert found["_reason"] == "its timestamp is outside of the years 1 to 9999"
-    assert parse_values(rows, given, has_event_time=False).count() == 2
+    assert parse_records(rows, given, has_event_time=False).count() == 2
 
 
 def test_what_is_no_utf_8_is_no_json(spark):
@@ -280,4 +280,4 @@ def test_what_is_no_utf_8_is_no_json(spark):
         "key", "encode(value, 'ISO-8859-1') AS value", "topic", "partition", "offset", "timestamp"
     )
     broken = values.withColumn("value", values["value"].substr(1, 9))
-    assert parse_values(broken, given()).count() == 0
+    assert parse_records(broken, given()).count() == 0

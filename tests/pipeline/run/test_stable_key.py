@@ -226,7 +226,7 @@ def verify_in_spark(spark: Any, job: Job) -> None:
 
 
 def read(spark: Any, name: str) -> Any:
-    """An input as `parse_values` has it: what is below the counts may have any function."""
+    """An input as `parse_records` has it: what is below the counts may have any function."""
     from pyspark.sql import functions as F
 
     rows = spark.sql(
