@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gateway.errors import PipelineError
 
-from .files import open_files, refuse_damaged
+from .files import Files, open_files, refuse_damaged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,11 +84,6 @@ class Checkpoint:
     def __init__(self, location: str, spark: SparkSession | None = None) -> None:
         self.location = location.rstrip("/")
         self._files = open_files(location, spark)
-
-    def read_query_id(self) -> str | None:
-        """Return the query's id, which never changes, or None before the first run."""
-        text = self._read_text("metadata")
-        return str(json.loads(text)["id"]) if text else None
 
     def is_first(self) -> bool:
         """Return whether it was begun because there was none, and not by `--fresh` or `restore`."""
@@ -226,17 +221,15 @@ class Store:
     snapshots: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     changelogs: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def iter_chains(self, version: int) -> Iterable[tuple[int, list[str]]]:
+    def iter_chains(self, version: int) -> Iterable[list[str]]:
         """Yield the chains of files that lead to a version, the shortest first.
 
-        Yields:
-            The version of the chain's snapshot (0 for an empty store), and the names of the
-            snapshot and of the changelogs after it. The tables of the snapshot are not among them.
+        A chain is a snapshot, without its tables, and the changelogs after it.
         """
         logs: list[str] = []
         for snapshot in range(version, -1, -1):
             if snapshot == 0 or snapshot in self.snapshots:
-                yield snapshot, [*self.snapshots.get(snapshot, ()), *reversed(logs)]
+                yield [*self.snapshots.get(snapshot, ()), *reversed(logs)]
             # An older snapshot only leads to the version if all changelogs in between exist.
             if snapshot not in self.changelogs:
                 return
@@ -261,11 +254,9 @@ def parse_batches(names: Iterable[str], log: str) -> list[int]:
     return sorted(int(match[2]) for match in matches if match[1] == log)
 
 
-def select_in_use(stores: Mapping[StoreId, Store], partitions: int) -> Mapping[StoreId, Store]:
-    """Return the stores in use, without those of partitions that a rescaling has removed."""
-    return {
-        store_id: store for store_id, store in stores.items() if store_id.partition < partitions
-    }
+def read_query_id(files: Files) -> str:
+    with refuse_damaged(files.location, "metadata"):
+        return str(json.loads(files.read("metadata"))["id"])
 
 
 def is_always_needed(name: str) -> bool:

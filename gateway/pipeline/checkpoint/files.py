@@ -196,20 +196,15 @@ class HadoopFiles:
     def fetch(self, name: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as directory:
             local = Path(directory, name.rsplit("/", 1)[-1])
-            self._run_on_path(
-                name,
+            with self._translate_errors(name):
                 # Keep the source, and write no `.crc` file beside the copy.
-                lambda path: self._fs.copyToLocalFile(False, path, self._local_path(local), True),
-            )
+                self._fs.copyToLocalFile(False, self._resolve(name), self._local_path(local), True)
             yield local
 
     def put(self, source: Path, name: str) -> None:
-        source_path = self._local_path(source)
-        self._run_on_path(
+        with self._translate_errors(name):
             # Keep the source, and replace the target.
-            name,
-            lambda path: self._fs.copyFromLocalFile(False, True, source_path, path),
-        )
+            self._fs.copyFromLocalFile(False, True, self._local_path(source), self._resolve(name))
 
     def rename_to(self, directory: str) -> None:
         target = self._create_path(directory)
@@ -226,12 +221,13 @@ class HadoopFiles:
     def _local_path(self, path: Path) -> Any:
         return self._create_path(path.absolute().as_uri())
 
-    def _run_on_path(self, name: str, operation: Any) -> None:
-        """Call an operation with the path of a file; raise its Java errors as OSError."""
+    @contextlib.contextmanager
+    def _translate_errors(self, name: str) -> Iterator[None]:
+        """Raise Java's errors with a file as OSError."""
         from py4j.protocol import Py4JJavaError
 
         try:
-            operation(self._resolve(name))
+            yield
         except Py4JJavaError as error:
             if "FileNotFound" in error.java_exception.getClass().getName():
                 raise FileNotFoundError(f"{self.location}/{name}") from None

@@ -26,6 +26,7 @@ from gateway.config.sections.job import Input, Job
 from gateway.errors import CheckpointRefused
 from gateway.pipeline.job_settings import Program, get_inputs, local_path
 
+from .checkpoint import read_query_id
 from .files import open_files, refuse_damaged
 
 _VERSION_PATTERN = re.compile(r"v(\d{1,9})/")
@@ -77,8 +78,7 @@ def prepare_checkpoint(
                 f"{location} has no {name}, so it is no checkpoint, or a part of one; put the "
                 "whole one back, remove the directory, or start again with --fresh"
             )
-    with refuse_damaged(location, "metadata"):
-        query_id = str(json.loads(files.read("metadata"))["id"])
+    query_id = read_query_id(files)
     with refuse_damaged(location, DEFINITION_FILE):
         data = files.read(DEFINITION_FILE)
         stored, hot_keys = parse_definition(data)
@@ -256,7 +256,7 @@ def encode_definition(
         # On its own, because `rescale` changes it.
         content["partitions"] = settings.pop(_PARTITIONS_KEY)
     content |= {"definition": settings, "hot": list(hot_keys)}
-    return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
+    return _encode(content)
 
 
 def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
@@ -273,9 +273,13 @@ def parse_definition(data: bytes) -> tuple[dict[str, Any], list[str]]:
     return settings, content["hot"]
 
 
-def replace_query_id(data: bytes, query_id: str) -> bytes:
-    content = json.loads(data)
-    return json.dumps(content | {"query": query_id}, indent=2, ensure_ascii=False).encode() + b"\n"
+def update_fields(data: bytes, **fields: Any) -> bytes:
+    """Return the content of a `definition.json` with other values, such as of `partitions`."""
+    return _encode(json.loads(data) | fields)
+
+
+def _encode(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None:

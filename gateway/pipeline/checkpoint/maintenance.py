@@ -28,7 +28,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import time
 import uuid
 import zipfile
@@ -41,9 +40,9 @@ from gateway.errors import PipelineError
 from gateway.pipeline.job_settings import local_path
 from gateway.pipeline.spark import internals
 
-from .checkpoint import LEASE_FILE, parse_batches, parse_partition_count
+from .checkpoint import LEASE_FILE, parse_batches, parse_partition_count, read_query_id
 from .files import Files, open_files, refuse_damaged
-from .job_checkpoint import DEFINITION_FILE, list_versions, replace_query_id, version_path
+from .job_checkpoint import DEFINITION_FILE, list_versions, update_fields, version_path
 from .report import CheckpointInspector, find_newest_batch, select_files
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ def restore_backup(
         query_id = str(uuid.uuid4())
         target.write("metadata", json.dumps({"id": query_id}).encode())
         if DEFINITION_FILE in manifest.files:
-            data = replace_query_id(target.read(DEFINITION_FILE), query_id)
+            data = update_fields(target.read(DEFINITION_FILE), query=query_id)
             target.write(DEFINITION_FILE, data)
     target.rename_to(directory)
     return manifest
@@ -227,8 +226,7 @@ def restore_backup(
 def _copy_batch(source: Files, target: Files, job: str, check_content: Any) -> BackupManifest:
     inspector = CheckpointInspector(source, check_content)
     batch = find_newest_batch(inspector.sizes, source.location)
-    with refuse_damaged(source.location, "metadata"):
-        query_id = json.loads(source.read("metadata"))["id"]
+    query_id = read_query_id(source)
     copied = {}
     for name in select_files(inspector, batch):
         with source.fetch(name) as path:
@@ -263,7 +261,6 @@ _REFUSAL_MESSAGES = {
     "NO_BATCH_FOUND": "it has no batch; set state.partitions and run it",
     "MISSING_OPERATOR_METADATA": "it keeps no state; there is nothing to do",
 }
-_ABANDONED_PATTERN = re.compile(r"LAST_BATCH_ABANDONED_REPARTITION")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +285,9 @@ def rescale_state(spark: SparkSession, files: Files, new_partitions: int) -> Res
     old_partitions = read_partition_count(files)
     if old_partitions is None:
         raise PipelineError(f"{files.location}: {_REFUSAL_MESSAGES['NO_COMMITTED_BATCH']}")
-    if old_partitions == new_partitions and not _is_unfinished(files):
+    sizes = files.list_sizes()
+    is_finished = parse_batches(sizes, "offsets")[-1:] == parse_batches(sizes, "commits")[-1:]
+    if old_partitions == new_partitions and is_finished:
         # An earlier call may have been killed just before it updated the definition.
         _update_definition(files, new_partitions)
         raise PipelineError(f"{files.location} has {new_partitions} partitions already")
@@ -302,25 +301,19 @@ def rescale_state(spark: SparkSession, files: Files, new_partitions: int) -> Res
     return RescaleResult(old_partitions, new_partitions, batch, time.monotonic() - began)
 
 
-def _is_unfinished(files: Files) -> bool:
-    sizes = files.list_sizes()
-    return parse_batches(sizes, "offsets")[-1:] != parse_batches(sizes, "commits")[-1:]
-
-
 def _format_error(error: Any) -> str:
     text = str(error.java_exception.getMessage())
     for error_class, message in _REFUSAL_MESSAGES.items():
         if error_class in text:
             return message
-    if _ABANDONED_PATTERN.search(text):
+    if "LAST_BATCH_ABANDONED_REPARTITION" in text:
         return f"an earlier rescaling was not finished; call it again with its number ({text})"
     return text
 
 
 def _update_definition(files: Files, new_partitions: int) -> None:
     """Store the number in the definition of the checkpoint, so that the job is not refused."""
-    name = "definition.json"
-    if name in files.list_sizes():
-        with refuse_damaged(files.location, name):
-            content = json.loads(files.read(name)) | {"partitions": new_partitions}
-        files.write(name, json.dumps(content, indent=2).encode() + b"\n")
+    if DEFINITION_FILE in files.list_sizes():
+        with refuse_damaged(files.location, DEFINITION_FILE):
+            data = update_fields(files.read(DEFINITION_FILE), partitions=new_partitions)
+        files.write(DEFINITION_FILE, data)

@@ -15,7 +15,6 @@ import contextlib
 import logging
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from gateway.errors import PipelineError
 from gateway.pipeline.reports import Reports
@@ -23,12 +22,7 @@ from gateway.pipeline.reports import Reports
 from .checkpoint import DAMAGED_DIRECTORY, parse_batches, parse_partition_count, parse_stores
 from .damage import ContentCheck
 from .files import Files
-from .report import (
-    CheckpointInspector,
-    Damage,
-    find_newest_batch,
-    find_stores,
-)
+from .report import CheckpointInspector, Damage, find_newest_batch, find_stores
 
 log = logging.getLogger(__name__)
 
@@ -45,20 +39,15 @@ _DAMAGE_MESSAGES = (
 _LATER_DIRECTORY = f"{DAMAGED_DIRECTORY}/later"
 
 
-@dataclass(frozen=True, slots=True)
-class RepairResult:
-    """The damaged files, now in `damaged/`, and the batches to replay."""
-
-    damage: list[Damage]
-    batches_to_replay: list[int]
-
-
 def is_damage_error(error: str) -> bool:
     return any(message in error for message in _DAMAGE_MESSAGES)
 
 
-def repair_state(files: Files, check_content: ContentCheck | None = None) -> RepairResult:
-    """Inspect the state of the newest finished batch, and move damaged files away."""
+def repair_state(files: Files, check_content: ContentCheck | None = None) -> list[Damage]:
+    """Inspect the state of the newest finished batch, and move damaged files to `damaged/`.
+
+    `find_batches_to_replay` returns the batches that this has rolled back.
+    """
     try:
         inspector = CheckpointInspector(files, check_content)
         newest = find_newest_batch(inspector.sizes, files.location)
@@ -77,7 +66,7 @@ def repair_state(files: Files, check_content: ContentCheck | None = None) -> Rep
                 _move_to_damaged(files, inspector.sizes, name)
     if last_batch < newest:
         _roll_back(files, inspector, last_batch)
-    return RepairResult(unique_damage, list(range(last_batch + 1, newest + 1)))
+    return unique_damage
 
 
 def find_batches_to_replay(files: Files) -> list[int]:
@@ -128,12 +117,9 @@ def _inspect_batch(inspector: CheckpointInspector, batch: int) -> tuple[list[Dam
     damage: list[Damage] = []
     is_whole = True
     for store in find_stores(inspector, batch).values():
-        chain, store_damage = inspector.find_chain(store, batch + 1)
-        if chain is None and not store_damage:  # files are missing, and none is damaged
-            description = f"has no version {batch + 1}"
-            store_damage = [Damage(store.id.directory, description, store.id, batch + 1)]
+        chains, store_damage = inspector.find_chains(store, batch + 1)
         damage += store_damage
-        is_whole = is_whole and chain is not None
+        is_whole = is_whole and bool(chains)
     return damage, is_whole
 
 
@@ -153,7 +139,7 @@ def _find_whole_batch(inspector: CheckpointInspector, newest: int, damage: list[
             return batch
         batch -= 1
     # The keys of the dictionary are the descriptions in their order, without repetitions.
-    problem = "; ".join({str(found): None for found in damage}) or "versions are missing"
+    problem = "; ".join({str(found): None for found in damage})
     raise PipelineError(
         f"{inspector.files.location}: {problem}; and no older batch is whole: restore a backup, "
         "or start again with --fresh"
@@ -201,9 +187,9 @@ def recover_state(
     """
     batches = find_batches_to_replay(files)
     if is_damaged:
-        result = repair_state(files, check_content)
+        damage = repair_state(files, check_content)
         # If batches are left to replay, an earlier start has moved the damaged files already.
-        if not (result.damage or batches):
+        if not (damage or batches):
             raise PipelineError(
                 f"{files.location}: the state cannot be read, though no file of it looks damaged; "
                 "restore a backup, or start again with --fresh"
@@ -215,7 +201,7 @@ def recover_state(
             if batches
             else "older files are used"
         )
-        for found in result.damage:
+        for found in damage:
             reports.report_damage(
                 job, found.file, f"{found.description}; it is in damaged/ now, and {outcome}"
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from gateway.errors import PipelineError
@@ -25,7 +26,6 @@ from .checkpoint import (
     parse_partition_count,
     parse_stores,
     parse_tables,
-    select_in_use,
 )
 from .damage import ContentCheck, describe_damage, read_metadata
 from .files import Files, refuse_damaged
@@ -86,20 +86,28 @@ class CheckpointInspector:
                     return Damage(table, description, store.id, version)
         return None
 
-    def find_chain(self, store: Store, version: int) -> tuple[list[str] | None, list[Damage]]:
-        """Find the shortest chain of undamaged files that leads to a version of a store.
+    def find_chains(
+        self, store: Store, version: int, count: int = 1
+    ) -> tuple[list[list[str]], list[Damage]]:
+        """Find the shortest chains of undamaged files that lead to a version of a store.
 
         Returns:
-            The names of the chain's files, or None if there is no such chain; and the damage that
-            was found in shorter chains.
+            The names of the files of at most `count` chains, and the damage that was found in
+            others. There is some if there is no chain.
         """
+        chains: list[list[str]] = []
         damage: list[Damage] = []
-        for _, names in store.iter_chains(version):
+        for names in store.iter_chains(version):
             chain_damage = [found for name in names if (found := self.find_damage(name, store))]
-            damage.extend(chain_damage)
+            damage += chain_damage
             if not chain_damage:
-                return names, damage
-        return None, damage
+                chains.append(names)
+            if len(chains) == count:
+                break
+        if not (chains or damage):  # files are missing, and none is damaged
+            missing = f"has no version {version}"
+            damage.append(Damage(store.id.directory, missing, store.id, version))
+        return chains, damage
 
     def _check_once(self, name: str, size: int | None = None) -> str | None:
         if name not in self._descriptions:
@@ -127,7 +135,9 @@ def find_stores(inspector: CheckpointInspector, batch: int) -> Mapping[StoreId, 
     if name not in inspector.sizes:
         raise PipelineError(f"{inspector.files.location} has no {name}; restore a backup")
     partitions = parse_partition_count(inspector.files.read(name))
-    return select_in_use(parse_stores(inspector.sizes), partitions)
+    stores = parse_stores(inspector.sizes)
+    # A rescaling has left behind the others.
+    return {each: store for each, store in stores.items() if each.partition < partitions}
 
 
 def select_files(inspector: CheckpointInspector, batch: int) -> dict[str, int]:
@@ -151,28 +161,16 @@ def select_files(inspector: CheckpointInspector, batch: int) -> dict[str, int]:
             scanned = int(json.loads(inspector.files.read(SCANNED_FILE))["batch"])
         selected |= {f"offsets/{number}" for number in range(scanned, batch)} & sizes.keys()
     for store in find_stores(inspector, batch).values():
-        undamaged_chains = 0
-        damage: list[Damage] = []
-        for _, names in store.iter_chains(batch + 1):
-            chain_damage = [
-                found for name in names if (found := inspector.find_damage(name, store))
-            ]
-            damage.extend(chain_damage)
-            if not chain_damage:
-                selected |= set(names)
-                for name in names:
-                    if name.endswith(".zip"):
-                        selected |= set(inspector.read_tables(name, store))
-                undamaged_chains += 1
-            if undamaged_chains == RETAINED_SNAPSHOTS:
-                break
-        if not undamaged_chains:
-            missing = f"{store.id.directory} has no version {batch + 1}"
-            problem = "; ".join(map(str, damage)) or missing
+        chains, damage = inspector.find_chains(store, batch + 1, RETAINED_SNAPSHOTS)
+        if not chains:
             raise PipelineError(
-                f"{inspector.files.location}: {problem}; run the job, which mends it, "
-                "or restore a backup"
+                f"{inspector.files.location}: {'; '.join(map(str, damage))}; run the job, which "
+                "mends it, or restore a backup"
             )
+        for name in chain.from_iterable(chains):
+            selected.add(name)
+            if name.endswith(".zip"):
+                selected |= set(inspector.read_tables(name, store))
     return {name: sizes[name] for name in sorted(selected)}
 
 
@@ -308,10 +306,7 @@ def _inspect_partition(
         behind=version - snapshot,
     )
     if verify:
-        chain, damage = inspector.find_chain(store, version)
-        partition.damage = [str(found) for found in damage]
-        if chain is None and not damage:  # files are missing, and none is damaged
-            partition.damage = [f"{store_id.directory} has no version {version}"]
+        partition.damage = [str(found) for found in inspector.find_chains(store, version)[1]]
     return partition
 
 

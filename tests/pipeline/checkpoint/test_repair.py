@@ -8,6 +8,7 @@ from support import fake_checkpoint
 from gateway.errors import PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint import repair
 from gateway.pipeline.checkpoint.files import LocalFiles
+from gateway.pipeline.checkpoint.report import CheckpointInspector, find_stores
 from gateway.pipeline.reports import Reports
 
 
@@ -18,28 +19,28 @@ def files(tmp_path: Path) -> LocalFiles:
 
 def test_whole_state_is_left_alone(files: LocalFiles) -> None:
     before = files.list_sizes()
-    assert repair.repair_state(files) == repair.RepairResult([], [])
+    assert repair.repair_state(files) == []
     assert files.list_sizes() == before
 
 
 def test_a_damaged_snapshot_is_taken_out_where_changelogs_lead_on(files: LocalFiles) -> None:
     fake_checkpoint.truncate_file(files.path / "state/0/1/6.zip")
-    done = repair.repair_state(files)
-    assert [each.file for each in done.damage] == ["state/0/1/6.zip"]
-    assert not done.batches_to_replay
+    assert [each.file for each in repair.repair_state(files)] == ["state/0/1/6.zip"]
+    assert not repair.find_batches_to_replay(files)
     assert "damaged/state/0/1/6.zip" in files.list_sizes()
 
 
 def test_a_damaged_table_takes_out_its_snapshot(files: LocalFiles) -> None:
     (files.path / "state/0/0/SSTs/000006-own.sst").unlink()
-    assert not repair.repair_state(files).batches_to_replay
+    repair.repair_state(files)
+    assert not repair.find_batches_to_replay(files)
     assert "damaged/state/0/0/6.zip" in files.list_sizes()
 
 
 def test_batches_since_a_damaged_changelog_are_done_again(files: LocalFiles) -> None:
     fake_checkpoint.truncate_file(files.path / "state/0/0/7.changelog")
-    done = repair.repair_state(files)
-    assert done.batches_to_replay == [6]
+    repair.repair_state(files)
+    assert repair.find_batches_to_replay(files) == [6]
     sizes = files.list_sizes()
     assert {"commits/5", "offsets/6"} <= sizes.keys()
     assert not {"commits/6", "state/0/0/7.changelog", "state/0/1/7.changelog"} & sizes.keys()
@@ -47,9 +48,8 @@ def test_batches_since_a_damaged_changelog_are_done_again(files: LocalFiles) -> 
 
 def test_a_missing_changelog_counts_as_damage(files: LocalFiles) -> None:
     (files.path / "state/0/1/7.changelog").unlink()
-    done = repair.repair_state(files)
-    assert [str(each) for each in done.damage] == ["state/0/1 has no version 7"]
-    assert done.batches_to_replay == [6]
+    assert [str(each) for each in repair.repair_state(files)] == ["state/0/1 has no version 7"]
+    assert repair.find_batches_to_replay(files) == [6]
 
 
 def test_stores_go_back_together_to_the_newest_batch_that_all_have(files: LocalFiles) -> None:
@@ -57,8 +57,8 @@ def test_stores_go_back_together_to_the_newest_batch_that_all_have(files: LocalF
         fake_checkpoint.truncate_file(files.path / f"state/0/0/{version}.changelog")
     for version in (4, 6):
         fake_checkpoint.truncate_file(files.path / f"state/0/0/{version}.zip")
-    done = repair.repair_state(files)
-    assert done.batches_to_replay == [2, 3, 4, 5, 6]
+    repair.repair_state(files)
+    assert repair.find_batches_to_replay(files) == [2, 3, 4, 5, 6]
     assert "state/0/1/4.zip" not in files.list_sizes()
 
 
@@ -78,10 +78,16 @@ def test_no_way_leads_back_over_a_rescaling(files: LocalFiles) -> None:
         repair.repair_state(files)
 
 
+def test_stores_beyond_the_partitions_are_left_behind(files: LocalFiles) -> None:
+    fake_checkpoint.write_offsets(files.path, 6, 1)
+    assert [each.partition for each in find_stores(CheckpointInspector(files), 6)] == [0]
+
+
 def test_each_batch_is_done_with_no_later_one_in_sight(files: LocalFiles) -> None:
     fake_checkpoint.truncate_file(files.path / "state/0/0/5.changelog")
     fake_checkpoint.truncate_file(files.path / "state/0/0/6.zip")
-    again = repair.repair_state(files).batches_to_replay
+    repair.repair_state(files)
+    again = repair.find_batches_to_replay(files)
     seen: list[int] = []
 
     def once() -> None:
@@ -101,7 +107,8 @@ def test_a_repair_that_was_killed_goes_on(files: LocalFiles) -> None:
     """What had been put aside comes back: else a batch of other records would take its number."""
     fake_checkpoint.truncate_file(files.path / "state/0/0/5.changelog")
     fake_checkpoint.truncate_file(files.path / "state/0/0/6.zip")
-    again = repair.repair_state(files).batches_to_replay
+    repair.repair_state(files)
+    again = repair.find_batches_to_replay(files)
     for later in again[1:]:
         files.move(f"offsets/{later}", f"damaged/later/{later}")
     assert repair.find_batches_to_replay(files) == again
@@ -113,7 +120,7 @@ def test_one_batch_that_never_ended_is_sparks_own_to_do_again(files: LocalFiles)
     fake_checkpoint.write_offsets(files.path, 7, 2)
     assert not repair.find_batches_to_replay(files)
     fake_checkpoint.truncate_file(files.path / "state/0/0/7.changelog")
-    assert repair.repair_state(files).batches_to_replay == [6]
+    repair.repair_state(files)
     assert repair.find_batches_to_replay(files) == [6]
 
 
