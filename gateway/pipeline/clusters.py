@@ -307,12 +307,19 @@ def ensure_topic(kafka: Kafka, name: str, partitions: int | None, known: Collect
         create_topic(build_client_config(kafka), name, partitions)
 
 
-def create_topic(options: Mapping[str, Any], name: str, partitions: int | None = None) -> None:
+def create_topic(
+    options: Mapping[str, Any],
+    name: str,
+    partitions: int | None = None,
+    config: Mapping[str, str] | None = None,
+) -> None:
     """Create a topic, unless it exists; the default number of partitions is the cluster's."""
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # the types lack it
 
-    new_topic = NewTopic(name, num_partitions=partitions or -1, replication_factor=-1)
+    new_topic = NewTopic(
+        name, num_partitions=partitions or -1, replication_factor=-1, config=dict(config or {})
+    )
     # A variable, because a client without references is closed and drops its requests.
     admin = create_admin_client(options)
     # First, because Kafka refuses a user who may not create topics even if the topic exists.

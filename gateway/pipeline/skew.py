@@ -21,7 +21,7 @@ from gateway.config.sections.job import Input, Job
 from gateway.config.sections.pipelines import Aggregate, Enrich, Join, Sessions
 from gateway.core.log.record import TopicPartition
 from gateway.errors import PipelineError
-from gateway.pipeline.clusters import build_client_config, find_cluster
+from gateway.pipeline.clusters import build_client_config, create_admin_client, find_cluster
 from gateway.pipeline.failures import build_kafka_error, find_unreadable, list_causes
 from gateway.pipeline.inputs.source import Catalogs, read_range
 from gateway.pipeline.job_settings import get_inputs
@@ -241,11 +241,9 @@ def fetch_log_ranges(
     kafka: Kafka, topic: str, timeout_s: float = 30.0
 ) -> dict[TopicPartition, tuple[int, int]]:
     from confluent_kafka import KafkaException
-    from confluent_kafka import admin as kafka_admin
+    from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the types lack it
 
-    options: dict[str, Any] = build_client_config(kafka)
-    # The published types of the module lack OffsetSpec.
-    admin, specs = kafka_admin.AdminClient(options), getattr(kafka_admin, "OffsetSpec")  # noqa: B009
+    admin = create_admin_client(build_client_config(kafka))
     try:
         metadata = admin.list_topics(topic, timeout=timeout_s).topics[topic]
         if metadata.error is not None:
@@ -253,7 +251,7 @@ def fetch_log_ranges(
             raise PipelineError(f"{problem}; create it, or correct its name")
         starts, ends = (
             _list_offsets(admin, topic, metadata.partitions, spec, timeout_s)
-            for spec in (specs.earliest(), specs.latest())
+            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
         )
     except KafkaException as error:
         raise build_kafka_error(f"topic {topic}", error) from error

@@ -347,12 +347,12 @@ class ExactlyOnceOutput:
         if self._is_owner:
             old_plan = self._verify_own_plan(old_plan)
         change = PlanChange(old_plan, self.output.writers, epoch, self._driver_id)
-        self._write_plan(producer, change.fencing_plan)
+        self._write_entry(producer, self.query_id, asdict(change.fencing_plan))
         for writer in range(0 if old_plan is None else old_plan.writers):
             self._create_query_producer(str(writer))  # only to fence the old writer
         plan = change.choose_plan(self._verify_entries(epoch))
         if plan != change.fencing_plan:
-            self._write_plan(producer, plan)
+            self._write_entry(producer, self.query_id, asdict(plan))
             log.info("%s has %d writers from batch %d on", self.query_id, plan.writers, epoch)
         # Only now: if a step before fails, the ledger may not have the plan of this driver yet.
         self._is_owner = True
@@ -366,9 +366,7 @@ class ExactlyOnceOutput:
         producer = self._create_producer(key)  # fences a process that claims the job at this moment
         if owner := self._read_owner():  # read again, now that nobody else can change it
             self._fence_query(owner)
-        producer.begin()
-        producer.write_entry(self.ledger.topic, 0, key, {"query": self.query_id})
-        producer.commit()
+        self._write_entry(producer, key, {"query": self.query_id})
 
     def _read_owner(self) -> str | None:
         """Return the job's owner, after verifying that this query may replace it."""
@@ -384,9 +382,7 @@ class ExactlyOnceOutput:
         if plan is None:
             return
         fencing_plan = WriterPlan(plan.generation + 1, plan.writers, self._driver_id)
-        producer.begin()
-        producer.write_entry(self.ledger.topic, 0, query_id, asdict(fencing_plan))
-        producer.commit()
+        self._write_entry(producer, query_id, asdict(fencing_plan))
         for writer in range(plan.writers):
             self._create_producer(f"{query_id}-{writer}")
 
@@ -406,9 +402,9 @@ class ExactlyOnceOutput:
             raise PlanSuperseded(f"the writers of {self.query_id} were taken over")
         return plan
 
-    def _write_plan(self, producer: LedgerProducer, plan: WriterPlan) -> None:
+    def _write_entry(self, producer: LedgerProducer, key: str, value: Mapping[str, Any]) -> None:
         producer.begin()
-        producer.write_entry(self.ledger.topic, 0, self.query_id, asdict(plan))
+        producer.write_entry(self.ledger.topic, 0, key, value)
         producer.commit()
 
     def _create_query_producer(self, name: str) -> LedgerProducer:

@@ -19,13 +19,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from gateway.pipeline.clusters import fetch_config
+from gateway.pipeline.clusters import create_topic, fetch_config
 from gateway.pipeline.failures import build_kafka_error
 from gateway.pipeline.reports import Reports
 from gateway.telemetry import catalog
@@ -155,7 +155,6 @@ class GapReporter:
     _: KW_ONLY
     input_config: Mapping[str, Any]
     timeout_s: float
-    ensure_topic: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._consumer = _create_consumer(self.input_config)
@@ -175,7 +174,7 @@ class GapReporter:
             )
             gaps = find_gaps(positions, starts, self._read_reported_ends(positions))
             if gaps:
-                self.ensure_topic()
+                create_topic(ledger.client_config, self.gap_topic)
                 self._write_gaps(producer, gaps)
         except KafkaException as error:
             raise build_kafka_error(f"gaps of {self.job} cannot be found", error) from error
@@ -198,7 +197,8 @@ class GapReporter:
         for gap in gaps:
             record = gap.build_record(self.job) | {"input": self.input_name}
             value = json.dumps(record, separators=(",", ":"))
-            producer.write_to_topic(self.gap_topic, [f"{gap.topic}-{gap.partition}"], [value])
+            place = f"{gap.topic}-{gap.partition}"
+            producer.write_rows([self.gap_topic], [place], [value], [None])
             key = self._ledger_key(gap.topic, gap.partition)
             producer.write_entry(self.ledger.topic, 0, key, {"to": gap.end})
             log.warning("job %s did not read records that are gone: %s", self.job, record)

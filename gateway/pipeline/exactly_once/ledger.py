@@ -31,7 +31,6 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
@@ -351,13 +350,10 @@ def open_ledger(
 ) -> Ledger:
     """Return the ledger of an output topic, and create its topic if it is missing."""
     topic = ledger_topic(output)
-    admin = AdminClient(dict(client_config))
     wanted_partitions = 1 + max(MIN_WRITER_PARTITIONS, writers)
+    clusters.create_topic(client_config, topic, wanted_partitions, TOPIC_CONFIGS)
     try:
-        known_topics = admin.list_topics(timeout=30).topics
-        if topic not in known_topics or known_topics[topic].error is not None:
-            _create_topic(admin, topic, wanted_partitions)
-        partitions = _await_partitions(admin, topic)
+        partitions = _await_partitions(clusters.create_admin_client(client_config), topic)
     except KafkaException as error:
         raise build_kafka_error(f"the ledger {topic} cannot be reached", error) from error
     policy = clusters.fetch_config(client_config, topic, "cleanup.policy")
@@ -368,17 +364,6 @@ def open_ledger(
             "change it, or delete it if the output has no rows yet, and let the job create it"
         )
     return Ledger(topic, dict(client_config), partitions, timeout_s + REQUEST_TIMEOUT_S)
-
-
-def _create_topic(admin: Any, topic: str, partitions: int) -> None:
-    new_topic = NewTopic(
-        topic, num_partitions=partitions, replication_factor=-1, config=TOPIC_CONFIGS
-    )
-    try:
-        admin.create_topics([new_topic], request_timeout=30)[topic].result(35)
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            raise
 
 
 def _await_partitions(admin: Any, topic: str) -> int:

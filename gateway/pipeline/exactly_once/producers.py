@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -177,12 +177,12 @@ class LedgerProducer:
 
     def write_rows(
         self,
-        topics: Sequence[str],
-        keys: Sequence[Any],
-        values: Sequence[Any],
-        headers: Sequence[Any],
+        topics: Iterable[str],
+        keys: Iterable[Any],
+        values: Iterable[Any],
+        headers: Iterable[Any],
     ) -> None:
-        """Write records, given by columns of equal length.
+        """Write records, given by columns of equal length. None stands for no headers.
 
         librdkafka does everything but this loop, which writes 0.4 to 0.7 million rows a second.
         """
@@ -193,18 +193,6 @@ class LedgerProducer:
                     produce(topic, value, key, headers=tags)
                 except BufferError:
                     self._produce_when_free(topic, value, key, tags)
-            self._producer.poll(0)
-        except KafkaException as error:
-            self._raise_interrupted(error)
-
-    def write_to_topic(self, topic: str, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        produce = self._producer.produce
-        try:
-            for key, value in zip(keys, values, strict=True):
-                try:
-                    produce(topic, value, key)
-                except BufferError:
-                    self._produce_when_free(topic, value, key, None)
             self._producer.poll(0)
         except KafkaException as error:
             self._raise_interrupted(error)

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gateway.config.sections.job import Input, Output
 from gateway.config.sections.settings import Settings
 from gateway.errors import CheckpointRefused, PipelineError
-from gateway.pipeline import clusters
 from gateway.pipeline.checkpoint.checkpoint import SCANNED_FILE, BatchOffsets, Checkpoint, Sources
 from gateway.pipeline.checkpoint.files import refuse_damaged
 from gateway.pipeline.clusters import build_client_config, find_cluster
@@ -372,22 +371,15 @@ class SideOutputs:
 
     def _get_gap_reporter(self, input_name: str) -> GapReporter:
         if input_name not in self._gap_reporters:
-            gap_topic = f"{self.output.topic}.gaps"
             cluster = find_cluster(self.settings.clusters, self.inputs[input_name].kafka)
             reporter = GapReporter(
                 self.job,
                 self.query_id,
                 input_name,
-                gap_topic,
+                f"{self.output.topic}.gaps",
                 self.ledger,
                 input_config=build_client_config(cluster),
                 timeout_s=self.output.transaction_timeout,
-                ensure_topic=lambda: clusters.ensure_topic(
-                    self._output_cluster,
-                    gap_topic,
-                    None,
-                    clusters.list_topics(self._output_cluster),
-                ),
             )
             self._gap_reporters[input_name] = reporter
             self._exit_stack.callback(reporter.close)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import KafkaException
@@ -95,11 +95,13 @@ class WriteTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of the current partition, and yield one row of `RESULT_SCHEMA`."""
+        import pyarrow as pa
         from pyspark import TaskContext
 
         context = TaskContext.get()
         assert context is not None
-        yield _build_result_batch(self.write(context.partitionId(), batches))
+        result = self.write(context.partitionId(), batches)
+        yield pa.RecordBatch.from_pylist([result._asdict()])
 
     def write(self, writer: int, batches: Iterable[pa.RecordBatch]) -> TaskResult:
         """Write all rows and the entry in one transaction, unless they were written before."""
@@ -194,7 +196,8 @@ class WriteTask:
         names = batch.schema.names
         keys, values = (batch.column(name).to_pylist() for name in ("key", "value"))
         if "headers" not in names and "topic" not in names:
-            producer.write_to_topic(self.topic, keys, values)
+            count = len(values)
+            producer.write_rows(repeat(self.topic, count), keys, values, repeat(None, count))
             return 0
         nulls = [None] * len(values)
         row_topics = batch.column("topic").to_pylist() if "topic" in names else nulls
@@ -233,12 +236,6 @@ def _cast_to_bytes(batch: pa.RecordBatch) -> pa.RecordBatch:
         index = batch.schema.get_field_index(name)
         batch = batch.set_column(index, name, batch.column(index).cast("binary"))
     return batch
-
-
-def _build_result_batch(result: TaskResult) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_pylist([result._asdict()])
 
 
 def parse_refusal(text: str) -> PipelineError | None:

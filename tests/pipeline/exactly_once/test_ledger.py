@@ -134,9 +134,9 @@ def test_a_producer_whose_rows_are_refused_leaves_no_transaction_open(kafka, led
     producer = LedgerProducer("q-0", ledger.client_config, ledger.topic, 600.0)
     with closing(OutputTopic(kafka.bootstrap, topic, 1)) as output:
         producer.begin()
-        producer.write_to_topic(topic, ["k"], ["fits"])
+        producer.write_rows([topic], ["k"], ["fits"], [None])
         block_until(output.has_open_transaction, "the row that fits")
-        producer.write_to_topic(topic, ["k"], [os.urandom(20_000)])
+        producer.write_rows([topic], ["k"], [os.urandom(20_000)], [None])
         with pytest.raises(WriteRefused):
             producer.commit()
         block_until(lambda: not output.has_open_transaction(), "its end", timeout_s=WAIT_TIMEOUT_S)
@@ -148,7 +148,7 @@ def test_a_transaction_that_takes_longer_than_its_timeout_is_named(kafka, ledger
     producer = LedgerProducer("q-0", ledger.client_config, ledger.topic, 1.0)
     with closing(OutputTopic(kafka.bootstrap, topic, 1)) as output:
         producer.begin()
-        producer.write_to_topic(topic, ["k"], ["v"])
+        producer.write_rows([topic], ["k"], ["v"], [None])
         block_until(output.has_open_transaction, "the row")
         block_until(lambda: not output.has_open_transaction(), "its end", timeout_s=WAIT_TIMEOUT_S)
         with pytest.raises(TransactionInterrupted, match=r"after transactionTimeout \(1 s\)"):
