@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TOPIC_SUFFIXES: Mapping[str, str] = {"late": ".late", "dlq": ".dlq"}
 # The columns that become headers such as X-Origin-Topic, which the sidecar has, too.
 ORIGIN_FIELDS = ("topic", "partition", "offset", "timestamp")
 INPUT_HEADER = "X-Origin-Input"
@@ -49,7 +48,7 @@ WATERMARK_COLUMN = "_held"
 
 
 def side_topic(topic: str, kind: SideOutputKind) -> str:
-    return topic + TOPIC_SUFFIXES[kind]
+    return f"{topic}.{kind}"
 
 
 def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataFrame:

@@ -242,14 +242,22 @@ class SideOutputs:
             is_repeated: Whether an earlier process may have written some of the records.
         """
         for name, side_output in side_outputs.items():
+            kinds: list[SideOutputKind] = []
             if side_output.input.on_invalid == "dead-letter":
-                batches = self._select_batches(side_output, "dlq", is_repeated=is_repeated)
-                self._log_sent(side_output, "dlq", batches, side_output.write_invalid(batches))
-            late_filter = self.late_filters.get(name)
-            if late_filter and side_output.input.late == "topic":
-                batches = self._select_batches(side_output, "late", is_repeated=is_repeated)
-                count = side_output.write_late(batches, late_filter)
-                self._log_sent(side_output, "late", batches, count)
+                kinds.append("dlq")
+            if name in self.late_filters and side_output.input.late == "topic":
+                kinds.append("late")
+            for kind in kinds:
+                batches = self._select_batches(side_output, kind, is_repeated=is_repeated)
+                count = (
+                    side_output.write_invalid(batches)
+                    if kind == "dlq"
+                    else side_output.write_late(batches, self.late_filters[name])
+                )
+                if count:
+                    topic = side_topic(side_output.input.topic, kind)
+                    span = f"{batches[0].number} to {batches[-1].number}"
+                    log.info("%s: %d records of batches %s to %s", self.job, count, span, topic)
         self._pending_batches.clear()
         self._has_scanned_earlier = True
         self._store_scan_state(epoch)
@@ -342,20 +350,6 @@ class SideOutputs:
         output = self.output
         client_config = build_client_config(self._output_cluster)
         return open_ledger(output.topic, output.writers, output.transaction_timeout, client_config)
-
-    def _log_sent(
-        self,
-        side_output: SideOutput,
-        kind: SideOutputKind,
-        batches: Sequence[BatchOffsets],
-        count: int,
-    ) -> None:
-        if count:
-            topic = side_topic(side_output.input.topic, kind)
-            first, last = batches[0].number, batches[-1].number
-            log.info(
-                "%s: %d records of batches %d to %d to %s", self.job, count, first, last, topic
-            )
 
     def _report_gaps(self, batch: BatchOffsets) -> None:
         for name, job_input in self.inputs.items():
