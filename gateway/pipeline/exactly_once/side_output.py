@@ -231,12 +231,3 @@ def offset_ranges(
         for place, end in highest_ends.items()
         if place[0] == topic and lowest_starts.get(place, 0) < end
     }
-
-
-def create_late_filter(module: Any, settings: Any, input_name: str) -> LateFilter:
-    def select_late(rows: DataFrame, watermark: Column) -> DataFrame:
-        options = {"side": input_name} if settings.type == "join" else {}
-        late_rows: DataFrame = module.select_late(settings, rows, watermark, **options)
-        return late_rows
-
-    return select_late

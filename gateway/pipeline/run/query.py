@@ -13,6 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gateway.config import Kafka
@@ -30,6 +31,11 @@ from gateway.pipeline.clusters import (
     fetch_max_message_bytes,
     find_cluster,
 )
+from gateway.pipeline.exactly_once import ExactlyOnceOutput, gaps
+from gateway.pipeline.exactly_once.input_topics import InputTopics, verify_topics
+from gateway.pipeline.exactly_once.ledger import verify_ledger
+from gateway.pipeline.exactly_once.producers import drop_query_producers
+from gateway.pipeline.exactly_once.side_outputs import SideOutputs, create_batch_counter
 from gateway.pipeline.failures import clear_frames
 from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.source import find_sources, read_stream
@@ -42,7 +48,9 @@ from gateway.pipeline.job_settings import (
     resolve_inputs,
     retires_itself,
 )
-from gateway.pipeline.jobs import import_job_module
+from gateway.pipeline.jobs import enrich, import_job_module
+from gateway.pipeline.jobs.load import BatchLoader
+from gateway.pipeline.jobs.query import keeps_state
 from gateway.pipeline.reports import Reports
 from gateway.pipeline.spark.internals import close_idle_connections, reset_metrics, retire_query
 
@@ -50,9 +58,6 @@ from .output import compute_key_digests, encode_rows, verify_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from gateway.pipeline.exactly_once.input_topics import InputTopics
-    from gateway.pipeline.exactly_once.side_outputs import SideOutputs
 
 REALTIME_CHECKPOINT_INTERVAL = "5 minutes"
 """The time between two checkpoints in real-time mode. A restart repeats what came since the last
@@ -93,8 +98,6 @@ class QueryContext:
 
     def __post_init__(self) -> None:
         """Ask Kafka for the topics; raise TopicMissing if one does not exist."""
-        from gateway.pipeline.exactly_once.input_topics import InputTopics
-
         clusters = self.settings.clusters
         self.topics = InputTopics(
             {
@@ -122,8 +125,6 @@ class QueryContext:
         `spark.kafka.consumer.cache.timeout` (5 minutes). For an input with one partition, they have
         eight file descriptors.
         """
-        from gateway.pipeline.exactly_once.producers import drop_query_producers
-
         self.topics.close()
         if self.side_outputs is not None:
             self.side_outputs.close()
@@ -136,8 +137,6 @@ def start_query(context: QueryContext) -> Any:
     Raises:
         PipelineError: A topic was recreated since the checkpoint's batches read it.
     """
-    from gateway.pipeline.exactly_once.input_topics import verify_topics
-
     spark, job, settings = context.spark, context.job, context.settings
     close_idle_connections(spark)
     # State that is restored without records that retention has deleted since would be wrong.
@@ -177,8 +176,6 @@ def start_rows(
     Raises:
         PipelineError: As of `start_query`.
     """
-    from gateway.pipeline.exactly_once.input_topics import verify_topics
-
     assert isinstance(context.job, Program)
     close_idle_connections(context.spark)
     verify_topics(context.files, context.topics.topics)
@@ -214,8 +211,6 @@ def _create_writer(
     module = import_job_module(job)
     mode = module.get_output_mode(job)
     if isinstance(job, config.Load):
-        from gateway.pipeline.jobs.load import BatchLoader
-
         _log_gaps(context, find_sources(tables["from"]))
         query_id, is_first = context.job_checkpoint.query_id, context.checkpoint.is_first()
         loader = BatchLoader(job, query_id, is_first=is_first)
@@ -282,8 +277,6 @@ def _update_query_definition(
     context: QueryContext, job: config.Query | Program, rows: DataFrame
 ) -> None:
     """Store what only Spark's plan of a query says; `check` runs without Spark."""
-    from gateway.pipeline.jobs.query import keeps_state
-
     stateful = keeps_state(rows)
     if stateful and job.trigger == "realtime":
         problem = f"job {job.name} keeps state, which real-time mode does not support"
@@ -302,8 +295,6 @@ def _update_query_definition(
 def _create_join_function(
     context: QueryContext, job: config.Enrich, write_batch: BatchFunction
 ) -> BatchFunction:
-    from gateway.pipeline.jobs import enrich
-
     settings = context.settings
     kafka_options = build_spark_options(find_cluster(settings.clusters, job.from_.kafka))
     table = enrich.create_batch_table(job, context.spark, kafka_options, context.reports)
@@ -334,35 +325,24 @@ def _create_batch_function(
     assert output is not None
     sources, key_digests = find_sources(stream), compute_key_digests(job, tables)
     kafka = find_cluster(settings.clusters, output.kafka)
-
-    def create_append_function() -> BatchFunction:
+    is_exactly_once = output.guarantee == "exactly-once"
+    if is_exactly_once or has_side_outputs(job):
+        verify_ledger(context.files, output, build_client_config(kafka))
+        context.side_outputs = _create_side_outputs(context, output, inputs, sources)
+    else:
+        _log_gaps(context, sources)
+    side_outputs = context.side_outputs
+    if not is_exactly_once:
         options = build_sink_options(output, kafka)
 
-        def append_rows(rows: DataFrame, _: int) -> None:
-            rows.write.format("kafka").options(**options).save()
-
-        return append_rows
-
-    is_exactly_once = output.guarantee == "exactly-once"
-    if not (is_exactly_once or has_side_outputs(job)):
-        _log_gaps(context, sources)
-        return create_append_function()
-
-    from gateway.pipeline.exactly_once.ledger import verify_ledger
-
-    verify_ledger(context.files, output, build_client_config(kafka))
-    side_outputs = context.side_outputs = _create_side_outputs(context, output, inputs, sources)
-    if not is_exactly_once:
-        append = create_append_function()
-
         def write_at_least_once(rows: DataFrame, epoch: int) -> None:
-            side_outputs.begin_batch(epoch)
-            append(rows, epoch)
+            if side_outputs is not None:
+                side_outputs.begin_batch(epoch)
+            rows.write.format("kafka").options(**options).save()
 
         return write_at_least_once
 
-    from gateway.pipeline.exactly_once import ExactlyOnceOutput
-
+    assert side_outputs is not None
     exactly_once_output = ExactlyOnceOutput(
         context.job_checkpoint.query_id,
         output,
@@ -405,12 +385,10 @@ def build_owner_name(job: Job, settings: Settings) -> str:
 def _create_side_outputs(
     context: QueryContext, output: Output, inputs: Mapping[str, Input], sources: Sources
 ) -> SideOutputs:
-    from gateway.pipeline.exactly_once.side_output import create_late_filter
-    from gateway.pipeline.exactly_once.side_outputs import SideOutputs, create_batch_counter
-
     job = context.job
     # Which rows of a program are late is only known to Spark, which counts them.
-    module = None if isinstance(job, Program) else import_job_module(job)
+    module: Any = None if isinstance(job, Program) else import_job_module(job)
+    is_join = isinstance(job, config.Join)
     return SideOutputs(
         context.spark,
         job.name,
@@ -422,7 +400,7 @@ def _create_side_outputs(
         context.files,
         sources=sources,
         late_filters={
-            name: create_late_filter(module, job, name)
+            name: partial(module.select_late, job, **({"side": name} if is_join else {}))
             for name in inputs
             if hasattr(module, "select_late")
         },
@@ -435,8 +413,6 @@ def _create_side_outputs(
 
 def _log_gaps(context: QueryContext, sources: Sources) -> None:
     """Log the gaps of a job that writes no gap records, as it starts."""
-    from gateway.pipeline.exactly_once import gaps
-
     job, checkpoint, reports = context.job, context.checkpoint, context.reports
     for name, job_input in resolve_inputs(job).items():
         if job_input.on_data_loss == "gap":  # else Spark refuses to go on

@@ -13,7 +13,6 @@ from support.session_windows import Event, Session, SparkSessionModel, compute_s
 
 from gateway.config.sections.pipelines import Sessions
 from gateway.errors import PipelineError
-from gateway.pipeline.exactly_once import side_output
 from gateway.pipeline.jobs import sessions as job
 
 COLUMNS = "user string, time timestamp, amount int, _partition int, _offset bigint"
@@ -181,9 +180,7 @@ def test_grace_as_long_as_the_gap_ends_sessions_all_the_same(spark, tmp_path):
         assert fed.dropped_row_count == len(oracle.late_events) == 1
         assert [s.events for s in found(fed.output_rows) if s.key == "a"] == [3]
     watermark = F.lit(instant(at("11:10")))
-    missed = side_output.create_late_filter(job, chosen, "from")(
-        table(spark, story[5]), watermark
-    ).collect()
+    missed = job.select_late(chosen, table(spark, story[5]), watermark).collect()
     assert [(row.user, micros(row.time)) for row in missed] == [("a", at("10:40"))]
 
 
