@@ -67,8 +67,14 @@ def select_late(settings: Aggregate, events: DataFrame, watermark: datetime) -> 
 def check_job(settings: Aggregate, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     known = columns.get("from", {})
     yield from _check_column_names(settings)
-    yield from _check_window(settings)
-    yield from _check_updates(settings)
+    size, slide = settings.window.size, settings.window.slide
+    if slide is not None and slide > size:
+        problem = f"window.slide ({slide:g}s) is longer than size ({size:g}s)"
+        yield f"{problem}; events between two windows would be lost"
+    # Spark 4.2.0 refuses two aggregations in a row in update mode (`top`). An aggregation after
+    # dropDuplicates (`distinct`) is allowed.
+    if settings.top and settings.emit == "updates":
+        yield "top is written when a window has ended; write emit: final, or count by that column"
     yield from check_columns("by", settings.by, known)
     for option in ("top", "distinct"):
         if value := getattr(settings, option):
@@ -113,17 +119,3 @@ def _check_column_names(settings: Aggregate) -> Iterator[str]:
             yield f"measures.{column}: is already a column of the result; rename it"
     if message := check_case([*settings.by, *result_columns]):
         yield f"measures: {message}"
-
-
-def _check_window(settings: Aggregate) -> Iterator[str]:
-    size, slide = settings.window.size, settings.window.slide
-    if slide is not None and slide > size:
-        problem = f"window.slide ({slide:g}s) is longer than size ({size:g}s)"
-        yield f"{problem}; events between two windows would be lost"
-
-
-def _check_updates(settings: Aggregate) -> Iterator[str]:
-    # Spark 4.2.0 refuses two aggregations in a row in update mode (`top`). An aggregation after
-    # dropDuplicates (`distinct`) is allowed.
-    if settings.top and settings.emit == "updates":
-        yield "top is written when a window has ended; write emit: final, or count by that column"

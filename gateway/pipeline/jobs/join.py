@@ -42,21 +42,16 @@ def build(
         hot_keys: The texts (as of `build_key_text`) of the keys that are salted if `salt.keys` is
             `auto`. They must be the same for all runs with one checkpoint.
     """
-    left, right = (
-        _get_keyed_table(settings, "left", tables),
-        _get_keyed_table(settings, "right", tables),
-    )
+    left = _drop_keyless(settings, "left", tables["left"])
+    right = _drop_keyless(settings, "right", tables["right"])
     equal = [f"left.{of_left} = right.{of_right}" for of_left, of_right in settings.on.items()]
     salt = settings.salt
     if salt is not None and (salt.keys == "all" or select_hot_keys(salt, hot_keys)):
         left = left.withColumn(_BUCKET_COLUMN, _assign_bucket(settings, salt, hot_keys))
         right = right.withColumn(_BUCKET_COLUMN, _copy_to_buckets(settings, salt, hot_keys))
         equal.append(f"left.{_BUCKET_COLUMN} = right.{_BUCKET_COLUMN}")
-    pairs = left.alias("left").join(
-        right.alias("right"),
-        _combine_conditions([*equal, *_build_time_bounds(settings)]),
-        settings.kind,
-    )
+    condition = F.expr(" AND ".join([*equal, *_build_time_bounds(settings)]))
+    pairs = left.alias("left").join(right.alias("right"), condition, settings.kind)
     return pairs.select(*_select_columns(settings, tables))
 
 
@@ -102,10 +97,6 @@ def check_job(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Itera
         yield f"select: {message}"
 
 
-def _get_keyed_table(settings: Join, side: JoinSide, tables: Mapping[str, DataFrame]) -> DataFrame:
-    return _drop_keyless(settings, side, tables[side])
-
-
 def _drop_keyless(settings: Join, side: JoinSide, table: DataFrame) -> DataFrame:
     """Return the rows with a key and a time, without heartbeats.
 
@@ -120,8 +111,8 @@ def _drop_keyless(settings: Join, side: JoinSide, table: DataFrame) -> DataFrame
         if side == "left"
         else (settings.on.values(), settings.right.time)
     )
-    has_key = _combine_conditions([f"{column} IS NOT NULL" for column in (*keys, time)])
-    return table.filter(has_key | (F.spark_partition_id() < 0))
+    has_key = " AND ".join(f"{column} IS NOT NULL" for column in (*keys, time))
+    return table.filter(F.expr(has_key) | (F.spark_partition_id() < 0))
 
 
 def _build_time_bounds(settings: Join) -> list[str]:
@@ -131,10 +122,6 @@ def _build_time_bounds(settings: Join) -> list[str]:
         f"{right} >= {left} - INTERVAL '{settings.before:.6f}' SECOND",
         f"{right} <= {left} + INTERVAL '{settings.after:.6f}' SECOND",
     ]
-
-
-def _combine_conditions(conditions: Iterable[str]) -> Column:
-    return F.expr(" AND ".join(conditions))
 
 
 def _assign_bucket(settings: Join, salt: Salt, hot_keys: Sequence[str]) -> Column:

@@ -80,19 +80,19 @@ def update_sessions(
         open_pieces if open_pieces is not None else rules.schema.empty_table(), rules
     )
     new_pieces = events if events is not None else rules.schema.empty_table()
-    # The previous pieces come first and in their order: `_SessionChanges.compare` relies on it.
+    # The previous pieces come first and in their order: `_find_changes` relies on it.
     current = _SessionCut.from_pieces(pa.concat_tables([previous.pieces, new_pieces]), rules)
     sessions = current.merge_sessions(rules)
     closing_times = _compute_closing_times(sessions, rules)
     is_closed = closing_times <= watermark_us
     emitted = [_select_with_state(sessions, is_closed, "closed")]
     if rules.emit_updates:
-        changes = _SessionChanges.compare(previous, current)
+        removed, changed = _find_changes(previous, current)
         previous_sessions = previous.merge_sessions(rules)
         emitted = [
-            _select_with_state(previous_sessions, changes.removed, "merged"),
+            _select_with_state(previous_sessions, removed, "merged"),
             *emitted,
-            _select_with_state(sessions, changes.changed & ~is_closed, "open"),
+            _select_with_state(sessions, changed & ~is_closed, "open"),
         ]
     remaining = _select_open_pieces(current, sessions, is_closed, rules, watermark_us)
     open_times = closing_times[~is_closed]
@@ -242,46 +242,38 @@ def _is_mergeable(name: str, rules: SessionRules) -> bool:
     return True
 
 
-class _SessionChanges(NamedTuple):
-    """The changes between two updates.
+def _find_changes(previous: _SessionCut, current: _SessionCut) -> tuple[BoolArray, BoolArray]:
+    """Compare two cuts; the current one has `previous.pieces` first, then the new ones.
 
-    Attributes:
-        removed: Which of the previous sessions have a start that is no longer one.
-        changed: Which of the current sessions are new, or have other pieces than before.
+    Returns:
+        Which of the previous sessions have a start that is no longer one, and which of the current
+        sessions are new, or have other pieces than before.
     """
-
-    removed: BoolArray
-    changed: BoolArray
-
-    @classmethod
-    def compare(cls, previous: _SessionCut, current: _SessionCut) -> _SessionChanges:
-        """Compare two cuts; the current one has `previous.pieces` first, then the new ones."""
-        if not len(current.key_ids):
-            return cls(np.zeros(0, bool), np.zeros(0, bool))
-        count = len(previous.key_ids)
-        # The previous session of each current piece; -1 for new pieces.
-        previous_ids = np.append(previous.session_ids, np.full(len(current.key_ids) - count, -1))[
-            current.sort_order
-        ]
-        min_ids = np.minimum.reduceat(previous_ids, current.session_starts)
-        max_ids = np.maximum.reduceat(previous_ids, current.session_starts)
-        sizes = np.diff(np.append(current.session_starts, len(current.key_ids)))
-        # The 0 at the end is what the id -1 selects.
-        previous_sizes = np.append(
-            np.bincount(previous.session_ids, minlength=len(previous.session_starts)), 0
-        )
-        is_same = (min_ids == max_ids) & (min_ids >= 0) & (previous_sizes[min_ids] == sizes)
-        # The inverse of the sort order: where each piece of the concatenated table is now.
-        current_index = np.empty(len(current.key_ids), np.int64)
-        current_index[current.sort_order] = np.arange(len(current.key_ids))
-        starts = _to_int_array(current.pieces, "start")
-        # The start of the current session that has the first piece of each previous session.
-        new_start = starts[
-            current.session_starts[current.session_ids[current_index[previous.session_starts]]]
-        ]
-        return cls(
-            _to_int_array(previous.pieces, "start")[previous.session_starts] != new_start, ~is_same
-        )
+    if not len(current.key_ids):
+        return np.zeros(0, bool), np.zeros(0, bool)
+    count = len(previous.key_ids)
+    # The previous session of each current piece; -1 for new pieces.
+    previous_ids = np.append(previous.session_ids, np.full(len(current.key_ids) - count, -1))[
+        current.sort_order
+    ]
+    min_ids = np.minimum.reduceat(previous_ids, current.session_starts)
+    max_ids = np.maximum.reduceat(previous_ids, current.session_starts)
+    sizes = np.diff(np.append(current.session_starts, len(current.key_ids)))
+    # The 0 at the end is what the id -1 selects.
+    previous_sizes = np.append(
+        np.bincount(previous.session_ids, minlength=len(previous.session_starts)), 0
+    )
+    is_same = (min_ids == max_ids) & (min_ids >= 0) & (previous_sizes[min_ids] == sizes)
+    # The inverse of the sort order: where each piece of the concatenated table is now.
+    current_index = np.empty(len(current.key_ids), np.int64)
+    current_index[current.sort_order] = np.arange(len(current.key_ids))
+    starts = _to_int_array(current.pieces, "start")
+    # The start of the current session that has the first piece of each previous session.
+    new_start = starts[
+        current.session_starts[current.session_ids[current_index[previous.session_starts]]]
+    ]
+    previous_starts = _to_int_array(previous.pieces, "start")[previous.session_starts]
+    return previous_starts != new_start, ~is_same
 
 
 def _compute_key_ids(pieces: pa.Table, key_count: int) -> IntArray:

@@ -92,7 +92,7 @@ class SessionProcessor(StatefulProcessor):
     def _advance(self, events: pa.Table | None, timer_values: TimerValues) -> Iterator[Row]:
         watermark = timer_values.getCurrentWatermarkInMs()
         stored, timer = self._state.get() or (None, None)
-        open_pieces = None if stored is None else _deserialize_table(stored)
+        open_pieces = None if stored is None else pa.ipc.open_stream(bytes(stored)).read_all()
         update = update_sessions(open_pieces, events, self._rules, watermark * 1000)
         if update.next_close_us is None:
             self._state.clear()
@@ -103,9 +103,9 @@ class SessionProcessor(StatefulProcessor):
                     self._schedule_timer(update.next_close_us, timer, watermark),
                 )
             )
-        yield from (
-            self._row_type(*values) for values in _iter_rows(update.sessions, len(self._row_type))
-        )
+        result = _select_result(update.sessions, len(self._row_type))
+        columns = [column.to_pylist() for column in result.columns]
+        yield from (self._row_type(*values) for values in zip(*columns, strict=True))
 
     def _schedule_timer(self, close_us: int, timer_ms: int | None, watermark_ms: int) -> int:
         """Return the timer of the bucket, and register a new one if that is needed.
@@ -259,17 +259,8 @@ def _select_result(sessions: pa.Table, width: int) -> pa.Table:
     return result
 
 
-def _iter_rows(sessions: pa.Table, width: int) -> Iterator[tuple[Any, ...]]:
-    columns = [column.to_pylist() for column in _select_result(sessions, width).columns]
-    return zip(*columns, strict=True)
-
-
 def _serialize_table(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table.combine_chunks())
     return bytes(sink.getvalue())
-
-
-def _deserialize_table(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(bytes(data)).read_all()
