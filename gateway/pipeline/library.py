@@ -41,6 +41,7 @@ from gateway.pipeline.checkpoint.maintenance import hold_lease
 from gateway.pipeline.clusters import build_client_config
 from gateway.pipeline.inputs import schemas, source
 from gateway.pipeline.job_settings import Program
+from gateway.pipeline.progress.listener import report_progress
 from gateway.pipeline.reports import Reports
 from gateway.pipeline.run import query as query_module
 from gateway.pipeline.run.runner import check_input_topics, ensure_output_topics
@@ -283,26 +284,17 @@ def write_exactly_once(
             spark, job, settings, prepare_checkpoint(checkpoint, job, spark, fresh=fresh), Reports()
         )
         stack.callback(context.close)
-        _report_progress(stack, context, pipelines, settings.clusters[_OUTPUT_NAME])
+        client_config = build_client_config(settings.clusters[_OUTPUT_NAME])
+        reporter = stack.enter_context(
+            report_progress(pipelines, [job], client_config, context.reports)
+        )
+        stack.callback(reporter.watch_session(spark, job.name))
         tables = {stream.name: stream.rows for stream in streams}
         query = query_module.start_rows(context, rows, inputs, tables)
 
         from gateway.pipeline.run.watched_query import WatchedQuery
 
         return WatchedQuery(query, context, stack.pop_all())
-
-
-def _report_progress(
-    stack: ExitStack, context: query_module.QueryContext, pipelines: Pipelines, kafka: Kafka
-) -> None:
-    from gateway.pipeline.progress.listener import report_progress
-
-    job = context.job
-    client_config = build_client_config(kafka)
-    reporter = stack.enter_context(
-        report_progress(pipelines, [job], client_config, context.reports)
-    )
-    stack.callback(reporter.watch_session(context.spark, job.name))
 
 
 def _find_streams(rows: DataFrame) -> list[TopicStream]:

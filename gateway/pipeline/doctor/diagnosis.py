@@ -12,7 +12,6 @@ from . import costs, flow
 from .query_run import (
     MIN_BATCHES,
     BatchCause,
-    BatchProgress,
     QueryRun,
     Thresholds,
 )
@@ -93,11 +92,10 @@ def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
 def _median_phases(run: QueryRun) -> dict[str, float]:
     """Return the median seconds of each phase; the work on state is part of `addBatch`."""
     names = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
-
-    def get_phase_reader(name: str) -> Callable[[BatchProgress], float]:
-        return lambda batch: batch.phases.get(name, 0.0)
-
-    return {name: run.get_median(get_phase_reader(name)) for name in names}
+    return {
+        name: run.get_median(lambda batch, name=name: batch.phases.get(name, 0.0))
+        for name in names
+    }
 
 
 def _explain_unseen(run: QueryRun, found_names: Collection[str]) -> dict[str, str]:

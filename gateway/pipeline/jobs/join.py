@@ -148,18 +148,14 @@ def _select_columns(settings: Join, tables: Mapping[str, DataFrame]) -> list[Col
     """Return the columns of the result: those of `select`, or all, of left where both have one."""
     if settings.select:
         return [F.expr(sql).alias(column) for column, sql in settings.select.items()]
-    left = _list_value_columns(tables["left"].columns)
-    right = [
-        column for column in _list_value_columns(tables["right"].columns) if column not in left
-    ]
+    left, right = (
+        [column for column in tables[side].columns if column not in RECORD_COLUMN_TYPES]
+        for side in ("left", "right")
+    )
     return [
         *(F.col(f"left.{column}") for column in left),
-        *(F.col(f"right.{column}") for column in right),
+        *(F.col(f"right.{column}") for column in right if column not in left),
     ]
-
-
-def _list_value_columns(columns: Iterable[str]) -> list[str]:
-    return [column for column in columns if column not in RECORD_COLUMN_TYPES]
 
 
 def _check_key_types(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:

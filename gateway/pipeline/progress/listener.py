@@ -148,7 +148,11 @@ class ProgressReporter:
         self._task_reader = task_reader
         self._task_interval_s = task_interval_s
         self._tasks_read_at: dict[str, float] = {}
-        self._producer = _create_producer(section, client_config, self.metrics)
+        self._producer: ProgressProducer | None = None
+        if section.progress.topic is not None and client_config is not None:
+            self._producer = ProgressProducer(
+                section.progress.topic, client_config, self.metrics.record_untold_event
+            )
         # None ends the thread.
         self._events: queue.Queue[_EventHandler | None] = queue.Queue(MAX_QUEUED_EVENTS)
         self._thread = threading.Thread(target=self._handle_events, name="progress", daemon=True)
@@ -329,11 +333,3 @@ def _describe_fate(job: Job, input_name: str) -> str:
         return f"written to {get_dead_letter_topic(job_input.topic)}, each with the reason"
     hint = "; onInvalid: dead-letter would write them to a topic" if output is not None else ""
     return f"left out{hint}"
-
-
-def _create_producer(
-    section: Pipelines, client_config: Mapping[str, Any] | None, metrics: ProgressMetrics
-) -> ProgressProducer | None:
-    if section.progress.topic is None or client_config is None:
-        return None
-    return ProgressProducer(section.progress.topic, client_config, metrics.record_untold_event)

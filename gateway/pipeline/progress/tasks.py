@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from gateway.pipeline.spark.internals import open_status_stores
@@ -39,10 +40,6 @@ class TaskMetricsReader:
         self._stores = open_status_stores(spark, _QUANTILES)
         self._context = spark.sparkContext
 
-    @property
-    def cores(self) -> int:
-        return int(self._context.defaultParallelism)
-
     def read_batch(self, run_id: str, batch: int) -> dict[str, Any] | None:
         """Return the times of a batch's tasks, or None if Spark does not know them any more.
 
@@ -57,7 +54,7 @@ class TaskMetricsReader:
         times = ("submissionTime", "completionTime")
         spans = [tuple(_parse_time(job[name]) for name in times) for job in jobs]
         return {
-            "cores": self.cores,
+            "cores": int(self._context.defaultParallelism),
             "jobs": round(_covered_seconds(spans), 3),
             "python": round(self._sum_python_seconds({job["jobId"] for job in jobs}), 3),
             "busy": is_busy(),
@@ -92,10 +89,11 @@ class TaskMetricsReader:
         # Spark skips a stage whose shuffle output an earlier job has written.
         if stage is None or stage["status"] != "COMPLETE" or not stage["numTasks"]:
             return None
-        summary = self._call_store_option(
-            self._stores.jobs.taskSummary, stage_id, stage["attemptId"], self._stores.quantiles
+        option = self._stores.jobs.taskSummary(
+            stage_id, stage["attemptId"], self._stores.quantiles
         )
-        return summarize_stage(stage, summary or {})
+        summary = self._to_python(option.get()) if option.isDefined() else {}
+        return summarize_stage(stage, summary)
 
     def _sum_python_seconds(self, job_ids: set[int]) -> float:
         """Return the seconds of Python workers over all tasks, from metrics of SQL executions."""
@@ -132,13 +130,6 @@ class TaskMetricsReader:
             result: dict[str, Any] = self._to_python(method(*args))
         except Py4JJavaError:  # NoSuchElementException: Spark keeps the latest thousand
             return None
-        return result
-
-    def _call_store_option(self, method: Any, *args: Any) -> dict[str, Any] | None:
-        option = method(*args)
-        result: dict[str, Any] | None = (
-            self._to_python(option.get()) if option.isDefined() else None
-        )
         return result
 
     def _to_python(self, value: Any) -> Any:
@@ -207,7 +198,5 @@ def _covered_seconds(spans: Iterable[tuple[float, ...]]) -> float:
 
 def _parse_time(text: str) -> float:
     """Return the seconds since 1970 of a time such as `2026-01-02T03:04:05.678GMT`."""
-    from datetime import UTC, datetime
-
     time_utc = datetime.strptime(text.removesuffix("GMT"), "%Y-%m-%dT%H:%M:%S.%f")
     return time_utc.replace(tzinfo=UTC).timestamp()

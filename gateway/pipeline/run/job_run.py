@@ -111,12 +111,11 @@ class JobRun:
     def retire(self) -> None:
         """Let the query begin no more batches. Call it until the query is idle.
 
-        Batches that end in Python retire their query themselves (see `retires_itself`). Then this
-        only acts while the query waits, because no batch may follow.
+        If its batches do so themselves (see `retires_itself`), this only acts while it waits.
         """
         if self._query is None or self.job.trigger == "realtime" or not self._query.isActive:
             return
-        if not retires_itself(self.job) or self._is_query_waiting(self._query):
+        if self._can_stop():
             self._retire(self._query)
 
     def is_idle(self) -> bool:
@@ -148,9 +147,10 @@ class JobRun:
         self._close()
 
     def _can_stop(self) -> bool:
-        """Return whether the query may be stopped because a topic was recreated.
+        """Return whether the query may be ended from outside of its batches.
 
-        Batches that end in Python check their topics themselves, so they must not be interrupted.
+        Batches that end in Python retire their query and check their topics themselves, so they
+        must not be interrupted.
         """
         return not retires_itself(self.job) or self._is_query_waiting(self._query)
 

@@ -36,7 +36,9 @@ from gateway.pipeline.job_settings import (
     list_read_topics,
     resolve_inputs,
 )
+from gateway.pipeline.progress.listener import report_progress
 from gateway.pipeline.reports import Reports
+from gateway.pipeline.skew import find_join_hot_keys
 from gateway.pipeline.spark.session import (
     build_checkpoint_conf,
     build_job_conf,
@@ -94,8 +96,6 @@ def _create_runs(
     spark: SparkSession, process: _JobProcess, jobs: Sequence[Job], stack: ExitStack
 ) -> list[JobRun]:
     """Return the runs of jobs, whose resources are closed with the job or the stack."""
-    from gateway.pipeline.progress.listener import report_progress
-
     settings, pipelines = process.settings, process.pipelines
     # Progress is written to the first cluster.
     client_config = build_client_config(next(iter(settings.clusters.values())))
@@ -223,8 +223,6 @@ class _JobQueries:
     def _find_hot_keys(self) -> Sequence[str]:
         if not isinstance(self._job, Join) or self._job.salt is None:
             return ()
-        from gateway.pipeline.skew import find_join_hot_keys
-
         settings = self._process.settings
         return find_join_hot_keys(self._spark, self._job, settings.clusters, settings.catalogs)
 
