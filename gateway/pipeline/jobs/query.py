@@ -23,7 +23,7 @@ from gateway.pipeline.inputs.source import observe_rows
 from gateway.pipeline.inputs.types import check_case
 from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
-from .sql import SqlToken, tokenize
+from .sql import strip_opaque
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,19 +58,7 @@ def get_output_mode(settings: Query) -> Literal["append", "update"]:
 
 
 def check_realtime(settings: Query) -> str | None:
-    """Return why the job cannot run in real-time mode; None if no reason is known.
-
-    Spark 4.2.0 only supports queries without state, shuffles and Python there: columns, WHERE,
-    explode and UNION ALL.
-    """
-    tokens = tokenize(settings.sql)
-    for token, after in zip(tokens, [*tokens[1:], SqlToken("sign", "")], strict=True):
-        if token.kind == "name" and token.folded_text in _STATEFUL_KEYWORDS:
-            return f"{token.text.upper()} keeps state; write a trigger such as 0s"
-        if token.kind == "name" and after.text == "(" and token.folded_text in _AGGREGATE_FUNCTIONS:
-            return f"{token.text}() keeps state; write a trigger such as 0s"
-        if token.folded_text == "union" and after.folded_text != "all":
-            return "UNION removes duplicates, which keeps state; write UNION ALL"
+    """Return None: Spark's plan says whether a query keeps state, when it starts."""
     return None
 
 
@@ -96,9 +84,10 @@ def _plan_keeps_state(plan: Any) -> bool:
 
 def check_job(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     """Yield the problems that Spark would not find, or too late: it runs other statements."""
-    first = next((t.folded_text for t in tokenize(settings.sql) if t.text != "("), "")
-    if first not in ("select", "with", "from"):
-        yield f"sql begins with {first.upper() or 'nothing'}; write a SELECT, WITH or FROM"
+    word = re.search(r"\w+", strip_opaque(settings.sql))
+    first = word[0].upper() if word else "nothing"
+    if first not in ("SELECT", "WITH", "FROM"):
+        yield f"sql begins with {first}; write a SELECT, WITH or FROM"
     if message := check_case(settings.tables):
         yield f"tables: {message}"
     for name, input in settings.tables.items():
@@ -116,21 +105,3 @@ _STATELESS_NODES = frozenset(
     )
 )
 """The nodes of Spark's analysed plans that keep no state between batches of a stream."""
-_STATEFUL_KEYWORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """group having join distinct order sort cluster distribute limit offset intersect except
-        minus over pivot""",
-    )
-)
-_AGGREGATE_FUNCTIONS = frozenset(
-    re.findall(
-        r"\w+",
-        """any_value approx_count_distinct approx_percentile approx_top_k array_agg avg bit_and
-    bit_or bit_xor bool_and bool_or collect_list collect_set corr count count_if covar_pop
-    covar_samp every first first_value histogram_numeric kurtosis last last_value listagg
-    max max_by mean median min min_by mode percentile percentile_approx percentile_cont
-    percentile_disc session_window skewness some std stddev string_agg sum try_avg try_sum
-    var_pop var_samp variance window""",
-    )
-)

@@ -1,7 +1,4 @@
-"""Read SQL without Spark: its tokens, and the measures of sessions.
-
-Names of tables and columns in SQL are left to Spark's parser. The tokens are those of Spark's
-lexer: there are no comments, text in quotes is one token, and so is a name in backticks.
+"""Read SQL without Spark, as far as the measures of sessions need that; the rest is left to Spark.
 
 `session_processor` merges the measures of session pieces in Python, if they are of
 `MERGEABLE_KINDS`. `first` and `last` go by event time, and for equal times by partition and offset,
@@ -18,36 +15,16 @@ from typing import NamedTuple
 from gateway.config.source.substitution import suggest
 from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES
 
-_TOKEN_PATTERN = re.compile(
-    r"""(?P<gap>\s+|--[^\n]*|/\*.*?\*/)
-      | (?P<text>r?'(?:[^'\\]|\\.|'')*'|r?"(?:[^"\\]|\\.|"")*")
-      | `(?P<quoted>(?:[^`]|``)+)`
-      | (?P<number>\d[\w.]*)
-      | (?P<name>[^\W\d]\w*)
-      | (?P<sign>->|=>|::|.)""",
+# Text in quotes, names in backticks, and comments, as Spark's lexer reads them.
+_OPAQUE_PATTERN = re.compile(
+    r"""--[^\n]* | /\*.*?\*/ | r?'(?:[^'\\]|\\.|'')*' | r?"(?:[^"\\]|\\.|"")*" | `[^`]*`""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 
 
-class SqlToken(NamedTuple):
-    """A token of SQL.
-
-    Attributes:
-        kind: `text` (a literal in quotes), `quoted` (a name in backticks), `number`, `name` (also
-            keywords and functions) or `sign`.
-    """
-
-    kind: str
-    text: str
-
-    @property
-    def folded_text(self) -> str:
-        return self.text if self.kind in ("text", "quoted") else self.text.lower()
-
-
-def tokenize(sql: str) -> list[SqlToken]:
-    matches = ((match.lastgroup or "", match) for match in _TOKEN_PATTERN.finditer(sql))
-    return [SqlToken(kind, match.group(kind)) for kind, match in matches if kind != "gap"]
+def strip_opaque(sql: str) -> str:
+    """Return SQL without comments, and without what is in quotes."""
+    return _OPAQUE_PATTERN.sub("", sql)
 
 
 def check_columns(option: str, names: Iterable[str], columns: Mapping[str, str]) -> Iterator[str]:
@@ -92,16 +69,14 @@ def parse_measures(settings: Mapping[str, str]) -> tuple[Measure, ...]:
 
 def _parse_measure(name: str, expression: str) -> Measure:
     match = _CALL_PATTERN.fullmatch(expression)
-    tokens = tokenize(match[2]) if match else []
-    depths = list(accumulate((token.text == "(") - (token.text == ")") for token in tokens))
+    plain = strip_opaque(match[2]) if match else ""
+    depths = list(accumulate((char == "(") - (char == ")") for char in plain))
     # The first parenthesis of `sum(a) / sum(b)` is not closed by the last one.
     if match is None or (depths and (min(depths) < 0 or depths[-1])):
         return Measure(name, expression, None, expression)
     kind, argument = match[1].lower(), match[2].strip()
     is_distinct = argument[:8].lower().strip() == "distinct"
-    has_several = any(
-        token.text == "," and not depth for token, depth in zip(tokens, depths, strict=True)
-    )
+    has_several = any(char == "," and not depth for char, depth in zip(plain, depths, strict=True))
     is_mergeable = kind in MERGEABLE_KINDS and not is_distinct and not has_several and argument
     return Measure(name, expression, kind if is_mergeable else None, argument)
 

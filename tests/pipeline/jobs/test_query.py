@@ -135,32 +135,6 @@ def test_what_only_spark_can_judge_is_left_to_it(sql: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "why"),
-    [
-        ("SELECT user, count(*) FROM orders GROUP BY user", "count() keeps state"),
-        ("SELECT DISTINCT user FROM orders", "DISTINCT keeps state"),
-        ("SELECT max (amount) FROM orders", "max() keeps state"),
-        ("SELECT * FROM orders JOIN payments USING (user)", "JOIN keeps state"),
-        ("SELECT user FROM orders UNION SELECT user FROM payments", "write UNION ALL"),
-    ],
-)
-def test_why_a_query_does_not_run_in_real_time(sql: str, why: str) -> None:
-    assert why in str(query.check_realtime(settings(sql, "orders", "payments")))
-
-
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "SELECT user, explode(items) AS item FROM orders WHERE amount > 1",
-        "SELECT user FROM orders UNION ALL SELECT user FROM payments",
-        "SELECT `count`, upper(user) AS `group` FROM orders",
-    ],
-)
-def test_columns_filters_explode_and_union_all_run_in_real_time(sql: str) -> None:
-    assert query.check_realtime(settings(sql, "orders", "payments")) is None
-
-
-@pytest.mark.parametrize(
     ("sql", "expected"),
     [
         ("SELECT user FROM orders WHERE amount > 1", False),
