@@ -29,7 +29,7 @@ from pydantic import SecretStr
 from gateway.config import Kafka
 from gateway.config.sections.security import Sasl, Tls
 from gateway.errors import PipelineError, PipelineUnavailable
-from gateway.pipeline.failures import build_kafka_error
+from gateway.pipeline.failures import build_kafka_error, explain_kafka_errors
 
 _SECURITY_PACKAGE = "org.apache.kafka.common.security"
 _LOGIN_MODULES = {
@@ -276,14 +276,8 @@ DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 
 def list_topics(kafka: Kafka, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, int]:
     """Return the number of partitions of each topic of a cluster."""
-    from confluent_kafka import KafkaException
-
-    try:
+    with explain_kafka_errors(f"Kafka at {format_bootstrap_servers(kafka)} does not answer"):
         metadata = create_admin_client(build_client_config(kafka)).list_topics(timeout=timeout_s)
-    except KafkaException as error:
-        raise build_kafka_error(
-            f"Kafka at {format_bootstrap_servers(kafka)} does not answer", error
-        ) from error
     return {
         name: len(topic.partitions) for name, topic in metadata.topics.items() if not topic.error
     }
@@ -291,14 +285,10 @@ def list_topics(kafka: Kafka, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str,
 
 def fetch_cluster_id(options: Mapping[str, Any]) -> str:
     """Return what names a cluster however its servers are written, and on whatever machine."""
-    from confluent_kafka import KafkaException
-
     admin = create_admin_client(options)  # a variable, as in `create_topic`
-    try:
+    with explain_kafka_errors("the cluster cannot be described"):
         answer = admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
         return str(answer.result(ANSWER_TIMEOUT_S).cluster_id)
-    except KafkaException as error:
-        raise build_kafka_error("the cluster cannot be described", error) from error
 
 
 def ensure_topic(kafka: Kafka, name: str, partitions: int | None, known: Collection[str]) -> None:

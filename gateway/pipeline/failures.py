@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.errors import PipelineError, PipelineUnavailable
@@ -196,6 +197,17 @@ def build_kafka_error(operation: str, error: KafkaException) -> PipelineError:
     if advice := _ADVICE_BY_ERROR.get(cause.name()):
         return PipelineError(f"{operation}: {cause.str()}; {advice}")
     return PipelineUnavailable(f"{operation}: {cause.str()}")
+
+
+@contextmanager
+def explain_kafka_errors(operation: str) -> Iterator[None]:
+    """Raise `build_kafka_error` in place of an error of Kafka."""
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except KafkaException as error:
+        raise build_kafka_error(operation, error) from error
 
 
 def list_query_causes(query: Any) -> list[ExceptionCause]:

@@ -22,8 +22,9 @@ from gateway.config.sections.pipelines import Aggregate, Enrich, Join, Sessions
 from gateway.core.log.record import TopicPartition
 from gateway.errors import PipelineError
 from gateway.pipeline.clusters import build_client_config, create_admin_client, find_cluster
-from gateway.pipeline.failures import build_kafka_error, find_unreadable, list_causes
-from gateway.pipeline.inputs.source import Catalogs, read_range
+from gateway.pipeline.failures import explain_kafka_errors, find_unreadable, list_causes
+from gateway.pipeline.inputs.schemas import resolve_fields
+from gateway.pipeline.inputs.source import Catalogs, parse_records, read_raw_range
 from gateway.pipeline.job_settings import get_inputs
 from gateway.pipeline.jobs.join import build_key_text
 from gateway.pipeline.spark import F
@@ -230,7 +231,8 @@ def read_sample(
 ) -> T:
     """Return what a function computes from the records of a sample, with the input's columns."""
     try:
-        return read(read_range(spark, input, kafka, catalogs, ranges))
+        input = resolve_fields(input, catalogs)
+        return read(parse_records(read_raw_range(spark, kafka, ranges), input, catalogs))
     except Exception as error:
         if unreadable := find_unreadable(list_causes(error)):
             raise PipelineError(unreadable.reason) from error
@@ -240,11 +242,10 @@ def read_sample(
 def fetch_log_ranges(
     kafka: Kafka, topic: str, timeout_s: float = 30.0
 ) -> dict[TopicPartition, tuple[int, int]]:
-    from confluent_kafka import KafkaException
     from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the types lack it
 
     admin = create_admin_client(build_client_config(kafka))
-    try:
+    with explain_kafka_errors(f"topic {topic}"):
         metadata = admin.list_topics(topic, timeout=timeout_s).topics[topic]
         if metadata.error is not None:
             problem = f"topic {topic}: {metadata.error.str()}"
@@ -253,8 +254,6 @@ def fetch_log_ranges(
             _list_offsets(admin, topic, metadata.partitions, spec, timeout_s)
             for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
         )
-    except KafkaException as error:
-        raise build_kafka_error(f"topic {topic}", error) from error
     return {tp: (start, ends[tp]) for tp, start in starts.items()}
 
 

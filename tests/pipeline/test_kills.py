@@ -120,7 +120,7 @@ def expected(spark: Any, story: JobHistory) -> Counter[tuple[bytes | None, bytes
             )
             for partition in range(PARTITIONS)
         }
-        tables[name] = source.read_range(spark, each, kafka, {}, ranges)
+        tables[name] = source.parse_records(source.read_raw_range(spark, kafka, ranges), each)
     if isinstance(job, Enrich) and isinstance(job.table, Broadcast):
         tables[enrich.TABLE_INPUT] = broadcast.load_table(
             job.table, spark, build_spark_options(kafka)

@@ -20,13 +20,14 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from gateway.pipeline.clusters import create_topic, fetch_config
-from gateway.pipeline.failures import build_kafka_error
+from gateway.pipeline.failures import explain_kafka_errors
 from gateway.pipeline.reports import Reports
 from gateway.telemetry import catalog
 
@@ -83,16 +84,12 @@ def log_gaps(
     job: str, positions: PartitionOffsets, input_config: Mapping[str, Any], reports: Reports
 ) -> None:
     consumer = _create_consumer(input_config)
-    try:
+    with closing(consumer), explain_kafka_errors(f"gaps of {job} cannot be found"):
         for topic in {topic for topic, _ in positions}:
             metadata = consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
             places = ((topic, partition) for partition in metadata.partitions)
             positions = add_partitions(positions, places)
         gaps = find_gaps(positions, fetch_log_starts(consumer, positions), {})
-    except KafkaException as error:
-        raise build_kafka_error(f"gaps of {job} cannot be found", error) from error
-    finally:
-        consumer.close()
     for gap in gaps:
         reports.increment_counter(catalog.PIPELINE_GAPS, 1, job, gap.topic)
         log.warning("job %s did not read records that are gone: %s", job, gap.build_record(job))
@@ -116,16 +113,12 @@ def log_removed_tombstones(
         if time.time() * 1000 - read_at_ms < retention_ms:
             continue
         consumer = _create_consumer(input_config)
-        try:
+        with closing(consumer), explain_kafka_errors(f"gaps of {job} cannot be found"):
             has_unread = any(
                 consumer.get_watermark_offsets(TopicPartition(*place), REQUEST_TIMEOUT_S)[1]
                 > offset
                 for place, offset in positions.items()
             )
-        except KafkaException as error:
-            raise build_kafka_error(f"gaps of {job} cannot be found", error) from error
-        finally:
-            consumer.close()
         if has_unread:
             reports.increment_counter(catalog.PIPELINE_GAPS, 1, job, topic)
             log.warning(
@@ -160,7 +153,7 @@ class GapReporter:
         self._consumer = _create_consumer(self.input_config)
 
     def report_gaps(self, positions: PartitionOffsets) -> list[InputGap]:
-        try:
+        with explain_kafka_errors(f"gaps of {self.job} cannot be found"):
             starts = fetch_log_starts(self._consumer, positions)
             # Usually there are none. Then no producer is created, and the ledger is not read.
             if not find_gaps(positions, starts, {}):
@@ -176,8 +169,6 @@ class GapReporter:
             if gaps:
                 create_topic(ledger.client_config, self.gap_topic)
                 self._write_gaps(producer, gaps)
-        except KafkaException as error:
-            raise build_kafka_error(f"gaps of {self.job} cannot be found", error) from error
         return gaps
 
     def close(self) -> None:

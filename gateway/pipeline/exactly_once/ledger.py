@@ -36,7 +36,7 @@ from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline import clusters
 from gateway.pipeline.checkpoint.files import Files, refuse_damaged
-from gateway.pipeline.failures import build_kafka_error
+from gateway.pipeline.failures import explain_kafka_errors
 
 from .writer_plan import LedgerEntry, WriterPlan
 
@@ -352,10 +352,8 @@ def open_ledger(
     topic = ledger_topic(output)
     wanted_partitions = 1 + max(MIN_WRITER_PARTITIONS, writers)
     clusters.create_topic(client_config, topic, wanted_partitions, TOPIC_CONFIGS)
-    try:
+    with explain_kafka_errors(f"the ledger {topic} cannot be reached"):
         partitions = _await_partitions(clusters.create_admin_client(client_config), topic)
-    except KafkaException as error:
-        raise build_kafka_error(f"the ledger {topic} cannot be reached", error) from error
     policy = clusters.fetch_config(client_config, topic, "cleanup.policy")
     if partitions < 2 or policy not in ("compact", None):
         problem = f"the ledger {topic} has {partitions} partitions and cleanup.policy={policy}"

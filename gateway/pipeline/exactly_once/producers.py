@@ -14,9 +14,9 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
@@ -149,11 +149,9 @@ class LedgerProducer:
             )
         except KafkaException as error:  # another try would not change the settings
             raise PipelineError(f"Kafka's client does not take its settings: {error}") from None
-        try:
+        with self._give_up_on_error():
             self._await_broker(topic)
             self._producer.init_transactions(timeout_s + 30)
-        except KafkaException as error:
-            self._raise_interrupted(error)
 
     def _await_broker(self, topic: str) -> None:
         """Wait until librdkafka is connected to a broker whose node id it knows.
@@ -169,10 +167,8 @@ class LedgerProducer:
                 time.sleep(0.005)
 
     def begin(self) -> None:
-        try:
+        with self._give_up_on_error():
             self._producer.begin_transaction()
-        except KafkaException as error:
-            self._raise_interrupted(error)
         self._began_at = time.monotonic()
 
     def write_rows(
@@ -187,31 +183,25 @@ class LedgerProducer:
         librdkafka does everything but this loop, which writes 0.4 to 0.7 million rows a second.
         """
         produce = self._producer.produce
-        try:
+        with self._give_up_on_error():
             for topic, key, value, tags in zip(topics, keys, values, headers, strict=True):
                 try:
                     produce(topic, value, key, headers=tags)
                 except BufferError:
                     self._produce_when_free(topic, value, key, tags)
             self._producer.poll(0)
-        except KafkaException as error:
-            self._raise_interrupted(error)
 
     def write_entry(
         self, topic: str, partition: int, key: str, value: Mapping[str, Any] | None
     ) -> None:
         """Write an entry of the ledger as part of the transaction; None removes the key."""
         text = None if value is None else json.dumps(value, separators=(",", ":"))
-        try:
+        with self._give_up_on_error():
             self._producer.produce(topic, text, key, partition=partition)
-        except (KafkaException, BufferError) as error:
-            self._raise_interrupted(error)
 
     def commit(self) -> None:
-        try:
+        with self._give_up_on_error():
             self._producer.commit_transaction(self._timeout_s + 10)
-        except KafkaException as error:
-            self._raise_interrupted(error)
         self._began_at = None
 
     def abort(self) -> None:
@@ -238,27 +228,32 @@ class LedgerProducer:
             except BufferError:
                 continue
 
-    def _raise_interrupted(self, error: object) -> NoReturn:
-        """Give this producer up, and raise TransactionInterrupted or WriteRefused."""
-        drop_producer(self.transactional_id)
-        open_s = 0.0 if self._began_at is None else time.monotonic() - self._began_at
-        if isinstance(error, KafkaException):
-            refused = build_kafka_error(f"rows of {self.transactional_id} are refused", error)
-            is_refused = not isinstance(refused, PipelineUnavailable)
-            # Nobody would fence this producer if the job ends now. Until Kafka aborts its
-            # transaction, readers of committed records would get nothing of its partitions.
-            if is_refused or error.args[0].txn_requires_abort():
-                self.abort()
-            if is_refused:
-                raise WriteRefused(str(refused)) from None
-        self._producer.purge()
-        if open_s >= self._timeout_s:
-            error = (
-                f"{error}; the transaction was open for {open_s:.0f} s, and Kafka aborts one after "
-                f"transactionTimeout ({self._timeout_s:g} s): if batches take longer, raise "
-                "transactionTimeout or writers"
-            )
-        raise TransactionInterrupted(self.transactional_id, error) from None
+    @contextmanager
+    def _give_up_on_error(self) -> Iterator[None]:
+        """Give this producer up after an error: raise TransactionInterrupted or WriteRefused."""
+        try:
+            yield
+        except (KafkaException, BufferError) as error:
+            drop_producer(self.transactional_id)
+            open_s = 0.0 if self._began_at is None else time.monotonic() - self._began_at
+            if isinstance(error, KafkaException):
+                refused = build_kafka_error(f"rows of {self.transactional_id} are refused", error)
+                is_refused = not isinstance(refused, PipelineUnavailable)
+                # Nobody would fence this producer if the job ends now. Until Kafka aborts its
+                # transaction, readers of committed records would get nothing of its partitions.
+                if is_refused or error.args[0].txn_requires_abort():
+                    self.abort()
+                if is_refused:
+                    raise WriteRefused(str(refused)) from None
+            self._producer.purge()
+            text = str(error)
+            if open_s >= self._timeout_s:
+                text += (
+                    f"; the transaction was open for {open_s:.0f} s, and Kafka aborts one after "
+                    f"transactionTimeout ({self._timeout_s:g} s): if batches take longer, raise "
+                    "transactionTimeout or writers"
+                )
+            raise TransactionInterrupted(self.transactional_id, text) from None
 
 
 def _build_config(transactional_id: str, timeout_s: float, max_bytes: int) -> dict[str, Any]:

@@ -144,21 +144,10 @@ def find_sources(rows: DataFrame) -> Sources:
     return Sources(tuple(name for _, name in relations), tuple(distinct))
 
 
-def read_range(
-    spark: SparkSession,
-    input: Input,
-    kafka: Kafka,
-    catalogs: Catalogs,
-    ranges: Mapping[TopicPartition, tuple[int, int]],
-) -> DataFrame:
-    """Return the records of ranges of offsets, without those that retention has deleted."""
-    resolved = schemas.resolve_fields(input, catalogs)
-    return parse_records(read_raw_range(spark, kafka, ranges), resolved, catalogs)
-
-
 def read_raw_range(
     spark: SparkSession, kafka: Kafka, ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> DataFrame:
+    """Return the records of ranges of offsets, without those that retention has deleted."""
     options = {
         "assign": _format_ranges(ranges, None),
         "startingOffsets": _format_ranges(ranges, 0),
