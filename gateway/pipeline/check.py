@@ -16,6 +16,7 @@ from gateway.config import Settings, create_locator
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.job import Input, Job
 from gateway.config.source.substitution import find_closest, suggest
+from gateway.config.types.formats import needs_catalog
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
 from gateway.pipeline import clusters
 from gateway.pipeline.clusters import build_spark_options, find_cluster
@@ -219,7 +220,7 @@ def _resolve_inputs(
     resolved: dict[str, Input] = {}
     for name, input in get_inputs(job).items():
         value = input.value
-        if not schemas.has_schema(value.model) or value.fields:
+        if not needs_catalog(value.model) or value.fields:
             continue
         try:
             resolved[name] = schemas.resolve_fields(input, settings.catalogs)

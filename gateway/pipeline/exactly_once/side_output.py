@@ -218,16 +218,11 @@ def offset_ranges(
     A partition without a start is new and begins at 0. If two sources read the topic, the range
     begins at the lesser start and ends at the greater end.
     """
-    lowest_starts: dict[tuple[str, int], int] = {}
-    for offsets in starts:
-        for place, offset in offsets.items():
-            lowest_starts[place] = min(offset, lowest_starts.get(place, offset))
-    highest_ends: dict[tuple[str, int], int] = {}
-    for offsets in ends:
-        for place, offset in offsets.items():
-            highest_ends[place] = max(offset, highest_ends.get(place, offset))
-    return {
-        TopicPartition(*place): (lowest_starts.get(place, 0), end)
-        for place, end in highest_ends.items()
-        if place[0] == topic and lowest_starts.get(place, 0) < end
-    }
+    ranges: dict[TopicPartition, tuple[int, int]] = {}
+    known, reached = list(starts), list(ends)
+    for place in {place for offsets in reached for place in offsets if place[0] == topic}:
+        start = min((offsets[place] for offsets in known if place in offsets), default=0)
+        end = max(offsets[place] for offsets in reached if place in offsets)
+        if start < end:
+            ranges[TopicPartition(*place)] = start, end
+    return ranges

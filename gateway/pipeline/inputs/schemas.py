@@ -53,10 +53,6 @@ FAULT_COLUMN = "_fault"
 _HEADERS_DDL = "array<struct<key: string, value: binary>>"
 
 
-def has_schema(model: str) -> bool:
-    return needs_catalog(model)
-
-
 def resolve_fields(input: Input, catalogs: Mapping[str, SchemaRegistry]) -> Input:
     """Return an input with `fields`: by default those of the latest schema of its topic.
 
@@ -65,7 +61,7 @@ def resolve_fields(input: Input, catalogs: Mapping[str, SchemaRegistry]) -> Inpu
         RegistryUnavailable: The registry does not answer.
     """
     value = input.value
-    if value.fields or not has_schema(value.model):
+    if value.fields or not needs_catalog(value.model):
         return input
 
     # This is in the driver, before the query starts. The loop of `_get_runner` is for workers.
@@ -82,7 +78,7 @@ def decode_values(
     The columns `_text` and `_fault` are added, one of which is null (both are for a tombstone).
     """
     value = input.value
-    if not has_schema(value.model):
+    if not needs_catalog(value.model):
         return raw
     catalog = catalogs[value.catalog or ""]
     raw_ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in raw.schema)
@@ -99,7 +95,7 @@ def encode_values(
         The rows with the columns `topic` and `headers`, in which rows that the schema refuses have
         the topic of dead letters and the reason. Without a schema, the rows as they are.
     """
-    if not has_schema(output.model):
+    if not needs_catalog(output.model):
         return rows
     types = {field.name: field.dataType.simpleString() for field in rows.schema}
     types |= {"value": "binary", "headers": _HEADERS_DDL, "topic": "string"}

@@ -1,14 +1,15 @@
 """Check the types of columns in the syntax of Spark SQL without Spark: `check` needs no Java.
 
 The types are those of https://spark.apache.org/docs/4.0.0/sql-ref-datatypes.html, and one more:
-`timestamp_ms`, a number of milliseconds since 1970. The functions `_skip_...` take the index of a
-token where something begins, and return the index after it.
+`timestamp_ms`, a number of milliseconds since 1970. The functions take the tokens of what they read
+from the left.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping
 
 from gateway.config.source.substitution import suggest
 
@@ -42,10 +43,10 @@ def check_type(text: str) -> str | None:
     """Return the problem of a type and the remedy, or None if the type is valid."""
     try:
         tokens = _tokenize(text)
-        end = _skip_type(tokens, 0, is_top_level=True)
-        if end != len(tokens):
+        _read_type(tokens, is_top_level=True)
+        if tokens:
             raise _TypeSyntaxError(
-                f"'{text}' goes on after a whole type, at '{tokens[end]}'; write one type"
+                f"'{text}' goes on after a whole type, at '{tokens[0]}'; write one type"
             )
     except _TypeSyntaxError as error:
         return str(error)
@@ -74,8 +75,8 @@ def get_column_type(text: str) -> str:
 class _TypeSyntaxError(Exception): ...
 
 
-def _tokenize(text: str) -> list[str]:
-    tokens, position = [], 0
+def _tokenize(text: str) -> deque[str]:
+    tokens, position = deque[str](), 0
     while position < len(text.rstrip()):
         match = _TOKEN_PATTERN.match(text, position)
         if match is None:
@@ -87,78 +88,77 @@ def _tokenize(text: str) -> list[str]:
     return tokens
 
 
-def _skip_type(tokens: Sequence[str], index: int, *, is_top_level: bool = False) -> int:
-    name = _get_token(tokens, index, "a type").lower()
-    if name == "array":
-        return _skip_token(tokens, _skip_type(tokens, _skip_token(tokens, index + 1, "<")), ">")
-    if name == "map":
-        comma = _skip_token(tokens, _skip_type(tokens, _skip_token(tokens, index + 1, "<")), ",")
-        return _skip_token(tokens, _skip_type(tokens, comma), ">")
-    if name == "struct":
-        return _skip_struct(tokens, _skip_token(tokens, index + 1, "<"))
-    if name == TIMESTAMP_MS:
+def _read_type(tokens: deque[str], *, is_top_level: bool = False) -> None:
+    token = _take(tokens, "a type")
+    name = token.lower()
+    if name in ("array", "map", "struct"):
+        _expect(tokens, "<")
+        if name == "struct":
+            _read_fields(tokens)
+        else:
+            _read_type(tokens)
+        if name == "map":
+            _expect(tokens, ",")
+            _read_type(tokens)
+        _expect(tokens, ">")
+    elif name == TIMESTAMP_MS:
         # It is only known to this package, which converts whole columns, not values within others.
         if not is_top_level:
             raise _TypeSyntaxError(
                 f"'{TIMESTAMP_MS}' stands alone only, not within another; write bigint there"
             )
-        return index + 1
-    if name not in TYPE_NAMES:
+    elif name not in TYPE_NAMES:
         hint = suggest(name, [*TYPE_NAMES, *_OTHER_TYPE_NAMES], "write such as string")
-        raise _TypeSyntaxError(f"'{tokens[index]}' is no type of Spark SQL; {hint}")
-    if name in ("decimal", "dec", "numeric") and tokens[index + 1 : index + 2] == ["("]:
-        return _skip_decimal(tokens, index + 2)
-    return index + 1
+        raise _TypeSyntaxError(f"'{token}' is no type of Spark SQL; {hint}")
+    elif name in ("decimal", "dec", "numeric") and _skip(tokens, "("):
+        precision, scale = _read_number(tokens), 0
+        if _skip(tokens, ","):
+            scale = _read_number(tokens)
+        if not 1 <= precision <= 38 or scale > precision:
+            raise _TypeSyntaxError(
+                f"decimal({precision},{scale}) is out of range; use at most decimal(38,38)"
+            )
+        _expect(tokens, ")")
 
 
-def _skip_decimal(tokens: Sequence[str], index: int) -> int:
-    precision, scale = _parse_number(tokens, index), 0
-    index += 1
-    if tokens[index : index + 1] == [","]:
-        scale = _parse_number(tokens, index + 1)
-        index += 2
-    if not 1 <= precision <= 38 or scale > precision:
-        raise _TypeSyntaxError(
-            f"decimal({precision},{scale}) is out of range; use at most decimal(38,38)"
-        )
-    return _skip_token(tokens, index, ")")
-
-
-def _skip_struct(tokens: Sequence[str], index: int) -> int:
+def _read_fields(tokens: deque[str]) -> None:
     names = []
     while True:
-        names.append(_get_token(tokens, index, "a name").strip("`"))
+        names.append(_take(tokens, "a name").strip("`"))
         if message := check_case(names):
             raise _TypeSyntaxError(message)
-        index += 1
-        if tokens[index : index + 1] == [":"]:
-            index += 1
-        index = _skip_type(tokens, index)
-        if tokens[index : index + 1] == [","]:
-            index += 1
-        else:
-            return _skip_token(tokens, index, ">")
+        _skip(tokens, ":")
+        _read_type(tokens)
+        if not _skip(tokens, ","):
+            return
 
 
-def _parse_number(tokens: Sequence[str], index: int) -> int:
-    text = _get_token(tokens, index, "a number")
+def _read_number(tokens: deque[str]) -> int:
+    text = _take(tokens, "a number")
     if not (text.isascii() and text.isdigit()):
         raise _TypeSyntaxError(f"'{text}' is no number; write such as decimal(10,2)")
     return int(text)
 
 
-def _skip_token(tokens: Sequence[str], index: int, expected: str) -> int:
-    token = _get_token(tokens, index, f"'{expected}'")
+def _skip(tokens: deque[str], token: str) -> bool:
+    """Take the next token if it is the given one; return whether it is."""
+    is_next = bool(tokens) and tokens[0] == token
+    if is_next:
+        tokens.popleft()
+    return is_next
+
+
+def _expect(tokens: deque[str], expected: str) -> None:
+    token = _take(tokens, f"'{expected}'")
     if token != expected:
         raise _TypeSyntaxError(
             f"'{token}' stands where '{expected}' must; write such as array<string>"
         )
-    return index + 1
 
 
-def _get_token(tokens: Sequence[str], index: int, expected: str) -> str:
-    if index >= len(tokens):
+def _take(tokens: deque[str], expected: str) -> str:
+    if not tokens:
         raise _TypeSyntaxError(
             f"the type ends where {expected} must stand; write such as array<string>"
         )
-    return tokens[index]
+    return tokens.popleft()

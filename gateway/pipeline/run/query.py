@@ -20,6 +20,7 @@ from gateway.config import Kafka
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.job import Input, Job, Output
 from gateway.config.sections.settings import Settings
+from gateway.config.types.formats import needs_catalog
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
 from gateway.pipeline.checkpoint.files import Files, open_files
@@ -436,4 +437,4 @@ def build_sink_options(output: Output, kafka: Kafka) -> dict[str, str]:
     }
     # Rows with a schema have a column `topic`, because refused rows go to another topic. The option
     # would override it.
-    return options if schemas.has_schema(output.model) else options | {"topic": output.topic}
+    return options if needs_catalog(output.model) else options | {"topic": output.topic}

@@ -29,7 +29,7 @@ from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint, prepare_ch
 from gateway.pipeline.checkpoint.maintenance import hold_lease
 from gateway.pipeline.clusters import build_client_config, find_cluster
 from gateway.pipeline.exactly_once.input_topics import OpenTransactions
-from gateway.pipeline.inputs.schemas import has_schema
+from gateway.config.types.formats import needs_catalog
 from gateway.pipeline.job_settings import (
     get_dead_letter_topic,
     get_output,
@@ -235,7 +235,7 @@ def ensure_output_topics(settings: Settings, job: Job) -> None:
     known = clusters.list_topics(kafka)
     clusters.ensure_topic(kafka, to.topic, to.partitions, known)
     # Spark's sink creates no topics.
-    if to.guarantee == "at-least-once" and has_schema(to.model):
+    if to.guarantee == "at-least-once" and needs_catalog(to.model):
         clusters.ensure_topic(kafka, get_dead_letter_topic(to.topic), None, known)
 
 
