@@ -16,7 +16,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -289,12 +289,6 @@ def fetch_cluster_id(options: Mapping[str, Any]) -> str:
     with explain_kafka_errors("the cluster cannot be described"):
         answer = admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)
         return str(answer.result(ANSWER_TIMEOUT_S).cluster_id)
-
-
-def ensure_topic(kafka: Kafka, name: str, partitions: int | None, known: Collection[str]) -> None:
-    """Create a topic, unless `known`, the names of existing topics, has it."""
-    if name not in known:
-        create_topic(build_client_config(kafka), name, partitions)
 
 
 def create_topic(

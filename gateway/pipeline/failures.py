@@ -69,12 +69,12 @@ _ADVICE_BY_ERRORS: Mapping[tuple[str, ...], str] = {
     ): "it needs a newer Kafka",
 }
 _ADVICE_BY_ERROR = {name: advice for names, advice in _ADVICE_BY_ERRORS.items() for name in names}
-# Spark's KAFKA_MALFORMED_RECORD_TIMESTAMP. Its cause, "long overflow", does not name the record.
+# Spark's KAFKA_MALFORMED_RECORD_TIMESTAMP: the microseconds exceed 64 bits. Its cause, "long
+# overflow", does not name the record.
 _TIMESTAMP_PATTERN = re.compile(
-    r"Record at topic (\S+) partition ([0-9]+) offset ([0-9]+) "
-    r"has timestamp value (-?[0-9]+) that overflows"
+    r"Record at topic \S+ partition [0-9]+ offset [0-9]+ has timestamp value -?[0-9]+ that overflows"
 )
-_TIMESTAMP_ADVICE = (
+TIMESTAMP_ADVICE = (
     "Spark's connector cannot read a batch with it: move the topic's start behind it with "
     "kafka-delete-records.sh (cleanup.policy must have delete; onDataLoss: gap reports what was "
     "not read yet), and let the topic's message.timestamp.after.max.ms and .before.max.ms refuse "
@@ -141,32 +141,10 @@ class ExceptionCause(NamedTuple):
     message: str
 
 
-class UnreadableOffset(NamedTuple):
-    """A record that Spark cannot read: its timestamp in microseconds exceeds 64 bits."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-
-    @property
-    def problem(self) -> str:
-        place = f"topic {self.topic} partition {self.partition} offset {self.offset}"
-        return f"Record at {place} has timestamp value {self.timestamp_ms} that overflows"
-
-    @property
-    def reason(self) -> str:
-        """Why a job that has the record in its input ends, and what to do."""
-        return f"{self.problem}; {_TIMESTAMP_ADVICE}"
-
-
-def find_unreadable(causes: Sequence[ExceptionCause]) -> UnreadableOffset | None:
-    """Return the record that Spark's connector could not read, if that is why a query ended."""
-    for cause in causes:
-        if match := _TIMESTAMP_PATTERN.search(cause.message):
-            topic, *numbers = match.groups()
-            return UnreadableOffset(topic, *map(int, numbers))
-    return None
+def find_unreadable(causes: Sequence[ExceptionCause]) -> str | None:
+    """Return what Spark says of a record that it cannot read, if that is why a query ended."""
+    matches = (_TIMESTAMP_PATTERN.search(cause.message) for cause in causes)
+    return next((match[0] for match in matches if match), None)
 
 
 def classify_causes(causes: Sequence[ExceptionCause]) -> QueryFailure:
@@ -178,7 +156,7 @@ def classify_causes(causes: Sequence[ExceptionCause]) -> QueryFailure:
         return QueryFailure(_truncate(f"{_format_reason(causes)}; {advice}"), False)
     is_told = any(_TABLE_TIMESTAMP_ADVICE in text for text in texts)
     if not is_told and (unreadable := find_unreadable(causes)):
-        return QueryFailure(unreadable.reason, False)
+        return QueryFailure(f"{unreadable}; {TIMESTAMP_ADVICE}", False)
     if lost := next(filter(None, map(_DATA_LOSS_PATTERN.search, texts)), None):
         return QueryFailure(f"{_truncate(lost[1])}; {_DATA_LOSS_ADVICE}", False)
     reason = _format_reason(causes)
@@ -226,7 +204,7 @@ def explain_error(error: BaseException) -> str:
     """Return in one line why a table cannot be read; of an exception of the JVM, its cause."""
     causes = list_causes(error)
     if unreadable := find_unreadable(causes):
-        return f"{unreadable.problem}; {_TABLE_TIMESTAMP_ADVICE}"
+        return f"{unreadable}; {_TABLE_TIMESTAMP_ADVICE}"
     return (
         _format_reason(causes)
         if "." in causes[0].class_name  # a class of Java

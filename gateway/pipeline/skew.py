@@ -22,7 +22,12 @@ from gateway.config.sections.pipelines import Aggregate, Enrich, Join, Sessions
 from gateway.core.log.record import TopicPartition
 from gateway.errors import PipelineError
 from gateway.pipeline.clusters import build_client_config, create_admin_client, find_cluster
-from gateway.pipeline.failures import explain_kafka_errors, find_unreadable, list_causes
+from gateway.pipeline.failures import (
+    TIMESTAMP_ADVICE,
+    explain_kafka_errors,
+    find_unreadable,
+    list_causes,
+)
 from gateway.pipeline.inputs.schemas import resolve_fields
 from gateway.pipeline.inputs.source import Catalogs, parse_records, read_raw_range
 from gateway.pipeline.job_settings import get_inputs
@@ -235,7 +240,7 @@ def read_sample(
         return read(parse_records(read_raw_range(spark, kafka, ranges), input, catalogs))
     except Exception as error:
         if unreadable := find_unreadable(list_causes(error)):
-            raise PipelineError(unreadable.reason) from error
+            raise PipelineError(f"{unreadable}; {TIMESTAMP_ADVICE}") from error
         raise
 
 

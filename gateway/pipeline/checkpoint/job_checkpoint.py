@@ -153,19 +153,9 @@ def _is_begun(names: Collection[str], *, is_first: bool) -> bool:
 
 DEFINITION_FILE = "definition.json"
 FORMAT_VERSION = 2
-# Options that may change, and those that the definition describes in another way (the inputs).
-_EXCLUDED_OPTIONS = {
-    "name",
-    "type",
-    "trigger",
-    "alert_late",
-    "state",
-    "to",
-    "from_",
-    "left",
-    "right",
-    "tables",
-}
+# Options that may change, such as those of all jobs, and those that the definition describes in
+# another way (the inputs).
+_EXCLUDED_OPTIONS = {*Job.model_fields, "type", "to", "from_", "left", "right", "tables"}
 _PARTITIONS_KEY = "state.partitions"
 _ORDER_KEY = "order of tables"
 INPUT_PREFIX = "input "

@@ -129,7 +129,6 @@ class BatchProgress:
     Attributes:
         phases: The seconds of each phase, by Spark's names in `durationMs`.
         sink_seconds: How long the writers of exactly-once output waited for Kafka.
-        notes: The seconds of the job's own parts, by their names.
         invalid_counts: The records that could not be decoded, by the name of the job's input.
             Inputs without such records are left out.
     """
@@ -145,7 +144,6 @@ class BatchProgress:
     watermark: float | None
     tasks: TaskMetrics | None = None
     sink_seconds: float | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
     invalid_counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -296,7 +294,6 @@ def _is_first_batch(record: Mapping[str, Any]) -> bool:
 def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
     times, phases = record.get("eventTime") or {}, record["durationMs"]
     phases = {name: float(value) / 1000 for name, value in phases.items()}
-    notes = record.get("notes") or {}
     return BatchProgress(
         id=int(record["batchId"]),
         started_at=_parse_time(record["timestamp"]) or 0.0,
@@ -308,8 +305,7 @@ def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
         newest_event_time=_parse_time(times.get("max")),
         watermark=_parse_time(times.get("watermark")),
         tasks=_parse_tasks(record["tasks"]) if record.get("tasks") else None,
-        sink_seconds=notes.get("sink"),
-        notes=notes,
+        sink_seconds=(record.get("notes") or {}).get("sink"),
         invalid_counts=_parse_invalid_counts(record.get("observedMetrics") or {}),
     )
 

@@ -184,11 +184,10 @@ class SideOutput:
 
     def _write_rows(self, kind: SideOutputKind, rows: DataFrame, epoch: int) -> int:
         topic = side_topic(self.input.topic, kind)
-        existing = clusters.list_topics(self.output_cluster)
-        if topic not in existing:
+        if topic not in clusters.list_topics(self.output_cluster):
             if rows.isEmpty():  # the topic is only created when there is a record for it
                 return 0
-            clusters.ensure_topic(self.output_cluster, topic, None, existing)
+            clusters.create_topic(build_client_config(self.output_cluster), topic)
         return self._get_output(kind)(rows, epoch)
 
     def _get_output(self, kind: SideOutputKind) -> ExactlyOnceOutput:

@@ -50,10 +50,17 @@ def create_batch_table(
     settings: Enrich, spark: SparkSession, kafka_options: Mapping[str, str], reports: Reports
 ) -> broadcast.RefreshedValue[DataFrame] | None:
     """Return the table to join each batch with; None if tasks look up its rows."""
-    if isinstance(settings.table, Redis):
+    table = settings.table
+    if isinstance(table, Redis):
         return None
-    return broadcast.create_refreshed_table(
-        settings.table, spark, kafka_options, job=settings.name, reports=reports
+
+    def read_table() -> DataFrame:
+        # As data in the driver, so that no batch reads the source again.
+        rows = broadcast.load_table(table, spark, kafka_options)
+        return spark.createDataFrame(rows.toArrow(), schema=rows.schema)
+
+    return broadcast.RefreshedValue(
+        read_table, table.refresh, job=settings.name, reports=reports
     )
 
 

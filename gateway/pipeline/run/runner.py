@@ -231,12 +231,11 @@ def ensure_output_topics(settings: Settings, job: Job) -> None:
     to = get_output(job)
     if to is None:
         return
-    kafka = find_cluster(settings.clusters, to.kafka)
-    known = clusters.list_topics(kafka)
-    clusters.ensure_topic(kafka, to.topic, to.partitions, known)
+    client_config = build_client_config(find_cluster(settings.clusters, to.kafka))
+    clusters.create_topic(client_config, to.topic, to.partitions)
     # Spark's sink creates no topics.
     if to.guarantee == "at-least-once" and needs_catalog(to.model):
-        clusters.ensure_topic(kafka, get_dead_letter_topic(to.topic), None, known)
+        clusters.create_topic(client_config, get_dead_letter_topic(to.topic))
 
 
 def check_input_topics(settings: Settings, job: Job, *, has_run: bool = False) -> None:

@@ -128,22 +128,6 @@ class RefreshedValue(Generic[T]):
         self._reports.clear_alert(self._job, REFRESH_ALERT)
 
 
-def create_refreshed_table(
-    table: Broadcast,
-    spark: SparkSession,
-    kafka_options: Mapping[str, str],
-    *,
-    job: str,
-    reports: Reports,
-) -> RefreshedValue[DataFrame]:
-    """Return a table that is read again at intervals: its columns and `KEY_COLUMN`."""
-
-    def read_table() -> DataFrame:
-        return materialize_rows(load_table(table, spark, kafka_options))
-
-    return RefreshedValue(read_table, table.refresh, job=job, reports=reports)
-
-
 def load_table(
     table: Broadcast, spark: SparkSession, kafka_options: Mapping[str, str]
 ) -> DataFrame:
@@ -164,11 +148,6 @@ def load_table(
     return _drop_duplicate_keys(
         rows.withColumn(KEY_COLUMN, F.col(table.key).cast("string")).drop(table.key)
     )
-
-
-def materialize_rows(rows: DataFrame) -> DataFrame:
-    """Return the same rows as data in the driver, so that their source is not read again."""
-    return rows.sparkSession.createDataFrame(rows.toArrow(), schema=rows.schema)
 
 
 def select_latest_rows(raw: DataFrame, table: Broadcast) -> DataFrame:

@@ -15,7 +15,7 @@ from gateway.config.sections.pipelines import Sessions
 from gateway.errors import CheckpointRefused, PipelineUnavailable
 from gateway.pipeline.clusters import TopicMissing
 from gateway.pipeline.exactly_once.input_topics import build_recreated_error
-from gateway.pipeline.failures import ExceptionCause, UnreadableOffset
+from gateway.pipeline.failures import TIMESTAMP_ADVICE, ExceptionCause
 from gateway.pipeline.run.job_run import STEADY_AFTER_S, JobRun
 from gateway.pipeline.run.runner import poll_runs, stop_on_signals, stop_runs
 
@@ -27,9 +27,9 @@ JOB = Sessions.model_validate(
     }
 )
 AWAY = [ExceptionCause("org.apache.kafka.common.errors.TimeoutException", "away")]
-RECORD = UnreadableOffset("clicks", 0, 7, 2**60)
+RECORD = "Record at topic clicks partition 0 offset 7 has timestamp value 99 that overflows"
 UNREADABLE = [
-    ExceptionCause("org.apache.spark.sql.kafka010.KafkaIllegalStateException", RECORD.reason)
+    ExceptionCause("org.apache.spark.sql.kafka010.KafkaIllegalStateException", RECORD)
 ]
 WRONG = [
     ExceptionCause(
@@ -128,7 +128,7 @@ def test_a_record_that_spark_cannot_read_ends_the_job(world, trigger):
     run.poll()
     world.queries[0].ends(*UNREADABLE)
     run.poll()
-    assert (run.is_done, run.failure_reason) == (True, RECORD.reason)
+    assert (run.is_done, run.failure_reason) == (True, f"{RECORD}; {TIMESTAMP_ADVICE}")
 
 
 def test_a_recreated_topic_ends_the_job_and_not_in_the_middle_of_a_batch(world):

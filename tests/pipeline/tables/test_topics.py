@@ -11,7 +11,6 @@ from gateway.pipeline.clusters import build_spark_options
 from gateway.pipeline.inputs.source import read_stream
 from gateway.pipeline.job_settings import resolve_inputs
 from gateway.pipeline.jobs import load
-from gateway.pipeline.reports import Reports
 from gateway.pipeline.tables import broadcast
 from gateway.pipeline.tables.redis import RedisConfig, RedisTable
 
@@ -33,10 +32,7 @@ def test_a_compacted_topic_is_a_table(spark, kafka, tmp_path, redis_server):
 
     fields = {"name": "string"}
     table = Broadcast.model_validate({"kind": "broadcast", "topic": users, "fields": fields})
-    held = broadcast.create_refreshed_table(
-        table, spark, build_spark_options(cluster), job="enriched", reports=Reports()
-    )
-    rows = held.get_current().collect()
+    rows = broadcast.load_table(table, spark, build_spark_options(cluster)).collect()
     assert sorted((row[broadcast.KEY_COLUMN], row["name"]) for row in rows) == [
         ("a", "new"),
         ("c", "cid"),
