@@ -134,8 +134,9 @@ class ExactlyOnceOutput:
         # Of the last batches, whether the driver could have written them. Empty before the first
         # batch, which may be a backlog and which the workers therefore write.
         self._were_small: deque[bool] = deque(maxlen=_RECENT_BATCHES)
-        self._bounded_columns: dict[str, Column] = {}  # by name; all batches have the same
-        self._writer_columns: dict[int, Column] = {}  # by the number of writers
+        # By the number of writers. Columns of Spark are created once: each takes a dozen calls of
+        # the JVM, and all batches have the same.
+        self._driver_columns: dict[int, dict[str, Column]] = {}
 
     def prepare(self, epoch: int) -> None:
         """Take the query over, unless this driver has, so that an epoch can be written.
@@ -253,9 +254,7 @@ class ExactlyOnceOutput:
         import pyarrow.compute as pc
 
         writers = task.plan.writers
-        columns = self._bound_columns(rows)
-        if writers > 1:
-            columns = columns | {_WRITER_COLUMN: self._get_writer_column(writers)}
+        columns = self._get_driver_columns(rows, writers)
         few = rows.where(self._is_within_limit).withColumns(columns)
         try:
             table = few.toArrow()
@@ -278,7 +277,6 @@ class ExactlyOnceOutput:
         with ThreadPoolExecutor(writers, thread_name_prefix="writer") as executor:
             return list(executor.map(write_part, range(writers)))
 
-    # Columns of Spark are created once: each takes a dozen calls of the JVM.
     @cached_property
     def _is_within_limit(self) -> Column:
         """The filter by which a partition gives one row more than the limit at most.
@@ -289,21 +287,18 @@ class ExactlyOnceOutput:
         index = F.monotonically_increasing_id().bitwiseAND(F.lit(_INDEX_MASK))
         return index <= self.max_driver_rows
 
-    def _bound_columns(self, rows: DataFrame) -> dict[str, Column]:
-        """Return the columns without large rows, and whether a row is one."""
-        if not self._bounded_columns:
+    def _get_driver_columns(self, rows: DataFrame, writers: int) -> dict[str, Column]:
+        """Return the columns without large rows, whether a row is one, and its writer."""
+        if writers not in self._driver_columns:
             # Headers are an array, whose text has about as many bytes.
             sizes = (F.octet_length(F.col(name).cast("string")) for name in rows.columns)
             is_large = F.greatest(*sizes, F.lit(0)) > MAX_DRIVER_COLUMN_BYTES
-            self._bounded_columns = {name: F.when(~is_large, F.col(name)) for name in rows.columns}
-            self._bounded_columns[_LARGE_COLUMN] = is_large
-        return self._bounded_columns
-
-    def _get_writer_column(self, writers: int) -> Column:
-        if writers not in self._writer_columns:
-            key = F.col("key").cast("binary")
-            self._writer_columns[writers] = choose_writer(key, writers)
-        return self._writer_columns[writers]
+            columns = {name: F.when(~is_large, F.col(name)) for name in rows.columns}
+            columns[_LARGE_COLUMN] = is_large
+            if writers > 1:
+                columns[_WRITER_COLUMN] = choose_writer(F.col("key").cast("binary"), writers)
+            self._driver_columns[writers] = columns
+        return self._driver_columns[writers]
 
     @cached_property
     def _max_bytes(self) -> int:

@@ -126,15 +126,15 @@ class SideOutputs:
         # One less than Spark keeps, because the batch that runs has offsets, too.
         self._max_pending = min(MAX_SCAN_BATCHES, max(1, self.retained_batches - 1))
         self._scanned_at = 0.0  # seconds of the clock
-        self._has_scanned_earlier = False  # whether the batches of earlier processes are scanned
-        self._scan_state: ScanState | None = None  # that this process has stored
+        # That this process has stored; None until the batches of earlier ones are scanned.
+        self._scan_state: ScanState | None = None
         self._lock = Lock()
 
     def begin_batch(self, epoch: int) -> None:
         """Scan the batches before a batch if that is due, and report the gaps before it."""
         with self._lock:
             batch = self.checkpoint.read_batch(epoch)
-            if self._side_outputs or not self._has_scanned_earlier:
+            if self._side_outputs or self._scan_state is None:
                 self._scan_when_due(epoch)
             self._current_batch = batch
             self._report_gaps(batch)
@@ -159,7 +159,7 @@ class SideOutputs:
                 )
 
     def _has_left_records(self) -> bool:
-        if not self._has_scanned_earlier:
+        if self._scan_state is None:
             return True
         if not self._side_outputs:
             return False
@@ -259,7 +259,6 @@ class SideOutputs:
                     span = f"{batches[0].number} to {batches[-1].number}"
                     log.info("%s: %d records of batches %s to %s", self.job, count, span, topic)
         self._pending_batches.clear()
-        self._has_scanned_earlier = True
         self._store_scan_state(epoch)
 
     def _select_batches(

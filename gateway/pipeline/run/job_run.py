@@ -191,12 +191,7 @@ class JobRun:
 
 
 def classify_error(error: Exception) -> QueryFailure:
-    if isinstance(error, GatewayError) and not isinstance(error, PipelineError):
-        # With the name of the class, as the patterns of `failures` expect it.
-        text = f"{type(error).__name__}: {error}"
-        return QueryFailure(
-            str(error), failures.classify_causes([ExceptionCause("", text)]).is_transient
-        )
     if isinstance(error, PipelineError):
         return QueryFailure(str(error), isinstance(error, PipelineUnavailable))
-    return failures.classify_causes(failures.list_causes(error))
+    failure = failures.classify_causes(failures.list_causes(error))
+    return failure._replace(reason=str(error)) if isinstance(error, GatewayError) else failure
