@@ -41,14 +41,9 @@ ORIGIN_FIELDS = ("topic", "partition", "offset", "timestamp")
 INPUT_HEADER = "X-Origin-Input"
 REASON_HEADER = "X-Reason"
 
-SideOutputKind: TypeAlias = Literal["late", "dlq"]
 LateFilter: TypeAlias = "Callable[[DataFrame, Column], DataFrame]"
 """Takes the input's typed rows and the column of the watermark of each; returns the late rows."""
 WATERMARK_COLUMN = "_held"
-
-
-def side_topic(topic: str, kind: SideOutputKind) -> str:
-    return f"{topic}.{kind}"
 
 
 def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataFrame:
@@ -112,11 +107,13 @@ def add_watermarks(rows: DataFrame, topic: str, batches: Sequence[BatchOffsets])
 
 @dataclass(slots=True)
 class SideOutput:
-    """The late and the undecodable records of one input of one job.
+    """The late or the undecodable records of one input of one job.
 
-    `SideOutputs` creates one for each input that has a side output. Batches must be given in their
-    order. The records of several batches are written as one epoch, which has the number of the last
-    batch.
+    `SideOutputs` creates them. Batches must be given in their order. The records of several batches
+    are written as one epoch, which has the number of the last batch.
+
+    Attributes:
+        select_late: Selects the late rows; None for the output of undecodable records.
     """
 
     spark: SparkSession
@@ -129,31 +126,50 @@ class SideOutput:
     checkpoint: Checkpoint
     catalogs: source.Catalogs
     read_topics: tuple[ReadTopic, ...] = ()
-    _outputs: dict[SideOutputKind, ExactlyOnceOutput] = field(default_factory=dict)
+    select_late: LateFilter | None = None
+    _writer: ExactlyOnceOutput = field(init=False)
 
-    def write_invalid(self, batches: Sequence[BatchOffsets]) -> int:
-        """Write the records that the input's model cannot decode; return their number."""
-        raw = self._read_records(batches)
-        if raw is None:
-            return 0
-        invalid = source.select_invalid_records(raw, self.input, self.catalogs)
-        records = build_side_records(invalid, invalid["_reason"], self.input_name)
-        return self._write_rows("dlq", records, batches[-1].number)
-
-    def write_late(self, batches: Sequence[BatchOffsets], select_late: LateFilter) -> int:
-        raw = self._read_records(batches)
-        if raw is None:
-            return 0
-        rows = add_watermarks(
-            source.parse_records(add_raw_records(raw), self.input, self.catalogs),
-            self.input.topic,
-            batches,
+    def __post_init__(self) -> None:
+        kafka, topic = self.input.kafka or "", self.input.topic
+        self._writer = ExactlyOnceOutput(
+            f"{self.query_id}/{self.kind}/{kafka}/{topic}/{self.input_name}",
+            self.output.model_copy(update={"topic": self.topic, "writers": 1}),
+            build_client_config(self.output_cluster),
+            checkpoint=self.checkpoint,
+            ledger_output=self.output.topic,
+            read_topics=self.read_topics,
         )
-        late_rows = select_late(rows, rows[WATERMARK_COLUMN])
-        records = build_late_records(late_rows, self.input_name)
-        return self._write_rows("late", records, batches[-1].number)
 
-    def read_last_batch(self, kind: SideOutputKind, epoch: int) -> int:
+    @property
+    def kind(self) -> Literal["late", "dlq"]:
+        return "dlq" if self.select_late is None else "late"
+
+    @property
+    def topic(self) -> str:
+        return f"{self.input.topic}.{self.kind}"
+
+    def write(self, batches: Sequence[BatchOffsets]) -> int:
+        """Write the records of batches that are late or cannot be decoded; return their number."""
+        input, topic, catalogs = self.input, self.topic, self.catalogs
+        ranges = offset_ranges(input.topic, batches[0].start, batches[-1].end) if batches else {}
+        if not ranges:
+            return 0
+        raw = source.read_raw_range(self.spark, self.input_cluster, ranges)
+        if self.select_late is None:
+            invalid = source.select_invalid_records(raw, input, catalogs)
+            records = build_side_records(invalid, invalid["_reason"], self.input_name)
+        else:
+            typed = source.parse_records(add_raw_records(raw), input, catalogs)
+            rows = add_watermarks(typed, input.topic, batches)
+            late_rows = self.select_late(rows, rows[WATERMARK_COLUMN])
+            records = build_late_records(late_rows, self.input_name)
+        if topic not in clusters.list_topics(self.output_cluster):
+            if records.isEmpty():  # the topic is only created when there is a record for it
+                return 0
+            clusters.create_topic(build_client_config(self.output_cluster), topic)
+        return self._writer(records, batches[-1].number)
+
+    def read_last_batch(self, epoch: int) -> int:
         """Return the last batch whose records were written, or -1; let no other process write more.
 
         An earlier process that still runs may write the same batches, up to another last one. So
@@ -165,48 +181,16 @@ class SideOutput:
         Raises:
             CheckpointRefused: Records of other batches were written.
         """
-        last_batch = self._read_last_entry(kind, epoch)
+        last_batch = self._read_last_entry(epoch)
         if last_batch < epoch:
-            self._get_output(kind).prepare(epoch)
-            last_batch = self._read_last_entry(kind, epoch)
+            self._writer.prepare(epoch)
+            last_batch = self._read_last_entry(epoch)
         return last_batch
 
-    def _read_last_entry(self, kind: SideOutputKind, epoch: int) -> int:
-        entries, _ = self._get_output(kind).ledger.read_entries(self._build_query_id(kind))
+    def _read_last_entry(self, epoch: int) -> int:
+        entries, _ = self._writer.ledger.read_entries(self._writer.query_id)
         verify_entries(entries, epoch, self.checkpoint.compute_digest)
         return max((entry.epoch for entry in entries), default=-1)
-
-    def _read_records(self, batches: Sequence[BatchOffsets]) -> DataFrame | None:
-        if not batches:
-            return None
-        ranges = offset_ranges(self.input.topic, batches[0].start, batches[-1].end)
-        return source.read_raw_range(self.spark, self.input_cluster, ranges) if ranges else None
-
-    def _write_rows(self, kind: SideOutputKind, rows: DataFrame, epoch: int) -> int:
-        topic = side_topic(self.input.topic, kind)
-        if topic not in clusters.list_topics(self.output_cluster):
-            if rows.isEmpty():  # the topic is only created when there is a record for it
-                return 0
-            clusters.create_topic(build_client_config(self.output_cluster), topic)
-        return self._get_output(kind)(rows, epoch)
-
-    def _get_output(self, kind: SideOutputKind) -> ExactlyOnceOutput:
-        if kind not in self._outputs:
-            topic = side_topic(self.input.topic, kind)
-            self._outputs[kind] = ExactlyOnceOutput(
-                self._build_query_id(kind),
-                self.output.model_copy(update={"topic": topic, "writers": 1}),
-                build_client_config(self.output_cluster),
-                checkpoint=self.checkpoint,
-                ledger_output=self.output.topic,
-                read_topics=self.read_topics,
-            )
-        return self._outputs[kind]
-
-    def _build_query_id(self, kind: SideOutputKind) -> str:
-        return (
-            f"{self.query_id}/{kind}/{self.input.kafka or ''}/{self.input.topic}/{self.input_name}"
-        )
 
 
 def offset_ranges(

@@ -37,7 +37,7 @@ from . import gaps
 from .gaps import GapReporter
 from .input_topics import ReadTopic
 from .ledger import Ledger, open_ledger
-from .side_output import LateFilter, SideOutput, SideOutputKind, side_topic
+from .side_output import LateFilter, SideOutput
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -208,7 +208,7 @@ class SideOutputs:
     def _scan_earlier(self, epoch: int) -> None:
         """Scan the batches before an epoch that an earlier process has left, by its settings."""
         stored = self._read_scan_state()
-        side_outputs: Mapping[str, SideOutput] = {}
+        side_outputs: list[SideOutput] = []
         # Without a file, the batches before are of a job that had no side outputs.
         if stored is not None and stored.batch < epoch - 1:
             side_outputs = self._create_earlier_outputs(stored)
@@ -233,7 +233,7 @@ class SideOutputs:
         return unscanned
 
     def _scan_pending(
-        self, epoch: int, side_outputs: Mapping[str, SideOutput], *, is_repeated: bool = False
+        self, epoch: int, side_outputs: list[SideOutput], *, is_repeated: bool = False
     ) -> None:
         """Write the late and the undecodable records of all pending batches.
 
@@ -241,40 +241,30 @@ class SideOutputs:
             epoch: The last of these batches, or the last batch before this process.
             is_repeated: Whether an earlier process may have written some of the records.
         """
-        for name, side_output in side_outputs.items():
-            kinds: list[SideOutputKind] = []
-            if side_output.input.on_invalid == "dead-letter":
-                kinds.append("dlq")
-            if name in self.late_filters and side_output.input.late == "topic":
-                kinds.append("late")
-            for kind in kinds:
-                batches = self._select_batches(side_output, kind, is_repeated=is_repeated)
-                count = (
-                    side_output.write_invalid(batches)
-                    if kind == "dlq"
-                    else side_output.write_late(batches, self.late_filters[name])
-                )
-                if count:
-                    topic = side_topic(side_output.input.topic, kind)
-                    span = f"{batches[0].number} to {batches[-1].number}"
-                    log.info("%s: %d records of batches %s to %s", self.job, count, span, topic)
+        for side_output in side_outputs:
+            batches = self._select_batches(side_output, is_repeated=is_repeated)
+            if count := side_output.write(batches):
+                span = f"{batches[0].number} to {batches[-1].number}"
+                topic = side_output.topic
+                log.info("%s: %d records of batches %s to %s", self.job, count, span, topic)
         self._pending_batches.clear()
         self._store_scan_state(epoch)
 
     def _select_batches(
-        self, side_output: SideOutput, kind: SideOutputKind, *, is_repeated: bool
+        self, side_output: SideOutput, *, is_repeated: bool
     ) -> list[BatchOffsets]:
         """Return the pending batches to scan, from the first that has such records to the last."""
         pending = self._pending_batches
         if is_repeated and pending:
             last = pending[-1].batch.number
-            last_written = side_output.read_last_batch(kind, last)
+            last_written = side_output.read_last_batch(last)
             pending = [written for written in pending if written.batch.number > last_written]
         name = side_output.input_name
         indexes = [
             i
             for i, (_, counts) in enumerate(pending)
-            if counts is None or (counts.late if kind == "late" else counts.invalid.get(name))
+            if counts is None
+            or (counts.late if side_output.kind == "late" else counts.invalid.get(name))
         ]
         # The batches in between are read, too: one range of offsets is one read of Kafka.
         span = pending[indexes[0] : indexes[-1] + 1] if indexes else []
@@ -282,27 +272,33 @@ class SideOutputs:
 
     def _create_side_outputs(
         self, inputs: Mapping[str, Input], output: Output
-    ) -> dict[str, SideOutput]:
-        clusters = self.settings.clusters
-        return {
-            name: self.create_side_output(
-                self.spark,
-                self.query_id,
-                name,
-                job_input,
-                find_cluster(clusters, job_input.kafka),
-                output,
-                find_cluster(clusters, output.kafka),
-                self.checkpoint,
-                self.settings.catalogs,
-                self.read_topics,
-            )
-            for name, job_input in inputs.items()
-            if job_input.on_invalid == "dead-letter"
-            or (name in self.late_filters and job_input.late == "topic")
-        }
+    ) -> list[SideOutput]:
+        created = []
+        for name, job_input in inputs.items():
+            late_filters: list[LateFilter | None] = []
+            if job_input.on_invalid == "dead-letter":
+                late_filters.append(None)
+            if name in self.late_filters and job_input.late == "topic":
+                late_filters.append(self.late_filters[name])
+            created += [
+                self.create_side_output(
+                    self.spark,
+                    self.query_id,
+                    name,
+                    job_input,
+                    find_cluster(self.settings.clusters, job_input.kafka),
+                    output,
+                    find_cluster(self.settings.clusters, output.kafka),
+                    self.checkpoint,
+                    self.settings.catalogs,
+                    self.read_topics,
+                    late_filter,
+                )
+                for late_filter in late_filters
+            ]
+        return created
 
-    def _create_earlier_outputs(self, stored: ScanState) -> Mapping[str, SideOutput]:
+    def _create_earlier_outputs(self, stored: ScanState) -> list[SideOutput]:
         """Return the side outputs of the batches that were read by stored settings.
 
         Raises:

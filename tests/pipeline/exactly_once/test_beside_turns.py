@@ -58,20 +58,19 @@ class Told:
 
 
 class Side:
+    kind = "late"
+
     def __init__(self, told: Told, job_input: Input, output: Output) -> None:
         self.told, self.input, self.output, self.input_name = told, job_input, output, "from"
 
-    def read_last_batch(self, kind: str, epoch: int) -> int:
+    def read_last_batch(self, epoch: int) -> int:
         return self.told.sent
 
-    def write_invalid(self, batches: Sequence[BatchOffsets]) -> int:
+    def write(self, batches: Sequence[BatchOffsets]) -> int:
         if batches:
             self.told.looked.append([each.number for each in batches])
             self.told.by.append((self.input, self.output))
         return 0
-
-    def write_late(self, batches: Sequence[BatchOffsets], _: Any) -> int:
-        return self.write_invalid(batches)
 
 
 class Process:

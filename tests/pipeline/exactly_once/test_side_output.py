@@ -55,7 +55,8 @@ def test_a_process_that_still_runs_writes_no_late_records_once_another_has_asked
         job_input = Input.model_validate({"topic": "clicks"})
         none = Checkpoint("/nowhere")  # its batches have no digests
         to = Output(topic=topic)
-        return SideOutput(None, topic, "from", job_input, cluster, to, cluster, none, {})
+        place = topic, "from", job_input, cluster, to, cluster, none, {}
+        return SideOutput(None, *place, select_late=lambda rows, _: rows)
 
     name = f"{topic}/late//clicks/from"
 
@@ -68,18 +69,18 @@ def test_a_process_that_still_runs_writes_no_late_records_once_another_has_asked
         producer.commit()
 
     try:
-        assert start_process().read_last_batch("late", 3) == -1
+        assert start_process().read_last_batch(3) == -1
         running = create_producer()
         running.begin()
-        assert start_process().read_last_batch("late", 4) == -1
+        assert start_process().read_last_batch(4) == -1
         with pytest.raises(TransactionInterrupted):
             commit(running, 3)
         following = create_producer()
         following.begin()
         commit(following, 4)
-        assert start_process().read_last_batch("late", 4) == 4
+        assert start_process().read_last_batch(4) == 4
         with pytest.raises(CheckpointRefused, match="the ledger is at batch 4"):
-            start_process().read_last_batch("late", 3)
+            start_process().read_last_batch(3)
     finally:
         kafka.admin.delete_topic(ledger_topic(topic))
 
