@@ -44,13 +44,19 @@ def build(
     """
     left = _drop_keyless(settings, "left", tables["left"])
     right = _drop_keyless(settings, "right", tables["right"])
-    equal = [f"left.{of_left} = right.{of_right}" for of_left, of_right in settings.on.items()]
+    left_time, right_time = f"left.{settings.left.time}", f"right.{settings.right.time}"
+    conditions = [f"left.{of_left} = right.{of_right}" for of_left, of_right in settings.on.items()]
+    # From the bounds of the times, Spark derives when to drop rows.
+    conditions += [
+        f"{right_time} >= {left_time} - INTERVAL '{settings.before:.6f}' SECOND",
+        f"{right_time} <= {left_time} + INTERVAL '{settings.after:.6f}' SECOND",
+    ]
     salt = settings.salt
     if salt is not None and (salt.keys == "all" or select_hot_keys(salt, hot_keys)):
         left = left.withColumn(_BUCKET_COLUMN, _assign_bucket(settings, salt, hot_keys))
         right = right.withColumn(_BUCKET_COLUMN, _copy_to_buckets(settings, salt, hot_keys))
-        equal.append(f"left.{_BUCKET_COLUMN} = right.{_BUCKET_COLUMN}")
-    condition = F.expr(" AND ".join([*equal, *_build_time_bounds(settings)]))
+        conditions.append(f"left.{_BUCKET_COLUMN} = right.{_BUCKET_COLUMN}")
+    condition = F.expr(" AND ".join(conditions))
     pairs = left.alias("left").join(right.alias("right"), condition, settings.kind)
     return pairs.select(*_select_columns(settings, tables))
 
@@ -113,15 +119,6 @@ def _drop_keyless(settings: Join, side: JoinSide, table: DataFrame) -> DataFrame
     )
     has_key = " AND ".join(f"{column} IS NOT NULL" for column in (*keys, time))
     return table.filter(F.expr(has_key) | (F.spark_partition_id() < 0))
-
-
-def _build_time_bounds(settings: Join) -> list[str]:
-    """Return the conditions on both times, from which Spark derives when to drop rows."""
-    left, right = f"left.{settings.left.time}", f"right.{settings.right.time}"
-    return [
-        f"{right} >= {left} - INTERVAL '{settings.before:.6f}' SECOND",
-        f"{right} <= {left} + INTERVAL '{settings.after:.6f}' SECOND",
-    ]
 
 
 def _assign_bucket(settings: Join, salt: Salt, hot_keys: Sequence[str]) -> Column:

@@ -63,20 +63,15 @@ def verify_python(internals: Iterable[Internals] = PYTHON_INTERNALS) -> None:
 
 def verify_java(spark: SparkSession, methods: Mapping[str, str] = JAVA_METHODS) -> None:
     """Raise PipelineError if the JVM of a session lacks classes or methods that are used here."""
-    from py4j.protocol import Py4JJavaError
-
-    jvm = get_jvm(spark)
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     missing = []
     for name, used in methods.items():
-        try:
-            # As one text, because each method would be a call of the JVM. All take 0.1 to 0.4 s.
-            methods_of = loader.loadClass(name).getMethods()
-            known = jvm.org.apache.commons.lang3.ArrayUtils.toString(methods_of)
-        except Py4JJavaError:
+        if (java_class := load_class(spark, name)) is None:
             missing.append(name)
-        else:
-            missing += [f"{name}.{each}" for each in used.split() if f".{each}(" not in known]
+            continue
+        # As one text, because each method would be a call of the JVM. All take 0.1 to 0.4 s.
+        arrays = get_jvm(spark).org.apache.commons.lang3.ArrayUtils
+        known = arrays.toString(java_class.getMethods())
+        missing += [f"{name}.{each}" for each in used.split() if f".{each}(" not in known]
     _refuse(missing)
 
 
@@ -95,14 +90,16 @@ def has_jvm(spark: SparkSession) -> bool:
     return hasattr(spark, "_jsparkSession")
 
 
-def has_java_class(spark: SparkSession, name: str) -> bool:
+def load_class(spark: SparkSession, name: str) -> Any:
+    """Return a class of the JVM of a session, or None."""
     from py4j.protocol import Py4JJavaError
 
     try:
-        get_jvm(spark).java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
+        return get_jvm(spark).java.lang.Thread.currentThread().getContextClassLoader().loadClass(
+            name
+        )
     except Py4JJavaError:
-        return False
-    return True
+        return None
 
 
 def get_java_query(query: Any) -> Any:

@@ -13,7 +13,6 @@ end Spark in the middle of a batch, and the driver would not receive it. So the 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -29,11 +28,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gateway.config.sections.job import Job, Spark, State
 from gateway.config.sections.pipelines import Join
 from gateway.errors import PipelineError
-from gateway.extras import format_install_command
 from gateway.pipeline.job_settings import local_path
 
 from . import internals
-from .spark_home import build_archive, fetch_connector_jars, find_java, spark_home_for_workers
+from .spark_home import (
+    build_archive,
+    fetch_connector_jars,
+    find_java,
+    find_pyspark,
+    spark_home_for_workers,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,8 +91,7 @@ def create_session(
     If spark-submit started this process, its session is used, with the settings that can still be
     changed.
     """
-    if importlib.util.find_spec("pyspark") is None:
-        raise PipelineError(f"Spark is not installed; {format_install_command('pipeline')}")
+    find_pyspark()
     internals.verify_python()
     from pyspark.sql import SparkSession
 
@@ -231,7 +234,7 @@ def prepare_program_session(spark: SparkSession) -> None:
     if not internals.has_jvm(spark):
         raise PipelineError(f"Spark Connect has no JVM here; make a classic session by {remedy}")
     internals.verify_python()
-    if not internals.has_java_class(spark, _CONNECTOR_CLASS):
+    if internals.load_class(spark, _CONNECTOR_CLASS) is None:
         problem = "the session has no jars of Spark's Kafka connector"
         if is_submitted():
             command = "python -c 'import gateway.pipeline as p; print(p.jars())'"
@@ -468,7 +471,4 @@ def _find_spark_submit() -> Path:
     """Return the path of spark-submit: that of SPARK_HOME, or else of pyspark's wheel."""
     if home := os.environ.get("SPARK_HOME"):
         return Path(home) / "bin" / "spark-submit"
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise PipelineError(f"Spark is not installed; {format_install_command('pipeline')}")
-    return Path(spec.origin).parent / "bin" / "spark-submit"
+    return find_pyspark() / "bin" / "spark-submit"

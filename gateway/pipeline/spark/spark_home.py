@@ -24,6 +24,7 @@ from pathlib import Path
 
 from gateway.config.sections.job import Spark
 from gateway.errors import PipelineError
+from gateway.extras import format_install_command
 from gateway.kafka.local.java import (
     JarBundle,
     JavaRuntime,
@@ -94,11 +95,17 @@ def spark_home_for_workers(spark: Spark) -> Iterator[None]:
         del os.environ["SPARK_HOME"]
 
 
+def find_pyspark() -> Path:
+    """Return the directory of pyspark's wheel; raise PipelineError if it is not installed."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise PipelineError(f"Spark is not installed; {format_install_command('pipeline')}")
+    return Path(spec.origin).parent
+
+
 def link_spark_home() -> Path:
     """Return the home in the user's cache; raise OSError if its links cannot be created."""
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None and spec.origin is not None, "pyspark is not installed"
-    wheel = Path(spec.origin).parent
+    wheel = find_pyspark()
     digest = hashlib.sha256(str(wheel).encode()).hexdigest()[:16]
     home = cache_path(f"spark-home-{digest}")
     home.mkdir(parents=True, exist_ok=True)
@@ -120,29 +127,24 @@ def build_archive() -> Path:
     files once. The dependencies (`pip install kafka-gateway[pipeline]`) are not in the archive: the
     Python that PYSPARK_PYTHON names must have them.
     """
-    files = sorted(_iter_files())
+    contents = {
+        path.relative_to(PACKAGE_DIRECTORY.parent).as_posix(): path.read_bytes()
+        for path in sorted(PACKAGE_DIRECTORY.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     digest = hashlib.sha256()
-    for path in files:
-        digest.update(
-            path.relative_to(PACKAGE_DIRECTORY).as_posix().encode() + b"\0" + path.read_bytes()
-        )
+    for name, content in contents.items():
+        digest.update(name.encode() + b"\0" + content)
     archive = cache_path("submit") / f"gateway-{digest.hexdigest()[:16]}.zip"
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
         # Another process may build the same archive: it is renamed once it is complete.
         temporary = archive.with_suffix(f".{os.getpid()}")
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as out:
-            for path in files:
-                name = f"{PACKAGE_DIRECTORY.name}/{path.relative_to(PACKAGE_DIRECTORY).as_posix()}"
-                out.writestr(zipfile.ZipInfo(name, _ARCHIVE_TIMESTAMP), path.read_bytes())
+            for name, content in contents.items():
+                out.writestr(zipfile.ZipInfo(name, _ARCHIVE_TIMESTAMP), content)
         temporary.rename(archive)
     return archive
-
-
-def _iter_files() -> Iterator[Path]:
-    for path in PACKAGE_DIRECTORY.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield path
 
 
 INSTALL_HINT = (
