@@ -39,9 +39,10 @@ from .producers import RETRY_MARKER, LedgerProducer
 from .task import RESULT_SCHEMA, TaskResult, WriteTask, parse_refusal
 from .writer_plan import (
     LedgerEntry,
-    PlanChange,
     PlanSuperseded,
     WriterPlan,
+    build_fencing_plan,
+    choose_plan,
     verify_entries,
     verify_owner,
     verify_settings,
@@ -341,12 +342,13 @@ class ExactlyOnceOutput:
         old_plan = self.ledger.read_plan(self.query_id)
         if self._is_owner:
             old_plan = self._verify_own_plan(old_plan)
-        change = PlanChange(old_plan, self.output.writers, epoch, self._driver_id)
-        self._write_entry(producer, self.query_id, asdict(change.fencing_plan))
+        fencing_plan = build_fencing_plan(old_plan, self.output.writers, self._driver_id)
+        self._write_entry(producer, self.query_id, asdict(fencing_plan))
         for writer in range(0 if old_plan is None else old_plan.writers):
             self._create_query_producer(str(writer))  # only to fence the old writer
-        plan = change.choose_plan(self._verify_entries(epoch))
-        if plan != change.fencing_plan:
+        entries = self._verify_entries(epoch)
+        plan = choose_plan(fencing_plan, entries, epoch, self.output.writers)
+        if plan != fencing_plan:
             self._write_entry(producer, self.query_id, asdict(plan))
             log.info("%s has %d writers from batch %d on", self.query_id, plan.writers, epoch)
         # Only now: if a step before fails, the ledger may not have the plan of this driver yet.
@@ -376,7 +378,7 @@ class ExactlyOnceOutput:
         plan = self.ledger.read_plan(query_id)
         if plan is None:
             return
-        fencing_plan = WriterPlan(plan.generation + 1, plan.writers, self._driver_id)
+        fencing_plan = build_fencing_plan(plan, plan.writers, self._driver_id)
         self._write_entry(producer, query_id, asdict(fencing_plan))
         for writer in range(plan.writers):
             self._create_producer(f"{query_id}-{writer}")

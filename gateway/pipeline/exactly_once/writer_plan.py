@@ -29,7 +29,7 @@ was put back. The owner has already written the rows of this query (`verify_owne
 So whether a checkpoint may write is decided once, for all writers, before any of them begins. A
 writer alone cannot decide it: its own last entry may be older than those of the other writers, and
 a writer without rows in an epoch writes nothing, not even an entry (if the epoch is repeated, it
-has no rows again). This module does no I/O: `PlanChange` has the steps, and `driver` takes them.
+has no rows again). This module does no I/O: `driver` takes the steps.
 """
 
 from __future__ import annotations
@@ -178,39 +178,25 @@ def verify_plan(stored: WriterPlan, expected: WriterPlan) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PlanChange:
-    """A driver's change of the plan, by which it takes a query over or changes the writers' number.
+def build_fencing_plan(stored: WriterPlan | None, writers: int, driver_id: str) -> WriterPlan:
+    """Return the plan to write before the old writers are fenced: theirs, one generation on."""
+    if stored is None:
+        return WriterPlan(1, writers, driver_id)
+    return WriterPlan(stored.generation + 1, stored.writers, driver_id)
 
-    The caller writes `fencing_plan`, fences the transactional ids of that plan's writers, reads the
-    ledger, and writes `choose_plan(entries)` if that is another plan.
+
+def choose_plan(
+    fencing_plan: WriterPlan, entries: Iterable[LedgerEntry], epoch: int, writers: int
+) -> WriterPlan:
+    """Return the plan for an epoch, with the wanted number of writers if that may change.
+
+    The entries of all writers must be read after those of the old plan were fenced, and be verified
+    by `verify_entries`.
     """
-
-    stored_plan: WriterPlan | None
-    writers: int
-    epoch: int
-    driver_id: str = ""
-
-    @property
-    def fencing_plan(self) -> WriterPlan:
-        """Return the plan to write before the old writers are fenced: theirs, one generation on."""
-        if self.stored_plan is None:
-            return WriterPlan(1, self.writers, self.driver_id)
-        return WriterPlan(self.stored_plan.generation + 1, self.stored_plan.writers, self.driver_id)
-
-    def choose_plan(self, entries: Iterable[LedgerEntry]) -> WriterPlan:
-        """Return the plan for this epoch.
-
-        The entries of all writers must be read after those of the old plan were fenced, and be
-        verified by `verify_entries`.
-        """
-        fencing_plan = self.fencing_plan
-        # Once one writer has committed rows of this epoch, the others must get the rows that its
-        # number of writers gives them. Otherwise rows would be lost or repeated. The entries say
-        # that number, not the plan, which may already have been changed for a later epoch.
-        writers = next(
-            (entry.writers for entry in entries if entry.epoch == self.epoch), self.writers
-        )
-        if fencing_plan.writers == writers:
-            return fencing_plan
-        return WriterPlan(fencing_plan.generation + 1, writers, self.driver_id)
+    # Once one writer has committed rows of this epoch, the others must get the rows that its number
+    # of writers gives them. Otherwise rows would be lost or repeated. The entries say that number,
+    # not the plan, which may already have been changed for a later epoch.
+    writers = next((entry.writers for entry in entries if entry.epoch == epoch), writers)
+    if fencing_plan.writers == writers:
+        return fencing_plan
+    return WriterPlan(fencing_plan.generation + 1, writers, fencing_plan.driver)

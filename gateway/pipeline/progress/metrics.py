@@ -125,7 +125,7 @@ MAX_CONNECTIONS = 16
 REQUEST_TIMEOUT_S = 10.0
 
 
-class MetricsServer:
+class MetricsServer(ThreadingHTTPServer):
     """An HTTP server in threads that answers `GET /metrics` while its context is entered.
 
     Its clients share threads and file descriptors with the jobs. So there are at most
@@ -143,30 +143,21 @@ class MetricsServer:
     ) -> None:
         """Bind the port (0: a free one). `collect_metrics` runs in the thread of each request."""
         try:
-            self._server = _BoundedServer(
-                (host, port), _create_handler(collect_metrics), max_connections, timeout_s
-            )
+            super().__init__((host, port), _create_handler(collect_metrics))
         except OSError as error:
             problem = f"pipelines.progress cannot listen on {host}:{port}: {error.strerror}"
             raise PipelineError(f"{problem}; use another port, or 0 for a free one") from None
-        self.port: int = self._server.server_address[1]
+        self.port: int = self.server_address[1]
+        self._slots = threading.BoundedSemaphore(max_connections)
+        self._timeout_s = timeout_s
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, name="scrape", daemon=True).start()
+        threading.Thread(target=self.serve_forever, name="scrape", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _BoundedServer(ThreadingHTTPServer):
-    def __init__(
-        self, address: tuple[str, int], handler: Any, max_connections: int, timeout_s: float
-    ) -> None:
-        super().__init__(address, handler)
-        self._slots = threading.BoundedSemaphore(max_connections)
-        self._timeout_s = timeout_s
+        self.shutdown()
+        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._slots.acquire(blocking=False):

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from gateway.errors import CheckpointRefused
 from gateway.pipeline.exactly_once.writer_plan import (
     LedgerEntry,
-    PlanChange,
     PlanSuperseded,
     WriterPlan,
+    build_fencing_plan,
+    choose_plan,
     must_write,
     verify_entries,
     verify_owner,
@@ -120,18 +121,19 @@ def test_only_an_earlier_checkpoint_of_the_job_is_refused_by_its_owner():
 
 
 def test_the_number_of_writers_changes_between_epochs_only():
-    change = PlanChange(WriterPlan(4, 2, "before"), writers=3, epoch=10, driver_id="now")
-    assert change.fencing_plan == WriterPlan(5, 2, "now")
-    assert change.choose_plan([LedgerEntry(9, 2), LedgerEntry(9, 2)]) == WriterPlan(6, 3, "now")
-    assert change.choose_plan([LedgerEntry(9, 2), LedgerEntry(10, 2)]) == WriterPlan(5, 2, "now")
-    assert PlanChange(None, writers=3, epoch=0).choose_plan([]) == WriterPlan(1, 3)
+    fencing = build_fencing_plan(WriterPlan(4, 2, "before"), 3, "now")
+    assert fencing == WriterPlan(5, 2, "now")
+    before, begun = [LedgerEntry(9, 2), LedgerEntry(9, 2)], [LedgerEntry(9, 2), LedgerEntry(10, 2)]
+    assert choose_plan(fencing, before, 10, 3) == WriterPlan(6, 3, "now")
+    assert choose_plan(fencing, begun, 10, 3) == WriterPlan(5, 2, "now")
+    assert choose_plan(build_fencing_plan(None, 3, ""), [], 0, 3) == WriterPlan(1, 3)
 
 
 @pytest.mark.parametrize("planned", [1, 3])
 def test_an_epoch_that_has_begun_is_finished_by_as_many_writers_whatever_the_plan_says(planned):
-    change = PlanChange(WriterPlan(4, planned, "copy"), writers=planned, epoch=7, driver_id="now")
+    fencing = build_fencing_plan(WriterPlan(4, planned, "copy"), planned, "now")
     entries = [LedgerEntry(6, planned), LedgerEntry(7, 2)]
-    assert change.choose_plan(entries) == WriterPlan(6, 2, "now")
+    assert choose_plan(fencing, entries, 7, planned) == WriterPlan(6, 2, "now")
 
 
 RECORDS = 12  # of the input; the key is the offset
@@ -293,8 +295,8 @@ class Driver:
         if self.owns and (before is None or before.driver != self.name):
             raise PlanSuperseded
         yield
-        change = PlanChange(before, self.wanted, epoch, self.name)
-        if not kafka.register(producer, change.fencing_plan):
+        fencing = build_fencing_plan(before, self.wanted, self.name)
+        if not kafka.register(producer, fencing):
             raise Interrupted
         yield
         for writer in range(before.writers if before else 0):
@@ -303,9 +305,9 @@ class Driver:
         entries = list(kafka.entries.values())
         verify_entries(entries, epoch, mark)
         verify_settings(entries, epoch, {"to.key": self.key})
-        settled = change.choose_plan(entries)
+        settled = choose_plan(fencing, entries, epoch, self.wanted)
         yield
-        if settled != change.fencing_plan and not kafka.register(producer, settled):
+        if settled != fencing and not kafka.register(producer, settled):
             raise Interrupted
         self.owns = True
 
