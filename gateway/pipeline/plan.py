@@ -188,27 +188,17 @@ def _add_cores(plan: SizingPlan) -> None:
     requirements = plan.requirements
     rate = EVENT_RATES[requirements.kind]
     sink = TRANSACTIONAL_WRITE_RATE if requirements.exactly_once else SPARK_SINK_WRITE_RATE
-    # In cores: how many would always be busy with computing and with writing.
-    compute_cores = requirements.events / rate.value
-    write_cores = requirements.output_rows / sink.value
-    cores = max(1, ceil((compute_cores + write_cores) / MAX_UTILIZATION))
-    plan.add_line(
-        "cores",
-        cores,
-        "",
-        f"linear: {_format_estimate(rate)}; {_format_estimate(sink)}; {MAX_UTILIZATION:.0%} busy",
-    )
+    # How many would always be busy with computing and with writing.
+    busy_cores = requirements.events / rate.value + requirements.output_rows / sink.value
+    cores = max(1, ceil(busy_cores / MAX_UTILIZATION))
+    figures = f"{_format_estimate(rate)}; {_format_estimate(sink)}"
+    plan.add_line("cores", cores, "", f"linear: {figures}; {MAX_UTILIZATION:.0%} busy")
+    executors = requirements.executors or ceil(cores / requirements.cores)
+    why = "given" if requirements.executors else "cores / cores of one"
+    plan.add_line("executors", executors, f"of {requirements.cores} cores", why)
     if requirements.executors:
-        load = (compute_cores + write_cores) / (requirements.executors * requirements.cores)
-        plan.add_line(
-            "executors", requirements.executors, f"of {requirements.cores} cores", "given"
-        )
+        load = busy_cores / (executors * requirements.cores)
         plan.add_line("busy", load * 100, "%", "linear")
-    else:
-        executors = ceil(cores / requirements.cores)
-        plan.add_line(
-            "executors", executors, f"of {requirements.cores} cores", "cores / cores of one"
-        )
 
 
 def _add_state(plan: SizingPlan) -> None:
@@ -221,21 +211,13 @@ def _add_state(plan: SizingPlan) -> None:
     plan.add_line("state an executor", state, "bytes", "state / executors")
     plan.add_line("its disk", 2 * state, "bytes", "assumed: twice, for compaction and snapshots")
     cache = requirements.memory if requirements.memory is not None else requirements.active * state
-    plan.add_line(
-        "state.memory",
-        cache,
-        "bytes",
-        "given" if requirements.memory else "assumed: what is in use",
-    )
+    why = "given" if requirements.memory else "assumed: what is in use"
+    plan.add_line("state.memory", cache, "bytes", why)
     hits = min(1.0, cache / (requirements.active * state)) if state else 1.0
     plan.add_line("of it what is in use", hits * 100, "%", "memory / (active x state)")
-    python_bytes_per_core = (
-        PYTHON_WORKER_BYTES.value
-        if requirements.exactly_once or requirements.kind in PYTHON_KINDS
-        else 0.0
-    )
-    heap = EXECUTOR_HEAP_BYTES.value + 0.5e9 * requirements.cores
-    memory = heap + cache + python_bytes_per_core * requirements.cores
+    memory = EXECUTOR_HEAP_BYTES.value + 0.5e9 * requirements.cores + cache
+    if requirements.exactly_once or requirements.kind in PYTHON_KINDS:
+        memory += PYTHON_WORKER_BYTES.value * requirements.cores
     plan.add_line(
         "memory an executor", memory, "bytes", "assumed: heap, state.memory, Python workers"
     )
@@ -248,11 +230,8 @@ def _add_checkpoint(plan: SizingPlan) -> None:
     # A batch writes each of its keys once, so more events than keys do not write more.
     changed = min(requirements.events, requirements.keys or requirements.events) * row  # bytes/s
     # In each interval, snapshots write at most the whole state.
-    snapshots = min(
-        SNAPSHOT_AMPLIFICATION.value * changed,
-        SNAPSHOT_AMPLIFICATION.value * requirements.state / requirements.snapshot_interval_s,
-    )
-    total = changed + snapshots
+    most = min(changed, requirements.state / requirements.snapshot_interval_s)
+    total = changed + SNAPSHOT_AMPLIFICATION.value * most
     plan.add_line(
         "checkpoint", total, "bytes/s", "linear: changed rows, and snapshots (assumed x 3)"
     )
@@ -266,22 +245,15 @@ def _add_latency(plan: SizingPlan) -> None:
     requirements = plan.requirements
     kind = "state" if requirements.is_stateful else "stateless"
     p99 = LATENCIES_S[f"{kind}, exactly once" if requirements.exactly_once else kind]
-    plan.add_line(
-        "latency p99",
-        p99.value,
-        "s",
-        f"measured: {p99.description}; that more cores keep it is assumed",
-    )
+    why = f"measured: {p99.description}; that more cores keep it is assumed"
+    plan.add_line("latency p99", p99.value, "s", why)
 
 
 def _add_restart(plan: SizingPlan) -> None:
     requirements = plan.requirements
     down = SPARK_START_S.value + FIRST_BATCH_S.value
-    load = (
-        requirements.state / plan["executors"] / requirements.bandwidth
-        if requirements.is_stateful
-        else 0.0
-    )
+    state = requirements.state if requirements.is_stateful else 0.0
+    load = state / plan["executors"] / requirements.bandwidth
     measured = f"measured {SPARK_START_S.value:g} + {FIRST_BATCH_S.value:g}"
     plan.add_line("restart", down + load, "s", f"{measured}; then state / (executors x bandwidth)")
     busy = plan["busy"] / 100 if requirements.executors else MAX_UTILIZATION
@@ -310,19 +282,12 @@ def _add_hot_key(plan: SizingPlan) -> None:
 
 def _add_sessions(plan: SizingPlan) -> None:
     requirements = plan.requirements
-    plan.add_line(
-        "closes after",
-        requirements.gap + requirements.watermark,
-        "s",
-        "gap + watermark past its last event",
-    )
-    max_length = requirements.max_length
-    if max_length:
-        plan.add_line("at most", max_length + requirements.watermark, "s", "max_length + watermark")
-    open_sessions = min(
-        requirements.keys or requirements.events,
-        requirements.events * (requirements.gap + requirements.watermark),
-    )
+    wait = requirements.gap + requirements.watermark
+    plan.add_line("closes after", wait, "s", "gap + watermark past its last event")
+    if requirements.max_length:
+        longest = requirements.max_length + requirements.watermark
+        plan.add_line("at most", longest, "s", "max_length + watermark")
+    open_sessions = min(requirements.keys or requirements.events, requirements.events * wait)
     plan.add_line(
         "open sessions", open_sessions, "", "keys seen within gap + watermark: the bound on rows"
     )
@@ -335,19 +300,12 @@ def _add_table(plan: SizingPlan) -> None:
     plan.add_line(
         "broadcast: start", requirements.table / requirements.bandwidth, "s", "table / bandwidth"
     )
-    first_row = FIRST_ROW_S
-    plan.add_line(
-        "Redis: first row",
-        first_row.value,
-        "s",
-        f"{first_row.description}; the table is not waited for",
-    )
+    why = f"{FIRST_ROW_S.description}; the table is not waited for"
+    plan.add_line("Redis: first row", FIRST_ROW_S.value, "s", why)
     keys = requirements.keys or requirements.events * requirements.staleness
-    lookups = (
-        min(requirements.events, keys / requirements.staleness)
-        if requirements.staleness
-        else requirements.events
-    )
+    lookups = requirements.events
+    if requirements.staleness:
+        lookups = min(lookups, keys / requirements.staleness)
     plan.add_line(
         "Redis: lookups", lookups, "/s", "at most: keys in use / staleness, or all events"
     )
