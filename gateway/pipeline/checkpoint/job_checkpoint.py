@@ -19,7 +19,7 @@ import re
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.job import Input, Job
@@ -88,16 +88,9 @@ def prepare_checkpoint(
 
 
 def update_definition(
-    checkpoint: JobCheckpoint,
-    job: Job,
-    spark: Any = None,
-    *,
-    is_stateful: bool,
-    table_order: Sequence[str],
+    checkpoint: JobCheckpoint, job: Job, shape: QueryShape, spark: Any = None
 ) -> None:
-    """Complete the definition of a query's checkpoint by what only Spark's plan says.
-
-    `prepare_checkpoint` cannot know whether the query keeps state, nor the order of its sources.
+    """Complete the definition of a query's checkpoint, before which its shape is not known.
 
     Raises:
         CheckpointRefused: There are batches, and the query reads its tables in another order, or
@@ -105,25 +98,12 @@ def update_definition(
     """
     files = open_files(checkpoint.location, spark)
     stored, hot_keys = parse_definition(files.read(DEFINITION_FILE))
-    is_complete = has_state(stored) or not is_stateful
-    if is_complete and get_table_order(stored) == list(table_order):
+    shape = shape._replace(is_stateful=shape.is_stateful or has_state(stored))
+    if shape == QueryShape(has_state(stored), get_table_order(stored)):
         return
     if any(name.startswith(("offsets/", "sources/")) for name in files.list_sizes()):
-        verify_definition(
-            job,
-            stored,
-            checkpoint.location,
-            is_stateful=is_stateful,
-            table_order=table_order,
-        )
-    data = encode_definition(
-        job,
-        hot_keys,
-        is_stateful=is_stateful or has_state(stored),
-        table_order=table_order,
-        query_id=checkpoint.query_id,
-    )
-    files.write(DEFINITION_FILE, data)
+        verify_definition(job, stored, checkpoint.location, shape)
+    files.write(DEFINITION_FILE, encode_definition(job, hot_keys, shape, checkpoint.query_id))
 
 
 def _begin_version(
@@ -166,20 +146,28 @@ _WORD_PATTERN = re.compile(r"\w+")
 _ALL_COLUMNS_PATTERN = re.compile(r"\*|\|>|\b(natural|table)\b", re.IGNORECASE)
 
 
-def build_definition(
-    job: Job, *, is_stateful: bool = False, table_order: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return the settings of a job that must not change, by dotted names, as JSON values.
+class QueryShape(NamedTuple):
+    """What only Spark's plan says of a query, of SQL or of a program. Other types have none.
 
-    Args:
-        is_stateful: Whether a query, of SQL or of a program, keeps state besides offsets, which
-            only Spark's plan says. Other types of jobs ignore it.
-        table_order: The tables of a query in the order of `Sources.lines`, since Spark stores
-            offsets without the name of their source.
+    Attributes:
+        is_stateful: Whether it keeps state besides offsets.
+        table_order: Its tables in the order of `Sources.lines`, since Spark stores offsets without
+            the name of their source. Empty before the first start.
     """
+
+    is_stateful: bool = False
+    table_order: tuple[str, ...] = ()
+
+
+_UNKNOWN_SHAPE = QueryShape()
+
+
+def build_definition(job: Job, shape: QueryShape = _UNKNOWN_SHAPE) -> dict[str, Any]:
+    """Return the settings of a job that must not change, by dotted names, as JSON values."""
     settings: dict[str, Any] = {"type": type(job).__name__.lower()}
-    if table_order:
-        settings[_ORDER_KEY] = list(table_order)
+    if shape.table_order:
+        settings[_ORDER_KEY] = list(shape.table_order)
+    is_stateful = shape.is_stateful
     if not isinstance(job, (config.Query, Program)):
         is_stateful = not isinstance(job, (config.Enrich, config.Load))
     if not is_stateful:
@@ -218,9 +206,8 @@ def has_state(definition: Mapping[str, Any]) -> bool:
     return _PARTITIONS_KEY in definition
 
 
-def get_table_order(definition: Mapping[str, Any]) -> list[str]:
-    """Return the order of a query's tables; empty before its first start has stored it."""
-    return list(definition.get(_ORDER_KEY, ()))
+def get_table_order(definition: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(definition.get(_ORDER_KEY, ()))
 
 
 def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
@@ -235,12 +222,10 @@ def find_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> l
 def encode_definition(
     job: Job,
     hot_keys: Sequence[str] = (),
-    *,
-    is_stateful: bool = False,
-    table_order: Sequence[str] = (),
+    shape: QueryShape = _UNKNOWN_SHAPE,
     query_id: str = "",
 ) -> bytes:
-    settings = build_definition(job, is_stateful=is_stateful, table_order=table_order)
+    settings = build_definition(job, shape)
     content: dict[str, Any] = {"format": FORMAT_VERSION, "job": job.name, "query": query_id}
     if _PARTITIONS_KEY in settings:
         # On its own, because `rescale` changes it.
@@ -292,24 +277,14 @@ def verify_identity(data: bytes, job: str, query_id: str, location: str) -> None
 
 
 def verify_definition(
-    job: Job,
-    stored: Mapping[str, Any],
-    location: str,
-    *,
-    is_stateful: bool = False,
-    table_order: Sequence[str] = (),
+    job: Job, stored: Mapping[str, Any], location: str, shape: QueryShape | None = None
 ) -> None:
     """Raise CheckpointRefused if a job is not defined as its checkpoint is.
 
-    Args:
-        is_stateful: As of `build_definition`; a job of a checkpoint with state has state, too.
-        table_order: As of `build_definition`; by default it is not compared.
+    Without a shape, that of the checkpoint is taken.
     """
-    current = build_definition(
-        job,
-        is_stateful=is_stateful or has_state(stored),
-        table_order=table_order or get_table_order(stored),
-    )
+    shape = shape or QueryShape(has_state(stored), get_table_order(stored))
+    current = build_definition(job, shape)
     differences = find_differences(stored, current)
     if not differences:
         return

@@ -24,7 +24,7 @@ from gateway.config.types.formats import needs_catalog
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
 from gateway.pipeline.checkpoint.files import Files, open_files
-from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint, update_definition
+from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint, QueryShape, update_definition
 from gateway.pipeline.clusters import (
     build_client_config,
     build_spark_options,
@@ -288,9 +288,8 @@ def _update_query_definition(
             f"job {job.name}: tables.{unread[0]}: the query does not read it; remove it, or name "
             "it in FROM"
         )
-    update_definition(
-        context.job_checkpoint, job, context.spark, is_stateful=stateful, table_order=table_order
-    )
+    shape = QueryShape(stateful, table_order)
+    update_definition(context.job_checkpoint, job, shape, context.spark)
 
 
 def _create_join_function(

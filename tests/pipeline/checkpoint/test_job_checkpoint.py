@@ -10,6 +10,7 @@ import pytest
 from gateway.config.sections.pipelines import Query, Sessions
 from gateway.errors import CheckpointRefused
 from gateway.pipeline.checkpoint.job_checkpoint import (
+    QueryShape,
     list_versions,
     prepare_checkpoint,
     update_definition,
@@ -74,7 +75,7 @@ def query(sql):
 def start(root, job, *, is_stateful=False, table_order=("t",)):
     """As a job starts with its plan, up to its first batch."""
     place = prepare_checkpoint(str(root), job)
-    update_definition(place, job, is_stateful=is_stateful, table_order=table_order)
+    update_definition(place, job, QueryShape(is_stateful, table_order))
 
 
 def begin_batch(root):
