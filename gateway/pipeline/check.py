@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ def check_externals(settings: Settings, jobs: Sequence[Job] | None = None) -> Ex
     outputs = (get_output(job) for _, job in _iter_located_jobs(settings, None))
     # The outputs of all jobs, because the jobs that are checked may read them before they exist.
     output_topics = {output.topic for output in outputs if output is not None}
-    topics_by_cluster: dict[str, Mapping[str, int] | None] = {}
+    topics_by_cluster: dict[str | None, Collection[str] | None] = {}
     for loc, job in _iter_located_jobs(settings, jobs):
         resolved = _resolve_inputs(settings, job, loc, result)
         if resolved:
@@ -92,9 +92,18 @@ def check_externals(settings: Settings, jobs: Sequence[Job] | None = None) -> Ex
                 for problem in _check_job(job, resolved)
                 if problem.message not in static
             )
-        for name, read in list_read_topics(job).items():
-            input_loc = (*loc, *_input_loc(job, name))
-            _check_topic(settings, *read, input_loc, topics_by_cluster, output_topics, result)
+        for name, (kafka_name, topic) in list_read_topics(job).items():
+            if kafka_name not in topics_by_cluster:
+                topics_by_cluster[kafka_name] = _list_topics(settings, kafka_name, result)
+            existing = topics_by_cluster[kafka_name]
+            if existing is not None and topic not in {*existing, *output_topics}:
+                # Topics that are unlike it are no help: whoever names a topic means it to exist.
+                closest = find_closest(topic, [each for each in existing if each[:2] != "__"])
+                hint = f"did you mean '{closest}'? If not, create it" if closest else "create it"
+                message = f"Kafka has no topic '{topic}'; {hint}"
+                result.problems.append(
+                    JobProblem((*loc, *_input_loc(job, name), "topic"), message)
+                )
     return result
 
 
@@ -233,34 +242,16 @@ def _resolve_inputs(
     return resolved
 
 
-def _check_topic(
-    settings: Settings,
-    kafka_name: str | None,
-    topic: str,
-    loc: Loc,
-    topics_by_cluster: dict[str, Mapping[str, int] | None],
-    output_topics: set[str],
-    check_result: ExternalCheck,
-) -> None:
-    """Check that a topic exists or is a job's output; ask each cluster once."""
-    name = kafka_name or ""
-    if name not in topics_by_cluster:
-        topics_by_cluster[name] = None
-        try:
-            kafka = find_cluster(settings.clusters, kafka_name)
-            build_spark_options(kafka)
-            topics_by_cluster[name] = clusters.list_topics(kafka)
-        except PipelineError as error:
-            check_result.skipped_checks.append(f"topics: {error}")
-    existing = topics_by_cluster[name]
-    if existing is not None and topic not in existing and topic not in output_topics:
-        # Topics that are unlike it are no help: whoever names a topic means it to exist.
-        own_topics = [each for each in existing if not each.startswith("__")]
-        closest = find_closest(topic, own_topics)
-        hint = f"did you mean '{closest}'? If not, create it" if closest else "create it"
-        check_result.problems.append(
-            JobProblem((*loc, "topic"), f"Kafka has no topic '{topic}'; {hint}")
-        )
+def _list_topics(
+    settings: Settings, kafka_name: str | None, check_result: ExternalCheck
+) -> Collection[str] | None:
+    try:
+        kafka = find_cluster(settings.clusters, kafka_name)
+        build_spark_options(kafka)  # finds problems of its certificates
+        return clusters.list_topics(kafka)
+    except PipelineError as error:
+        check_result.skipped_checks.append(f"topics: {error}")
+        return None
 
 
 def _input_loc(job: Job, name: str) -> Loc:

@@ -12,9 +12,10 @@ The command `skew` calls `measure_skew`, which advises if the load is uneven. Th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gateway.config import Kafka
 from gateway.config.sections.job import Input, Job
@@ -43,8 +44,6 @@ DEFAULT_RECORDS_PER_PARTITION = 10_000
 """The size of a sample, as the average number of records per partition."""
 _MAX_REPORT_ROWS = 10
 _MIN_HOT_KEY_RECORDS = 10  # a key with fewer records in the sample is not called hot
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,19 +170,12 @@ def measure_skew(
         sample_ranges = select_newest(log_ranges, per_partition)
         if not sample_ranges:
             raise PipelineError(f"topic {input.topic} has no records; try again when it has")
-
-        # The defaults bind the variables of this iteration.
-        def build_input_report(
-            records: DataFrame, side: str = side, log_ranges: OffsetRanges = log_ranges
-        ) -> SkewReport:
+        with _name_unreadable():
+            records = read_sample(spark, input, kafka, catalogs, sample_ranges).cache()
             try:
-                return build_report(job, side, records.cache(), log_ranges)
+                reports.append(build_report(job, side, records, log_ranges))
             finally:
                 records.unpersist()
-
-        reports.append(
-            read_sample(spark, input, kafka, catalogs, sample_ranges, build_input_report)
-        )
     return reports
 
 
@@ -203,12 +195,9 @@ def find_join_hot_keys(
     )
     if not sample_ranges:
         return []
-    columns, share = tuple(job.on), job.salt.share
-
-    def find_keys(records: DataFrame) -> list[str]:
-        return find_hot_keys(records, columns, share)
-
-    return read_sample(spark, job.left, kafka, catalogs, sample_ranges, find_keys)
+    with _name_unreadable():
+        records = read_sample(spark, job.left, kafka, catalogs, sample_ranges)
+        return find_hot_keys(records, tuple(job.on), job.salt.share)
 
 
 def render_report(report: SkewReport) -> str:
@@ -227,17 +216,18 @@ def render_report(report: SkewReport) -> str:
 
 
 def read_sample(
-    spark: SparkSession,
-    input: Input,
-    kafka: Kafka,
-    catalogs: Catalogs,
-    ranges: OffsetRanges,
-    read: Callable[[DataFrame], T],
-) -> T:
-    """Return what a function computes from the records of a sample, with the input's columns."""
+    spark: SparkSession, input: Input, kafka: Kafka, catalogs: Catalogs, ranges: OffsetRanges
+) -> DataFrame:
+    """Return the records of a sample, with the input's columns."""
+    input = resolve_fields(input, catalogs)
+    return parse_records(read_raw_range(spark, kafka, ranges), input, catalogs)
+
+
+@contextmanager
+def _name_unreadable() -> Iterator[None]:
+    """Raise PipelineError if Spark cannot read a record of the sample."""
     try:
-        input = resolve_fields(input, catalogs)
-        return read(parse_records(read_raw_range(spark, kafka, ranges), input, catalogs))
+        yield
     except Exception as error:
         if unreadable := find_unreadable(list_causes(error)):
             raise PipelineError(f"{unreadable}; {TIMESTAMP_ADVICE}") from error
