@@ -11,10 +11,9 @@ showed that they had been written. The job must not run meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from gateway.errors import PipelineError
 from gateway.pipeline.reports import Reports
@@ -86,30 +85,24 @@ def find_batches_to_replay(files: Files) -> list[int]:
 
 
 def replay_batches(files: Files, batches: Iterable[int], run_once: Callable[[], object]) -> None:
-    """Replay batches in order; `run_once` runs the query to its end and discards its rows."""
+    """Replay batches in order; `run_once` runs the query to its end and discards its rows.
+
+    Even with `trigger(once=True)` a query does all batches that have offsets. So those of later
+    batches are moved away meanwhile. If the process is killed in between, `find_batches_to_replay`
+    moves them back.
+    """
     for batch in batches:
-        with isolate_batch(files, batch):
+        later = [n for n in parse_batches(files.list_sizes(), "offsets") if n > batch]
+        for number in later:
+            files.move(f"offsets/{number}", f"{_LATER_DIRECTORY}/{number}")
+        try:
             run_once()
+        finally:
+            for number in later:
+                files.move(f"{_LATER_DIRECTORY}/{number}", f"offsets/{number}")
         # This file marks a batch that must be replayed, so it is removed last.
         if (marker := f"{DAMAGED_DIRECTORY}/commits/{batch}") in files.list_sizes():
             files.remove(marker)
-
-
-@contextlib.contextmanager
-def isolate_batch(files: Files, batch: int) -> Iterator[None]:
-    """Change a checkpoint so that a query with `trigger(once=True)` does one batch and no other.
-
-    The offsets of later batches are moved away, and are moved back when the context ends. If the
-    process is killed in between, `find_batches_to_replay` moves them back.
-    """
-    later = [n for n in parse_batches(files.list_sizes(), "offsets") if n > batch]
-    for number in later:
-        files.move(f"offsets/{number}", f"{_LATER_DIRECTORY}/{number}")
-    try:
-        yield
-    finally:
-        for number in later:
-            files.move(f"{_LATER_DIRECTORY}/{number}", f"offsets/{number}")
 
 
 def _inspect_batch(inspector: CheckpointInspector, batch: int) -> tuple[list[Damage], bool]:

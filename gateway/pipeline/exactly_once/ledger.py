@@ -311,12 +311,13 @@ def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]
 
     A ledger that does not exist is created for a checkpoint that has used no other one.
     """
-    topic, known_id = ledger_topic(output.topic), None
+    topic, known_id, current_id = ledger_topic(output.topic), None, None
     place = {"cluster": clusters.fetch_cluster_id(client_config), "topic": topic}
     with suppress(FileNotFoundError), refuse_damaged(files.location, LEDGER_FILE):
         stored = json.loads(files.read(LEDGER_FILE))
         known_id = stored["id"] if place.items() <= stored.items() else None
-    current_id = _find_topic_id(client_config, topic)
+    with suppress(clusters.TopicMissing):
+        current_id = clusters.describe_topic(client_config, topic).id
     if (
         known_id is not None
         and (current_id is None or clusters.is_other_topic(known_id, current_id))
@@ -328,13 +329,6 @@ def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]
         current_id = clusters.describe_topic(client_config, topic).id
     if current_id != known_id:
         files.write(LEDGER_FILE, json.dumps(place | {"id": current_id}).encode())
-
-
-def _find_topic_id(client_config: Mapping[str, Any], topic: str) -> str | None:
-    try:
-        return clusters.describe_topic(client_config, topic).id
-    except clusters.TopicMissing:
-        return None
 
 
 def build_deleted_error(topic: str) -> CheckpointRefused:

@@ -78,7 +78,7 @@ def get_producer(
             task, the producer may have committed it, and the caller has to read the ledger.
     """
     get_process_name()  # drops the producers of the parent process after a fork
-    key = transactional_id, generation, _get_bootstrap_servers(client_config)
+    key = transactional_id, generation, client_config["bootstrap.servers"]
     with _lock:
         producer, last_epoch = _producers.get(key, (None, epoch))
         if producer is None or last_epoch >= epoch:
@@ -92,7 +92,7 @@ def store_producer(
 ) -> None:
     """Keep a producer for the next batch, in place of any with the same transactional id."""
     get_process_name()
-    key = producer.transactional_id, generation, _get_bootstrap_servers(client_config)
+    key = producer.transactional_id, generation, client_config["bootstrap.servers"]
     with _lock:
         drop_producer(producer.transactional_id)
         _producers[key] = producer, epoch
@@ -108,10 +108,6 @@ def drop_query_producers(query_id: str) -> None:
     with _lock:
         for key in [key for key in _producers if key[0].rpartition("-")[0] == query_id]:
             del _producers[key]
-
-
-def _get_bootstrap_servers(client_config: Mapping[str, Any]) -> str:
-    return str(client_config.get("bootstrap.servers"))
 
 
 class LedgerProducer:

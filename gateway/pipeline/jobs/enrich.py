@@ -42,8 +42,19 @@ def build(settings: Enrich, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Return the events with the columns of the table, which is `TABLE_INPUT` unless in Redis."""
     events = tables["from"].select(*_list_event_columns(settings, tables["from"].columns))
     if isinstance(settings.table, Redis):
-        return _look_up_rows(settings, settings.table, events)
-    return _join_table(settings, events, tables[TABLE_INPUT])
+        look_up = lookup.create_lookup_function(
+            lookup.LookupConfig.from_settings(settings.table), settings.name, events.sparkSession
+        )
+        with_rows = events.withColumn(_ROW_COLUMN, look_up(F.col(settings.on).cast("string")))
+        return parse_json_column(with_rows, _ROW_COLUMN, settings.table.fields)
+    table = tables[TABLE_INPUT]
+    # `check_job` cannot see this if the columns come from Parquet files or a schema.
+    shared = sorted({*events.columns} & ({*table.columns} - {broadcast.KEY_COLUMN}))
+    if shared:
+        problem = f"job {settings.name}: events and table both have {', '.join(shared)}"
+        raise PipelineError(f"{problem}; name the table's columns in table.fields")
+    on = events[settings.on].cast("string") == table[broadcast.KEY_COLUMN]
+    return events.join(F.broadcast(table), on, "left").drop(broadcast.KEY_COLUMN)
 
 
 def create_batch_table(
@@ -115,21 +126,3 @@ def _list_event_columns(settings: Enrich, columns: Iterable[str]) -> list[str]:
     """Return the columns to keep; those of the record, such as `_offset`, only if named."""
     named = {name.lower() for name in (settings.on, *settings.to.key)}
     return [name for name in columns if name not in RECORD_COLUMN_TYPES or name in named]
-
-
-def _look_up_rows(settings: Enrich, table: Redis, events: DataFrame) -> DataFrame:
-    look_up = lookup.create_lookup_function(
-        lookup.LookupConfig.from_settings(table), settings.name, events.sparkSession
-    )
-    with_rows = events.withColumn(_ROW_COLUMN, look_up(F.col(settings.on).cast("string")))
-    return parse_json_column(with_rows, _ROW_COLUMN, table.fields)
-
-
-def _join_table(settings: Enrich, events: DataFrame, table: DataFrame) -> DataFrame:
-    # `check_job` cannot see this if the columns come from Parquet files or a schema.
-    shared = sorted({*events.columns} & ({*table.columns} - {broadcast.KEY_COLUMN}))
-    if shared:
-        problem = f"job {settings.name}: events and table both have {', '.join(shared)}"
-        raise PipelineError(f"{problem}; name the table's columns in table.fields")
-    on = events[settings.on].cast("string") == table[broadcast.KEY_COLUMN]
-    return events.join(F.broadcast(table), on, "left").drop(broadcast.KEY_COLUMN)
