@@ -83,14 +83,14 @@ class Checkpoint:
 
     def __init__(self, location: str, spark: SparkSession | None = None) -> None:
         self.location = location.rstrip("/")
-        self._files = open_files(location, spark)
+        self.files = open_files(location, spark)
 
     def is_first(self) -> bool:
         """Return whether it was begun because there was none, and not by `--fresh` or `restore`."""
         return bool(json.loads(self._read_text("metadata") or "{}").get("first"))
 
     def read_last_committed(self) -> int | None:
-        names = self._files.list_names("commits")
+        names = self.files.list_names("commits")
         return max((int(name) for name in names if name.isdigit()), default=None)
 
     def read_last_time_ms(self) -> int:
@@ -165,7 +165,7 @@ class Checkpoint:
 
     def _read_text(self, name: str) -> str | None:
         try:
-            return self._files.read(name).decode()
+            return self.files.read(name).decode()
         except (FileNotFoundError, NotADirectoryError):
             return None
 

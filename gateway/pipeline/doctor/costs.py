@@ -17,7 +17,6 @@ from .query_run import (
     StateOperatorProgress,
     TaskMetrics,
     Thresholds,
-    share_of_batch,
 )
 
 MIN_CACHE_HIT_SHARE = 0.8  # of the blocks that lookups need; other blocks are read from files
@@ -55,7 +54,6 @@ def find_slow_lookups(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCa
         else "The profile large does not count rows, which costs a lookup for each write. If that "
         "is not enough, add cores and state.partitions.",
         cost,
-        share_of_batch(cost, run.batch_seconds),
     )
 
 
@@ -97,7 +95,6 @@ def find_slow_compaction(run: QueryRun, thresholds: Thresholds) -> Iterator[Batc
         else "Write less at a time (smaller batches, more partitions), or to a faster disk "
         "(spark.local.dir).",
         max(cost, worst / 2),
-        share_of_batch(max(cost, worst / 2), run.batch_seconds),
     )
 
 
@@ -143,7 +140,6 @@ def find_slow_commits(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCa
         if writes_snapshots
         else "Put checkpoints on a faster file system, or let a batch hold more (trigger).",
         state + log,
-        share_of_batch(state + log, run.batch_seconds),
     )
 
 
@@ -200,7 +196,6 @@ def find_skew(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
         if reads_topic
         else "`gateway pipeline skew` names the keys: salt them, or join by a finer key.",
         cost,
-        share_of_batch(cost, run.batch_seconds),
     )
 
 
@@ -240,7 +235,6 @@ def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[
         f"About {2 * run.parallelism} are enough. The checkpoint fixes the number; change it by "
         "`gateway pipeline rescale NAME --partitions N`.",
         cost,
-        share_of_batch(cost, run.batch_seconds),
     )
 
 
@@ -273,7 +267,6 @@ def find_too_few_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[B
         f"Divide the work: at least {run.parallelism}"
         + (" tasks that read the topic." if reads_topic else " partitions of the state."),
         cost,
-        share_of_batch(cost, run.batch_seconds),
     )
 
 
@@ -365,7 +358,6 @@ def find_slow_python(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCau
         else "JSON is read natively, values of other models in Python. For lookups, see the size "
         "and staleness of the cache. Otherwise add cores.",
         cost,
-        share_of_batch(cost, run.batch_seconds),
     )
 
 
@@ -401,5 +393,4 @@ def find_slow_gc(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause]:
         "Use more heap, or smaller batches. The state is outside of the heap, so it is not the "
         "cause.",
         cost,
-        share_of_batch(cost, run.batch_seconds),
     )

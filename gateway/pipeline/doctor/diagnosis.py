@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from gateway.telemetry.diagnosed_cause import iter_cause_lines
@@ -14,6 +14,7 @@ from .query_run import (
     BatchCause,
     QueryRun,
     Thresholds,
+    share_of_batch,
 )
 
 CauseDetector: TypeAlias = Callable[[QueryRun, Thresholds], Iterator[BatchCause]]
@@ -70,7 +71,9 @@ def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
     causes: list[BatchCause] = []
     if len(run.batches_with_input) >= MIN_BATCHES:
         for detect in COST_DETECTORS.values():
-            causes += detect(run, thresholds)
+            for cause in detect(run, thresholds):
+                share = share_of_batch(cause.seconds, run.batch_seconds)
+                causes.append(replace(cause, share=share))
         if not causes:  # otherwise the job is behind because its batches are long
             causes += flow.find_source_backlog(run, thresholds)
         for detect in FAULT_DETECTORS.values():

@@ -93,7 +93,6 @@ def find_slow_sink(run: QueryRun, thresholds: Thresholds) -> Iterator[BatchCause
         "Use more writers at a time, and look at the output's brokers (acks of all replicas, "
         "transactions). guarantee: at-least-once needs no transactions.",
         cost,
-        share_of_batch(cost, run.batch_seconds),
     )
 
 

@@ -413,10 +413,11 @@ class BatchCause(DiagnosedCause):
 
     Attributes:
         seconds: How much shorter a batch would be without it, or how long results wait for it.
+        share: The part of a batch that this is; `diagnose` fills it in for `COST_DETECTORS`.
     """
 
     seconds: float
-    share: float
+    share: float = 0.0
 
 
 def share_of_batch(seconds: float, batch_seconds: float) -> float:

@@ -42,8 +42,6 @@ from .side_output import LateFilter, SideOutput
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from gateway.pipeline.checkpoint.files import Files
-
 log = logging.getLogger(__name__)
 
 
@@ -105,7 +103,6 @@ class SideOutputs:
     output: Output
     settings: Settings
     checkpoint: Checkpoint
-    files: Files
     sources: Sources
     late_filters: Mapping[str, LateFilter]
     get_counts: BatchCounter
@@ -328,16 +325,16 @@ class SideOutputs:
 
     def _read_scan_state(self) -> ScanState | None:
         try:
-            data = self.files.read(SCANNED_FILE)
+            data = self.checkpoint.files.read(SCANNED_FILE)
         except FileNotFoundError:
             return None
-        with refuse_damaged(self.files.location, SCANNED_FILE):
+        with refuse_damaged(self.checkpoint.files.location, SCANNED_FILE):
             return ScanState(**json.loads(data))
 
     def _store_scan_state(self, epoch: int) -> None:
         state = self._describe_scan(epoch)
         if state != self._scan_state:
-            self.files.write(SCANNED_FILE, json.dumps(state._asdict(), indent=1).encode())
+            self.checkpoint.files.write(SCANNED_FILE, json.dumps(state._asdict(), indent=1).encode())
             self._scan_state = state
 
     @cached_property

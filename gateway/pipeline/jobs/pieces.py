@@ -278,12 +278,10 @@ def _find_changes(previous: _SessionCut, current: _SessionCut) -> tuple[BoolArra
 
 def _compute_key_ids(pieces: pa.Table, key_count: int) -> IntArray:
     ids = np.zeros(len(pieces), np.int64)
+    if not len(pieces):
+        return ids
     for index in range(key_count):
         column = pieces[f"k{index}"].combine_chunks()
-        if isinstance(column, pa.ChunkedArray):  # some versions of Arrow do so if it is empty
-            column = pa.concat_arrays(column.chunks) if column.num_chunks else column
-        if not len(column):
-            return ids
         codes = column.dictionary_encode(null_encoding="encode").indices
         # Every code is less than the factor, so different pairs give different numbers. `unique`
         # makes them small again: the product with the next column must fit 64 bits.

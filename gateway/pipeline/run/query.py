@@ -23,7 +23,6 @@ from gateway.config.sections.settings import Settings
 from gateway.config.types.formats import needs_catalog
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
-from gateway.pipeline.checkpoint.files import Files, open_files
 from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint, QueryShape, update_definition
 from gateway.pipeline.clusters import (
     build_client_config,
@@ -111,10 +110,6 @@ class QueryContext:
     def checkpoint(self) -> Checkpoint:
         return Checkpoint(self.job_checkpoint.location, self.spark)
 
-    @property
-    def files(self) -> Files:
-        return open_files(self.job_checkpoint.location, self.spark)
-
     def find_query(self) -> Any:
         """Return the StreamingQuery while it runs, else None."""
         return self.spark.streams.get(self.job_checkpoint.query_id)
@@ -158,7 +153,7 @@ def start_query(context: QueryContext) -> Any:
         )
         for name, each in inputs.items()
     }
-    verify_topics(context.files, context.topics.topics)
+    verify_topics(context.checkpoint.files, context.topics.topics)
     return _start_writer(context, _create_writer(context, inputs, tables))
 
 
@@ -179,7 +174,7 @@ def start_rows(
     """
     assert isinstance(context.job, Program)
     close_idle_connections(context.spark)
-    verify_topics(context.files, context.topics.topics)
+    verify_topics(context.checkpoint.files, context.topics.topics)
     mode = "update" if context.job.emit == "updates" else "append"
     return _start_writer(context, _create_row_writer(context, inputs, tables, rows, mode))
 
@@ -327,7 +322,7 @@ def _create_batch_function(
     kafka = find_cluster(settings.clusters, output.kafka)
     is_exactly_once = output.guarantee == "exactly-once"
     if is_exactly_once or has_side_outputs(job):
-        verify_ledger(context.files, output, build_client_config(kafka))
+        verify_ledger(context.checkpoint.files, output, build_client_config(kafka))
         context.side_outputs = _create_side_outputs(context, output, inputs, sources)
     else:
         _log_gaps(context, sources)
@@ -397,7 +392,6 @@ def _create_side_outputs(
         output,
         context.settings,
         context.checkpoint,
-        context.files,
         sources=sources,
         late_filters={
             name: partial(module.select_late, job, **({"side": name} if is_join else {}))

@@ -28,8 +28,8 @@ READ = {"topic": "clicks", "onInvalid": "skip", "onDataLoss": "fail"}
 class Held:
     """A checkpoint that has the batches from `first` on. last: the one that is complete."""
 
-    def __init__(self, first: int = 0) -> None:
-        self.first = first
+    def __init__(self, files: LocalFiles, first: int = 0) -> None:
+        self.files, self.first = files, first
         self.last = -1
 
     def read_last_committed(self) -> int:
@@ -85,7 +85,7 @@ class Process:
         **settings: Any,
     ) -> None:
         self.now = 0.0
-        self.held = Held(first)
+        self.held = Held(told.files, first)
         servers = {name: {"servers": ["localhost:9092"]} for name in ("eu", "us")}
         self.beside = SideOutputs(
             None,  # type: ignore[arg-type]
@@ -95,7 +95,6 @@ class Process:
             Output.model_validate({"topic": "out", "kafka": "eu", **(to or {})}),
             Settings(kafka={name: Kafka(**each) for name, each in servers.items()}),
             self.held,  # type: ignore[arg-type]
-            told.files,
             sources=Sources(("from",), ("from",)),
             late_filters={"from": lambda rows, held: rows},
             get_counts=lambda epoch: BatchCounts((counts or {}).get(epoch, 0), {"from": 0}),

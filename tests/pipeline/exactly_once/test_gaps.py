@@ -12,7 +12,6 @@ from support.pipelines import OutputTopic
 from gateway.config import Kafka, Settings
 from gateway.config.sections.job import Input, Output
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Sources
-from gateway.pipeline.checkpoint.files import LocalFiles
 from gateway.pipeline.exactly_once.gaps import (
     GapReporter,
     InputGap,
@@ -115,8 +114,7 @@ def test_a_batch_that_reads_an_added_partition_reports_what_is_gone_of_it(kafka,
         {"from": Input.model_validate({"topic": orders, "onInvalid": "skip"})},
         Output(topic=to),
         Settings(kafka=Kafka(servers=[kafka.bootstrap_servers])),
-        Batches("/nowhere"),
-        LocalFiles(tmp_path),
+        Batches(str(tmp_path)),
         sources=Sources(("from",), ("from",)),
         late_filters={},
         get_counts=lambda _: None,
