@@ -125,9 +125,11 @@ def _build_java_sasl(sasl: Sasl) -> dict[str, str]:
     if sasl.mechanism == "oauthbearer":
         handler = f"{_SECURITY_PACKAGE}.oauthbearer.OAuthBearerLoginCallbackHandler"
         options["sasl.login.callback.handler.class"] = handler
-        options["sasl.oauthbearer.token.endpoint.url"] = (
-            sasl.token_url or _get_token_file(sasl).as_uri()
-        )
+        url = sasl.token_url
+        if not url:  # Java's client only reads files
+            file = sasl.token_file or _write_token_file(_get_secret(sasl.token))
+            url = Path(file).resolve().as_uri()
+        options["sasl.oauthbearer.token.endpoint.url"] = url
         secret = _get_secret(sasl.client_secret)
         if sasl.token_parameters:
             what = "Java's client sends no tokenParameters; use tokenFile"
@@ -177,21 +179,12 @@ class TokenProvider:
         return text or "", time.time() + _TOKEN_LIFETIME_S, "", self.extensions
 
 
-def _get_token_file(sasl: Sasl) -> Path:
-    """Return the path of a file with the token, because Java's client only reads files.
-
-    A token of the settings is written to a temporary file that only this user may read.
-    """
-    if sasl.token_file:
-        return Path(sasl.token_file).resolve()
-    return _write_token_file(_get_secret(sasl.token) or "")
-
-
 @cache
-def _write_token_file(token: str) -> Path:
+def _write_token_file(token: str | None) -> Path:
+    """Write a token to a temporary file that only this user may read, and return its path."""
     handle, name = tempfile.mkstemp(prefix="gateway-token-")
     with os.fdopen(handle, "w") as file:
-        file.write(token)
+        file.write(token or "")
     return Path(name)
 
 

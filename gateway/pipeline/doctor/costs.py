@@ -205,9 +205,9 @@ def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[
     def overhead_seconds(batch: BatchProgress) -> float:
         total = 0.0
         for each in batch.operators:
-            if each.partitions <= max_useful_partitions(run) or _max_rows(
-                batch, each.updated_rows
-            ) > (MAX_SMALL_TASK_ROWS * each.partitions):
+            rows = max(batch.rows, each.updated_rows)
+            is_large = rows > MAX_SMALL_TASK_ROWS * each.partitions
+            if is_large or each.partitions <= max_useful_partitions(run):
                 continue
             superfluous_share = 1 - max_useful_partitions(run) / each.partitions
             fixed = each.commit_seconds + each.sum_seconds("rocksdbLoadLatencyMs")
@@ -222,7 +222,7 @@ def find_too_many_partitions(run: QueryRun, thresholds: Thresholds) -> Iterator[
         (each for batch in run.batches_with_input for each in batch.operators),
         key=lambda each: each.partitions,
     )
-    rows = run.get_median(lambda batch: _max_rows(batch, 0) / operator.partitions)
+    rows = run.get_median(lambda batch: batch.rows / operator.partitions)
     yield BatchCause(
         "partitions-too-many",
         f"{operator.partitions} partitions of the state on {run.parallelism} cores",
@@ -294,10 +294,6 @@ def _find_worst_stage(
         return None, 0.0
     cost = median(each for each, _ in worst_stages)
     return min(worst_stages, key=lambda each: abs(each[0] - cost))[1], cost
-
-
-def _max_rows(batch: BatchProgress, updated_rows: int) -> int:
-    return max(batch.rows, updated_rows)
 
 
 MIN_GC_SHARE = 0.15  # of the time of tasks

@@ -83,7 +83,12 @@ class ProgressMetrics:
                 samples.add_histogram(catalog.PIPELINE_BATCH_SECONDS, histogram, job, phase)
             for job, (latest, rate) in self._latest_batches.items():
                 samples.add(catalog.PIPELINE_ROWS_PER_SECOND, rate, job)
-                _collect_state_metrics(samples, job, latest)
+                for each in latest.operators:
+                    samples.add(catalog.PIPELINE_STATE_ROWS, each.rows, job, each.name)
+                    size = each.get_metric("rocksdbSstFileSize")
+                    samples.add(catalog.PIPELINE_STATE_BYTES, size, job, each.name)
+                    memory = each.memory_bytes
+                    samples.add(catalog.PIPELINE_STATE_MEMORY_BYTES, memory, job, each.name)
                 if latest.watermark is not None:
                     age = max(0.0, self._clock() - latest.watermark)
                     samples.add(catalog.PIPELINE_WATERMARK_AGE_SECONDS, age, job)
@@ -92,14 +97,6 @@ class ProgressMetrics:
                         samples.add(
                             catalog.PIPELINE_BEHIND_OFFSETS, source.offsets_behind, job, source.name
                         )
-
-
-def _collect_state_metrics(samples: MetricSamples, job: str, latest: BatchProgress) -> None:
-    for each in latest.operators:
-        samples.add(catalog.PIPELINE_STATE_ROWS, each.rows, job, each.name)
-        size = each.get_metric("rocksdbSstFileSize")
-        samples.add(catalog.PIPELINE_STATE_BYTES, size, job, each.name)
-        samples.add(catalog.PIPELINE_STATE_MEMORY_BYTES, each.memory_bytes, job, each.name)
 
 
 QUERY_FAILED = "STREAM_FAILED"  # Spark's name for most failures of a query

@@ -71,11 +71,6 @@ class JobRun:
         self._retry_delay_s = INITIAL_RETRY_DELAY_S
         self.resources = ExitStack()
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the job waits for the next attempt to start its query."""
-        return not self.is_done and self._query is None
-
     def poll(self) -> None:
         if self.is_done:
             return

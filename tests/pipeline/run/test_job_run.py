@@ -101,7 +101,7 @@ def test_kafka_away_is_waited_for_longer_each_time(world, run):
         run.poll()
         world.queries[-1].ends(*AWAY)
         run.poll()
-        assert run.is_waiting
+        assert not run.is_done
         began, count = world.now, len(world.queries)
         while len(world.queries) == count:
             world.now += 0.5
@@ -148,7 +148,7 @@ def test_a_recreated_topic_ends_the_job_and_not_in_the_middle_of_a_batch(world):
 def test_a_topic_that_is_recreated_while_the_job_waits_for_it_ends_the_job(world, run):
     world.raises = [TopicMissing("topic clicks does not exist"), build_recreated_error("clicks")]
     run.poll()
-    assert run.is_waiting
+    assert not run.is_done
     world.now += 1
     run.poll()
     assert run.failure_reason == str(build_recreated_error("clicks"))
@@ -168,7 +168,7 @@ def test_a_refused_checkpoint_ends_it_and_kafka_that_does_not_answer_is_waited_f
         CheckpointRefused("other"),
     ]
     run.poll()
-    assert run.is_waiting
+    assert not run.is_done
     world.now += 1
     run.poll()
     assert (run.is_done, run.failure_reason) == (True, "other")
@@ -187,7 +187,7 @@ def test_what_is_left_is_done_once_a_query_has_ended_by_itself(world):
     run.poll()
     world.queries[0].ends()
     run.poll()
-    assert run.is_waiting
+    assert not run.is_done
     world.now += 1
     run.poll()
     world.queries[1].ends()
