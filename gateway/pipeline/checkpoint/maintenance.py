@@ -83,11 +83,8 @@ def require_idle(root: str, job: str, spark: Any = None, *, force: bool = False)
         force: Whether to assume that the job does not run if that cannot be known.
     """
     version = find_newest_version(root, job, spark)
-    if version is None:
-        yield
-        return
-    path = version_path(root, job, version)
-    if is_remote(root) and not force and is_active(open_files(path, spark)):
+    is_known_idle = force or version is None or not is_remote(root)
+    if not is_known_idle and is_active(open_current(root, job, spark)):
         raise PipelineError(
             f"{job} had a batch within the last {ACTIVE_WINDOW_S / 60:.0f} minutes; end it, "
             "and wait so long, or say --force if you know that it has ended"
