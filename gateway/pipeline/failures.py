@@ -72,7 +72,7 @@ _ADVICE_BY_ERROR = {name: advice for names, advice in _ADVICE_BY_ERRORS.items() 
 # Spark's KAFKA_MALFORMED_RECORD_TIMESTAMP: the microseconds exceed 64 bits. Its cause, "long
 # overflow", does not name the record.
 _TIMESTAMP_PATTERN = re.compile(
-    r"Record at topic \S+ partition [0-9]+ offset [0-9]+ has timestamp value -?[0-9]+ that overflows"
+    r"Record at topic \S+ partition \d+ offset \d+ has timestamp value -?\d+ that overflows"
 )
 TIMESTAMP_ADVICE = (
     "Spark's connector cannot read a batch with it: move the topic's start behind it with "

@@ -13,9 +13,9 @@ A record keeps its key, value and headers. Additional headers have its origin an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from gateway.config import Kafka
 from gateway.config.sections.job import Input, Output

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -334,7 +334,8 @@ class SideOutputs:
     def _store_scan_state(self, epoch: int) -> None:
         state = self._describe_scan(epoch)
         if state != self._scan_state:
-            self.checkpoint.files.write(SCANNED_FILE, json.dumps(state._asdict(), indent=1).encode())
+            data = json.dumps(state._asdict(), indent=1).encode()
+            self.checkpoint.files.write(SCANNED_FILE, data)
             self._scan_state = state
 
     @cached_property

@@ -124,8 +124,8 @@ def verify_key(job: Job, rows: DataFrame) -> None:
     for name, column in zip(names, iterate(plan.output()), strict=True):
         if function := _find_unstable(column, definitions):
             raise PipelineError(
-                f"job {job.name}: to.key: '{name}' is made with {function}, and may be another when "
-                f"a batch is repeated, so that rows would be lost or come twice; {_REMEDY}"
+                f"job {job.name}: to.key: '{name}' is made with {function}, and may be another "
+                f"when a batch is repeated, so that rows would be lost or come twice; {_REMEDY}"
             )
 
 
