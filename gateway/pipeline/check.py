@@ -101,9 +101,7 @@ def check_externals(settings: Settings, jobs: Sequence[Job] | None = None) -> Ex
                 closest = find_closest(topic, [each for each in existing if each[:2] != "__"])
                 hint = f"did you mean '{closest}'? If not, create it" if closest else "create it"
                 message = f"Kafka has no topic '{topic}'; {hint}"
-                result.problems.append(
-                    JobProblem((*loc, *_input_loc(job, name), "topic"), message)
-                )
+                result.problems.append(JobProblem((*loc, *_input_loc(job, name), "topic"), message))
     return result
 
 

@@ -239,6 +239,7 @@ def fetch_log_ranges(
 ) -> dict[TopicPartition, tuple[int, int]]:
     from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the types lack it
 
+    specs: Any = OffsetSpec
     admin = create_admin_client(build_client_config(kafka))
     with explain_kafka_errors(f"topic {topic}"):
         metadata = admin.list_topics(topic, timeout=timeout_s).topics[topic]
@@ -247,7 +248,7 @@ def fetch_log_ranges(
             raise PipelineError(f"{problem}; create it, or correct its name")
         starts, ends = (
             _list_offsets(admin, topic, metadata.partitions, spec, timeout_s)
-            for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
+            for spec in (specs.earliest(), specs.latest())
         )
     return {tp: (start, ends[tp]) for tp, start in starts.items()}
 

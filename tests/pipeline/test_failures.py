@@ -14,8 +14,8 @@ from confluent_kafka import KafkaError, KafkaException
 from gateway.errors import PipelineUnavailable
 from gateway.pipeline.failures import (
     MAX_REASON_CHARS,
-    ExceptionCause,
     TIMESTAMP_ADVICE,
+    ExceptionCause,
     build_kafka_error,
     classify_causes,
     clear_frames,

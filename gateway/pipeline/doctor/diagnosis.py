@@ -94,11 +94,12 @@ def diagnose(run: QueryRun, thresholds: Thresholds | None = None) -> Diagnosis:
 
 def _median_phases(run: QueryRun) -> dict[str, float]:
     """Return the median seconds of each phase; the work on state is part of `addBatch`."""
+
+    def compute_median(name: str) -> float:
+        return run.get_median(lambda batch: batch.phases.get(name, 0.0))
+
     names = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
-    return {
-        name: run.get_median(lambda batch, name=name: batch.phases.get(name, 0.0))
-        for name in names
-    }
+    return {name: compute_median(name) for name in names}
 
 
 def _explain_unseen(run: QueryRun, found_names: Collection[str]) -> dict[str, str]:

@@ -48,6 +48,7 @@ WATERMARK_COLUMN = "_held"
 
 def build_side_records(raw: DataFrame, reason: Column, input_name: str) -> DataFrame:
     """Return records of an input, as of Spark's Kafka source, as `key`, `value` and `headers`."""
+
     def build_header(name: str, value: Column) -> Column:
         return F.struct(
             F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value")

@@ -247,9 +247,7 @@ class SideOutputs:
         self._pending_batches.clear()
         self._store_scan_state(epoch)
 
-    def _select_batches(
-        self, side_output: SideOutput, *, is_repeated: bool
-    ) -> list[BatchOffsets]:
+    def _select_batches(self, side_output: SideOutput, *, is_repeated: bool) -> list[BatchOffsets]:
         """Return the pending batches to scan, from the first that has such records to the last."""
         pending = self._pending_batches
         if is_repeated and pending:
@@ -267,9 +265,7 @@ class SideOutputs:
         span = pending[indexes[0] : indexes[-1] + 1] if indexes else []
         return [self.sources.select(written.batch, name) for written in span]
 
-    def _create_side_outputs(
-        self, inputs: Mapping[str, Input], output: Output
-    ) -> list[SideOutput]:
+    def _create_side_outputs(self, inputs: Mapping[str, Input], output: Output) -> list[SideOutput]:
         created = []
         for name, job_input in inputs.items():
             late_filters: list[LateFilter | None] = []

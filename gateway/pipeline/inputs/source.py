@@ -23,8 +23,8 @@ from gateway.config.sections.security import SchemaRegistry
 from gateway.core.log.record import TopicPartition
 from gateway.pipeline.checkpoint.checkpoint import Sources
 from gateway.pipeline.clusters import build_spark_options
-from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 from gateway.pipeline.spark import F
+from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
 from . import parsing, schemas
 from .types import HEADERS_COLUMN, RECORD_COLUMN_TYPES, get_column_type

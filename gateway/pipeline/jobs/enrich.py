@@ -21,10 +21,10 @@ from gateway.errors import PipelineError
 from gateway.pipeline.inputs import types
 from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES
 from gateway.pipeline.reports import Reports
+from gateway.pipeline.spark import F
 from gateway.pipeline.tables import broadcast, lookup
 from gateway.pipeline.tables.lookup import parse_json_column
 from gateway.pipeline.tables.redis import is_url
-from gateway.pipeline.spark import F
 
 from .sql import check_columns
 
@@ -70,9 +70,7 @@ def create_batch_table(
         rows = broadcast.load_table(table, spark, kafka_options)
         return spark.createDataFrame(rows.toArrow(), schema=rows.schema)
 
-    return broadcast.RefreshedValue(
-        read_table, table.refresh, job=settings.name, reports=reports
-    )
+    return broadcast.RefreshedValue(read_table, table.refresh, job=settings.name, reports=reports)
 
 
 def get_output_mode(settings: Enrich) -> Literal["append", "update"]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 from gateway.errors import CheckpointRefused
+from gateway.pipeline.spark import F
 from gateway.pipeline.tables.lookup import OutageBackoff
 from gateway.pipeline.tables.redis import (
     LOADED_KEY,
@@ -38,7 +39,6 @@ from gateway.pipeline.tables.redis import (
     decode_texts,
     is_url,
 )
-from gateway.pipeline.spark import F
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -89,9 +89,7 @@ class TaskMetricsReader:
         # Spark skips a stage whose shuffle output an earlier job has written.
         if stage is None or stage["status"] != "COMPLETE" or not stage["numTasks"]:
             return None
-        option = self._stores.jobs.taskSummary(
-            stage_id, stage["attemptId"], self._stores.quantiles
-        )
+        option = self._stores.jobs.taskSummary(stage_id, stage["attemptId"], self._stores.quantiles)
         summary = self._to_python(option.get()) if option.isDefined() else {}
         return summarize_stage(stage, summary)
 

@@ -29,8 +29,8 @@ from gateway.pipeline.checkpoint.job_checkpoint import describe_rows
 from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.types import check_case, is_record_column
 from gateway.pipeline.job_settings import get_key_columns, get_output
-from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 from gateway.pipeline.spark import F
+from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

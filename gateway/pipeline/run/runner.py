@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.config.sections.job import Job
 from gateway.config.sections.pipelines import Join, Pipelines
 from gateway.config.sections.settings import Settings
+from gateway.config.types.formats import needs_catalog
 from gateway.errors import PipelineError
 from gateway.pipeline import clusters
 from gateway.pipeline.checkpoint import damage, repair
@@ -29,7 +30,6 @@ from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint, prepare_ch
 from gateway.pipeline.checkpoint.maintenance import hold_lease
 from gateway.pipeline.clusters import build_client_config, find_cluster
 from gateway.pipeline.exactly_once.input_topics import OpenTransactions
-from gateway.config.types.formats import needs_catalog
 from gateway.pipeline.job_settings import (
     get_dead_letter_topic,
     get_output,

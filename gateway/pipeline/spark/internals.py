@@ -95,8 +95,8 @@ def load_class(spark: SparkSession, name: str) -> Any:
     from py4j.protocol import Py4JJavaError
 
     try:
-        return get_jvm(spark).java.lang.Thread.currentThread().getContextClassLoader().loadClass(
-            name
+        return (
+            get_jvm(spark).java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
         )
     except Py4JJavaError:
         return None

@@ -98,7 +98,8 @@ def test_a_column_is_used_however_the_sql_writes_it(sql):
     value = {"fields": {"user": "int"}, "jsonNames": {"user": "uid"}}
     after = job(query, tables={"t": {"topic": "t", "value": value}})
     stored, current = (
-        job_checkpoint.build_definition(each, job_checkpoint.QueryShape(True)) for each in (before, after)
+        job_checkpoint.build_definition(each, job_checkpoint.QueryShape(True))
+        for each in (before, after)
     )
     assert job_checkpoint.find_differences(stored, current) == [
         "t.fields.user: string before, int from uid now"

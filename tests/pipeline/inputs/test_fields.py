@@ -165,7 +165,9 @@ def test_values_out_of_the_range_of_their_type_are_invalid(spark):
 
     out, within = values_of(BAD_VALUES), values_of(GOOD_VALUES)
     values = raw(spark, *out, *within)
-    reasons = {row.offset: row["_reason"] for row in select_invalid_records(values, EVERY).collect()}
+    reasons = {
+        row.offset: row["_reason"] for row in select_invalid_records(values, EVERY).collect()
+    }
     assert [value for n, value in enumerate(out) if n not in reasons] == []
     assert [value for n, value in enumerate(within, len(out)) if n in reasons] == []
     assert "'byte' is out of the range of tinyint" in reasons.values()

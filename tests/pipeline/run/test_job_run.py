@@ -28,9 +28,7 @@ JOB = Sessions.model_validate(
 )
 AWAY = [ExceptionCause("org.apache.kafka.common.errors.TimeoutException", "away")]
 RECORD = "Record at topic clicks partition 0 offset 7 has timestamp value 99 that overflows"
-UNREADABLE = [
-    ExceptionCause("org.apache.spark.sql.kafka010.KafkaIllegalStateException", RECORD)
-]
+UNREADABLE = [ExceptionCause("org.apache.spark.sql.kafka010.KafkaIllegalStateException", RECORD)]
 WRONG = [
     ExceptionCause(
         "org.apache.spark.SparkArithmeticException", "[DIVIDE_BY_ZERO] Division by zero."
