@@ -50,7 +50,9 @@ SPARK_SINK_WRITE_RATE = Estimate(
 LATENCIES_S: Mapping[str, Estimate] = {
     "stateless": Estimate(0.282, "p99 at 1,000 events/s", _BENCH_RESULT),
     "state": Estimate(0.47, "p99 at 1,000 events/s, 10 s windows", _BENCH_RESULT),
-    "stateless, exactly once": Estimate(0.339, "p99 at 1,000 events/s, exactly once", _BENCH_RESULT),
+    "stateless, exactly once": Estimate(
+        0.339, "p99 at 1,000 events/s, exactly once", _BENCH_RESULT
+    ),
     "state, exactly once": Estimate(
         0.485, "p99 at 1,000 events/s, 10 s windows, exactly once", _BENCH_RESULT
     ),

@@ -36,8 +36,8 @@ class PartitionState:
 
     Invariants between calls: either `position` is known or `offset_spec` says how to find it.
     `records` are in offset order, from `position` on and below `fetch_offset`, and `_sizes` has the
-    size of each. If `records` is empty, `position` equals `fetch_offset`. `lineage` has increased since any request whose answer
-    must not be used. Times are seconds of one monotonic clock.
+    size of each. If `records` is empty, `position` equals `fetch_offset`. `lineage` has increased
+    since any request whose answer must not be used. Times are seconds of one monotonic clock.
 
     Attributes:
         topic_id: None while metadata does not know the topic, and for good where brokers have no

@@ -303,9 +303,7 @@ def test_finished_frames_go_out_as_they_are(start: Start):
     }.items(),
 )
 def test_finished_frames_are_compressed_for_whoever_has_the_window(start, offer, compressed):
-    with start(compression=True).open_socket(
-        "/", b"Sec-WebSocket-Extensions: " + offer
-    ) as socket:
+    with start(compression=True).open_socket("/", b"Sec-WebSocket-Extensions: " + offer) as socket:
         for _ in range(2):
             socket.send_bytes(build_frame(OPCODE_TEXT, LONG.encode()))
             said = socket.read_frame()
