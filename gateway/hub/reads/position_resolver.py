@@ -223,14 +223,15 @@ async def _gather_until(
     """Return the results that are there shortly after the first one, or by the deadline."""
     tasks = {asyncio.create_task(coroutine): tp for tp, coroutine in work}
     now = asyncio.get_running_loop().time
-    for return_when, max_wait_s in (  # the first one, then the others
-        (asyncio.FIRST_COMPLETED, math.inf),
-        (asyncio.ALL_COMPLETED, OTHERS_TIMEOUT_S),
-    ):
-        if tasks:
-            timeout = max(0.0, min(deadline - now(), max_wait_s))
-            await asyncio.wait(tasks, timeout=timeout, return_when=return_when)
-    late = [task for task in tasks if not task.done()]
-    for task in late:
-        task.cancel()
-    return {tp: task.result() for task, tp in tasks.items() if task.done()}
+    try:
+        for return_when, max_wait_s in (  # the first one, then the others
+            (asyncio.FIRST_COMPLETED, math.inf),
+            (asyncio.ALL_COMPLETED, OTHERS_TIMEOUT_S),
+        ):
+            if tasks:
+                timeout = max(0.0, min(deadline - now(), max_wait_s))
+                await asyncio.wait(tasks, timeout=timeout, return_when=return_when)
+        return {tp: task.result() for task, tp in tasks.items() if task.done()}
+    finally:  # also if the client has left
+        for task in tasks:
+            task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -44,5 +45,21 @@ def test_others_are_waited_for_a_moment_after_the_first_but_not_beyond_the_deadl
         assert loop.time() - began == pytest.approx(returned_after)
         assert positions[FAST].is_pending == (first_after > returned_after)
         assert positions[SILENT].is_pending
+
+    run_in_virtual_time(resolve())
+
+
+def test_nothing_is_looked_up_for_a_client_that_left():
+    """Each partition without a leader was asked for four times a second until it had one."""
+
+    async def resolve() -> None:
+        logs = [PartitionLog(tp, 1 << 20, 60.0) for tp in (FAST, SILENT)]
+        reader: Any = SlowReader(3600.0)
+        tail = Tail("cluster", logs, {"orders": "id"})
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await resolve_starts(reader, tail, TimestampStart(0), math.inf)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_in_virtual_time(resolve())
