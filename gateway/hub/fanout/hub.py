@@ -16,7 +16,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -382,12 +382,13 @@ class Hub:
                     handover_route=None if handover is None else handover.route,
                 )
                 start = replace(start, token=token)
-            turn: AbstractAsyncContextManager[None] = nullcontext()
-            if start.since is not None or start.until is not None:
-                turn = self.lookup_turns.get(options.client_key, has_end=start.until is not None)
+            looks_up = start.since is not None or start.until is not None
+            takes_turn = looks_up and options.client_key  # without a key they are of many clients
             while True:
                 waits_since = loop.time()
-                async with turn:
+                async with (
+                    self.lookup_turns.take(options.client_key) if takes_turn else nullcontext()
+                ):
                     deadline += loop.time() - waits_since  # Kafka has had no chance to answer
                     shared_tail = self.keep_open(view)
                     subscription = await self._create_subscription(

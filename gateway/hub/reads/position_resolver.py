@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -145,21 +146,24 @@ class LookupTurns:
     """Let the streams of one client take turns in looking up starts and ends.
 
     Each has a task for each partition meanwhile: 1,000 streams of one client at once, of 100
-    partitions, took 170 MiB and kept all others waiting for 8 s. Those with an end wait apart, as
-    they may wait for `ENDS_TIMEOUT_S`.
+    partitions, took 170 MiB and kept all others waiting for 8 s. A turn ends after `turn_s` at the
+    latest: what a partition without a leader delays must not delay streams of other topics.
     """
 
-    def __init__(self) -> None:
-        self._turns: WeakValueDictionary[tuple[ClientKey, bool], asyncio.Semaphore]
-        self._turns = WeakValueDictionary()
+    def __init__(self, turn_s: float = OTHERS_TIMEOUT_S) -> None:
+        self._turn_s = turn_s
+        self._turns: WeakValueDictionary[ClientKey, asyncio.Semaphore] = WeakValueDictionary()
 
-    def get(self, client_key: ClientKey, *, has_end: bool) -> asyncio.Semaphore:
-        """Return what a stream of this client holds while it looks up."""
-        key = client_key, has_end
-        turns = self._turns.get(key)
-        if turns is None:
-            turns = self._turns[key] = asyncio.Semaphore(MAX_LOOKUPS_AT_ONCE)
-        return turns
+    @asynccontextmanager
+    async def take(self, client_key: ClientKey) -> AsyncIterator[None]:
+        """Wait for a turn of this client; the block may last longer than the turn."""
+        turns = self._turns.setdefault(client_key, asyncio.Semaphore(MAX_LOOKUPS_AT_ONCE))
+        await turns.acquire()
+        with ExitStack() as turn:
+            turn.callback(turns.release)
+            timer = asyncio.get_running_loop().call_later(self._turn_s, turn.close)
+            turn.callback(timer.cancel)
+            yield
 
 
 async def resolve_starts(

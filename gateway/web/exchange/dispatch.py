@@ -8,7 +8,6 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.background_tasks import Interrupted
 from gateway.config import FetchWith, ProduceWith, With
 from gateway.errors import RequestError, StreamEnded
 from gateway.telemetry.logs import bind_log_context
@@ -32,8 +31,6 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
             raise _build_draining_error()
         match = await routes.refresh(match, request)
         return await get_exchange(match.route.with_).respond(routes, match, request)
-    except Interrupted:
-        return Response(status_code=204)  # the client does not receive it
     except StreamEnded:  # a request may wait on a stream, which ends when the gateway drains
         raise _build_draining_error() from None
     finally:

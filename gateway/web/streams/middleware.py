@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.background_tasks import Interrupted
 from gateway.config import Route as StreamRoute
 from gateway.errors import Busy, GatewayError
 from gateway.web.app import assets
@@ -201,6 +202,8 @@ class StreamMiddleware:
             if self.routes.cors is not None:
                 response.headers.add_vary_header("Origin")
             return response
+        except Interrupted:
+            return Response(status_code=204)  # the client does not receive it
         except Exception as exc:
             if query.is_event_source(request):
                 answer = responses.build_error_response(exc)

@@ -23,7 +23,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.background_tasks import Interrupted
 from gateway.config import Route
 from gateway.core.caches import cache_short
 from gateway.core.client.terms import EndReason
@@ -65,6 +64,7 @@ from gateway.web.streams.http_stream import (
     DirectResponse,
     HttpStream,
     choose_wire,
+    open_client,
     run_while_connected,
 )
 from gateway.wire import sse
@@ -255,8 +255,8 @@ async def _respond_with_page(
         # Again if a reload changes how its topics are read.
         while result is None or result.reason is EndReason.CHANGED:
             if start is None:
-                client = await routes.open_client(
-                    match, request, wire, page_records=page.MAX_PAGE_RECORDS
+                client = await open_client(
+                    routes, match, request, wire, page_records=page.MAX_PAGE_RECORDS
                 )
             else:
                 query_pairs = query.get_query_pairs(request)
@@ -277,8 +277,6 @@ async def _respond_with_page(
 
     try:
         return await routes.respond_as_configured(match, request, respond)
-    except Interrupted:
-        return Response(status_code=204)  # the client does not receive it
     finally:
         release_slot()
 

@@ -38,7 +38,7 @@ from gateway.errors import AccessDenied, Busy, TokenForeign, UnknownTopic
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import CLIENTS_PER_SLICE, DEFAULT_LIMITS, Hub, HubLimits
 from gateway.hub.fanout.view import View
-from gateway.hub.reads.position_resolver import MAX_LOOKUPS_AT_ONCE, StreamStart
+from gateway.hub.reads.position_resolver import MAX_LOOKUPS_AT_ONCE, LookupTurns, StreamStart
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.protocol.requests import MetadataRequest
@@ -301,40 +301,52 @@ async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(e
         assert client.subscription.channel in shared_tail.channels.values()
 
 
+@pytest.mark.parametrize("token_topic", [""])
 async def test_streams_of_one_client_take_turns_in_looking_up_where_they_start(
-    embedded, monkeypatch
+    embedded, monkeypatch, token_topic
 ):
-    """Each had a task for each partition, and all began in one turn of the loop."""
-    embedded.create_topic("orders", 1)
-    topics = [{"name": "orders", "partitionReadyTimeout": "1m"}]
+    """Each had a task for each partition, and all began in one turn of the loop; later only those
+    with a token, which look up the topics of a snapshot that it does not have. Streams without a
+    key are of any number of clients, and waited for each other."""
+    topics = [{"name": name, "partitionReadyTimeout": "1m"} for name in ("orders", "later")]
     asked, go_on = list[TopicPartition](), asyncio.Event()
 
+    for name in ("orders", "later"):
+        embedded.create_topic(name, 1)
     async with open_cluster(embedded.bootstrap) as cluster:
         hub = Hub(cluster, Settings.model_validate(build_config(embedded.bootstrap, topics)))
         await hub.start()
         resolve_start = hub.backfill_reader.resolve_start
 
         async def resolve_late(tp: TopicPartition, start: Start) -> PartitionPosition:
-            asked.append(tp)
-            await go_on.wait()
+            if tp.topic == "orders":
+                asked.append(tp)
+                await go_on.wait()
             return await resolve_start(tp, start)
 
         def subscribe(client_key: str, start: StreamStart) -> asyncio.Task[Client]:
             options = ClientOptions(heartbeat=60, client_key=client_key)
-            return asyncio.create_task(hub.subscribe(ALL, start, SseWire(), options))
+            view = View(("orders", "later"), Filters(), "value", "error")
+            return asyncio.create_task(hub.subscribe(view, start, SseWire(), options))
 
         monkeypatch.setattr(hub.backfill_reader, "resolve_start", resolve_late)
-        from_start = StreamStart(origin="earliest")
+        monkeypatch.setattr(hub, "lookup_turns", LookupTurns(turn_s=60.0))
+        token = None
+        if token_topic:
+            client = await subscribe_client(hub, View((token_topic,), Filters(), "value", "error"))
+            token = parse_token(client.subscription.token.decode())
+        from_start = StreamStart(snapshot=True, token=token)
         try:
             count = 2 * MAX_LOOKUPS_AT_ONCE
             waiting = [subscribe("a", from_start) for _ in range(count)]
             await asyncio.gather(*(subscribe("a", LIVE_START) for _ in range(count)))
-            waiting.append(subscribe("b", from_start))
-            await wait_until(lambda: len(asked) > MAX_LOOKUPS_AT_ONCE, "another client is not held")
-            assert len(asked) == MAX_LOOKUPS_AT_ONCE + 1
+            waiting += [subscribe(key, from_start) for key in ("b", *[""] * count)]
+            at_once = MAX_LOOKUPS_AT_ONCE + 1 + count
+            await wait_until(lambda: len(asked) >= at_once, "other clients are not held")
+            assert len(asked) == at_once
             go_on.set()
             await asyncio.gather(*waiting)
-            assert len(asked) == count + 1
+            assert len(asked) == 2 * count + 1
         finally:
             await hub.close()
 

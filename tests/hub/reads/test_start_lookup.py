@@ -13,7 +13,12 @@ from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import Start, TimestampStart
 from gateway.core.log.record import PartitionPosition, TopicPartition
 from gateway.core.log.tail import Tail
-from gateway.hub.reads.position_resolver import resolve_starts
+from gateway.hub.reads.position_resolver import (
+    MAX_LOOKUPS_AT_ONCE,
+    OTHERS_TIMEOUT_S,
+    LookupTurns,
+    resolve_starts,
+)
 
 FAST, SILENT = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
@@ -63,3 +68,26 @@ def test_nothing_is_looked_up_for_a_client_that_left():
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_in_virtual_time(resolve())
+
+
+def test_a_turn_ends_although_a_partition_has_no_leader():
+    """64 streams of a topic without a leader held up the other streams of their client for 20 s."""
+
+    async def take_turns() -> None:
+        loop, turns, began = asyncio.get_running_loop(), LookupTurns(), list[float]()
+
+        async def look_up() -> None:
+            async with turns.take("ada"):
+                began.append(loop.time())
+                await asyncio.sleep(3600.0)
+
+        started = loop.time()
+        await asyncio.gather(*(look_up() for _ in range(2 * MAX_LOOKUPS_AT_ONCE + 1)))
+        waited = [at - started for at in began]
+        assert waited == pytest.approx(
+            [0.0] * MAX_LOOKUPS_AT_ONCE
+            + [OTHERS_TIMEOUT_S] * MAX_LOOKUPS_AT_ONCE
+            + [2 * OTHERS_TIMEOUT_S]
+        )
+
+    run_in_virtual_time(take_turns())
