@@ -382,7 +382,8 @@ class Hub:
                     handover_route=None if handover is None else handover.route,
                 )
                 start = replace(start, token=token)
-            looks_up = start.since is not None or start.until is not None
+            # With a token, a snapshot looks up the starts of topics that the token does not have.
+            looks_up = start.since is not None or start.until is not None or start.snapshot
             takes_turn = looks_up and options.client_key  # without a key they are of many clients
             while True:
                 waits_since = loop.time()

@@ -301,7 +301,7 @@ async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(e
         assert client.subscription.channel in shared_tail.channels.values()
 
 
-@pytest.mark.parametrize("token_topic", [""])
+@pytest.mark.parametrize("token_topic", ["", "later"])
 async def test_streams_of_one_client_take_turns_in_looking_up_where_they_start(
     embedded, monkeypatch, token_topic
 ):
