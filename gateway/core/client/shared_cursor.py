@@ -54,7 +54,7 @@ class SharedCursor:
     """
 
     __slots__ = (
-        "_end_lineages", "channel", "client_key", "credit", "end_offsets", "end_reason", "has_more",
+        "channel", "client_key", "credit", "end_lineages", "end_offsets", "end_reason", "has_more",
         "next_seq", "remaining_records", "resolve_since", "slow_policy", "snapshot", "traffic",
     )  # fmt: skip
 
@@ -68,10 +68,8 @@ class SharedCursor:
         self.slow_policy = terms.slow_policy
         self.end_offsets = None if terms.end_offsets is None else dict(terms.end_offsets)
         # Of the offsets; None without an end, as a dictionary takes 64 bytes of each client.
-        self._end_lineages = (
-            None
-            if terms.end_offsets is None
-            else {tp: log.lineage for tp, log in channel.tail.logs.items()}
+        self.end_lineages = (
+            None if terms.end_offsets is None else dict(terms.end_lineages or channel.tail.lineages)
         )
         self.remaining_records = terms.max_records
         self.credit = terms.credit
@@ -109,13 +107,13 @@ class SharedCursor:
         Records of a topic that was created again, or from where a log was truncated, are later than
         the end: the partition ends before them.
         """
-        if self.end_offsets is None or self._end_lineages is None:
+        if self.end_offsets is None or self.end_lineages is None:
             return None
-        tp, lineage = log.tp, self._end_lineages.get(log.tp, log.lineage)
+        tp, lineage = log.tp, self.end_lineages.get(log.tp, log.lineage)
         if lineage == log.lineage:
             return None
         end = PartitionPosition(self.end_offsets.get(tp, 0), NO_EPOCH, lineage)
-        self._end_lineages[tp] = log.lineage
+        self.end_lineages[tp] = log.lineage
         self.end_offsets[tp] = log.rebase(end)[1].offset or 0
         return self.end_offsets[tp]
 

@@ -44,6 +44,7 @@ class SubscriptionTerms:
     Attributes:
         end_offsets: Offsets at which partitions end; the stream ends when all have. A client with
             an end reads privately throughout.
+        end_lineages: The lineages of the logs when their ends were asked for; None for the present.
         max_records: How many records to send before the stream ends.
         credit: How many records the client may be sent at first; others wait, in the ring at first.
         resolve_since: As of when pending partitions are resolved, in seconds since 1970.
@@ -56,6 +57,7 @@ class SubscriptionTerms:
 
     slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP
     end_offsets: Mapping[TopicPartition, int] | None = None
+    end_lineages: Mapping[TopicPartition, int] | None = None
     max_records: int | None = None
     credit: int | None = None
     resolve_since: int | None = None

@@ -141,6 +141,10 @@ class Tail:
         return self._position
 
     @property
+    def lineages(self) -> dict[TopicPartition, int]:
+        return {tp: log.lineage for tp, log in self.logs.items()}
+
+    @property
     def token_text(self) -> bytes:
         return self._writer.to_text()
 

@@ -47,6 +47,7 @@ class Handover(NamedTuple):
     Attributes:
         position: The resume token of where it stood.
         until: The offsets at which partitions end; None for no end.
+        end_lineages: Those of the logs that the offsets are of.
         credit: The number of records that the client has asked for; None for any number.
         ends_at: When its lifetime ends, by the loop's clock in seconds.
         throttle: Set if its route has a `maxRate`.
@@ -58,6 +59,7 @@ class Handover(NamedTuple):
     topics: frozenset[str]
     number: int
     until: Mapping[TopicPartition, int] | None
+    end_lineages: Mapping[TopicPartition, int] | None
     records_left: int | None
     credit: int | None
     delivered_sum: ByteSum | None
@@ -369,8 +371,8 @@ class Client(ClientSource):
         return Handover(
             subscription.token, self.hub.name,
             frozenset(subscription.channel.tail.topic_ids), self.number,
-            subscription.end_offsets, subscription.remaining_records, self.credit,
-            subscription.delivered_sum, self.ends_at,
+            subscription.end_offsets, subscription.end_lineages, subscription.remaining_records,
+            self.credit, subscription.delivered_sum, self.ends_at,
             None if rate_limiter is None else rate_limiter.throttle,
             subscription.traffic.route, subscription.client_key,
         )  # fmt: skip

@@ -431,8 +431,10 @@ class Hub:
         deadline: float,
     ) -> Subscription:
         tail, token, handover = shared_tail.tail, start.token, options.handover
-        until = handover.until if handover is not None else None
+        until = None if handover is None else handover.until
+        lineages = None if handover is None else handover.end_lineages
         if until is None and start.until is not None:
+            lineages = tail.lineages  # as of the call: the answer may be of a topic that is gone
             until = await fetch_ends(self.backfill_reader.lookups, tail, start.until)
         positions: Position = {}
         has_history = token is not None or start.since is not None
@@ -460,6 +462,7 @@ class Hub:
         terms = SubscriptionTerms(
             slow_policy=options.slow,
             end_offsets=until,
+            end_lineages=lineages,
             max_records=start.max_records,
             credit=start.credit,
             resolve_since=token.issued if token else _to_epoch_seconds(start.since),

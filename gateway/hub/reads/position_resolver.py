@@ -180,7 +180,7 @@ async def resolve_starts(
     are left out, so the client is live there at once.
     """
     wanted = [tp for tp in tail.logs if partition_predicate is None or partition_predicate(tp)]
-    lineages = {tp: log.lineage for tp, log in tail.logs.items()}
+    lineages = tail.lineages
 
     async def resolve(tp: TopicPartition) -> PartitionPosition:
         return await backfill_reader.resolve_start(tp, since)

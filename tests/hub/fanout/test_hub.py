@@ -26,7 +26,7 @@ from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.core.client.terms import EndReason
 from gateway.core.error_code import ErrorCode
 from gateway.core.log.partition_reader import Start
-from gateway.core.log.record import PartitionPosition, TopicPartition
+from gateway.core.log.record import Gap, GapReason, PartitionPosition, TopicPartition
 from gateway.core.token.resume_token import (
     TokenWriter,
     TopicPositions,
@@ -349,6 +349,30 @@ async def test_streams_of_one_client_take_turns_in_looking_up_where_they_start(
             assert len(asked) == 2 * count + 1
         finally:
             await hub.close()
+
+
+async def test_an_end_is_of_the_log_that_was_there_when_it_was_asked_for(embedded, monkeypatch):
+    """The offset was taken for one of the topic that was created again meanwhile, which sent what
+    was written since, and did not end the stream."""
+    embedded.create_topic("orders", 1)
+    tp = TopicPartition("orders", 0)
+    await produce_records(embedded.bootstrap, "orders", [RecordToSend(b"old")])
+    async with running_hub(embedded) as hub:
+        lookups = hub.backfill_reader.lookups
+        log = (await subscribe_client(hub)).shared_tail.tail.logs[tp]
+        find_offset = lookups.find_offset
+
+        async def find_late(tp: TopicPartition, timestamp: int) -> object:
+            answer = await find_offset(tp, timestamp)
+            log.append(Gap(tp, 1, 0, 1, GapReason.RECREATED), 0.0)
+            return answer
+
+        monkeypatch.setattr(lookups, "find_offset", find_late)
+        client = await subscribe_client(hub, ALL, StreamStart(until="latest"))
+        assert client.subscription.end_offsets == {tp: 1}
+        client.begin()
+        handover = client.build_handover()
+        assert (handover.until, handover.end_lineages) == ({tp: 0}, {tp: 1})
 
 
 async def test_rings_are_counted_until_their_channels_are_gone(embedded: EmbeddedKafka):
