@@ -24,7 +24,7 @@ from gateway.background_tasks import BackgroundTasks
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config import Route
 from gateway.core.client.terms import EndReason, SlowClientPolicy
-from gateway.errors import GatewayError, KafkaError, RequestError, UnknownTopic
+from gateway.errors import Busy, GatewayError, KafkaError, RequestError, UnknownTopic
 from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.fanout.hubs import ClusterTopic
 from gateway.hub.fanout.pacing import WallClockTimer
@@ -299,6 +299,8 @@ def get_end_reason(exc: GatewayError | HTTPException) -> EndReason:
     """Return the reason in the `end` event of a stream that cannot go on for an error."""
     if isinstance(exc, UnknownTopic | HTTPException):
         return EndReason.ROUTE_REMOVED
+    if isinstance(exc, Busy):
+        return EndReason.BUSY
     return EndReason.KAFKA_UNAVAILABLE if isinstance(exc, KafkaError) else EndReason.ACCESS_CHANGED
 
 

@@ -15,9 +15,10 @@ from support.waiting import wait_until
 from gateway.client_memory import ClientMemory
 from gateway.config import Route
 from gateway.core.client.terms import EndReason
+from gateway.errors import Busy
 from gateway.hub.wires.sse import SseWire
 from gateway.web.access import NO_GRANTS
-from gateway.web.routing.open_streams import StreamChange, StreamRegistry
+from gateway.web.routing.open_streams import StreamChange, StreamRegistry, get_end_reason
 from gateway.web.routing.paths import Match
 from gateway.web.streams.http_stream import HttpStream
 
@@ -90,6 +91,11 @@ async def test_a_change_that_waits_for_brokers_undoes_no_later_one(change: str):
     stream.routes.answered.set()  # type: ignore[attr-defined]
     await waiting
     assert [match.path for match in stream.matches] == ["/old", "/new"]
+
+
+def test_a_stream_that_no_longer_fits_the_share_of_its_client_ends_as_busy():
+    """It ended as if its client might no longer read it, which a browser takes for a new login."""
+    assert get_end_reason(Busy(429, "close some", retry_after=3.0)) is EndReason.BUSY
 
 
 async def test_a_reload_does_not_wait_for_the_brokers_of_one_stream_to_look_at_the_next():
