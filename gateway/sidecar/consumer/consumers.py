@@ -33,6 +33,8 @@ from gateway.sidecar.http.middleware import (
 from gateway.sidecar.http.requests import (
     CORRELATION_HEADER,
     TRACEABILITY_HEADER,
+    check_lifetime,
+    get_lifetime,
     read_body,
     release_parsed,
     wait_for_disconnect,
@@ -471,7 +473,8 @@ async def answer_poll(
 
     A client that disconnects ends the wait. The next poll returns records that could not be handed
     to its connection. No HTTP bridge can know whether data that the kernel accepted has reached the
-    client. The errors of a poll are raised, unless the client has left.
+    client. The errors of a poll are raised, unless the client has left, and StatusError 401 if its
+    token expires before the answer.
 
     Args:
         timeout_s: How long to wait for the instance and for records, in seconds.
@@ -481,12 +484,14 @@ async def answer_poll(
         on_finished: Is called at the end with the records, and whether they were sent.
     """
     gone = asyncio.ensure_future(wait_for_disconnect(scope, receive))
+    timeout_s = min(timeout_s, get_lifetime(scope))
     try:
         async with instance.lock_for_poll(timeout_s) as remaining_s:
             records = await poll(remaining_s, gone)
             is_sent, shown = False, records
             try:
                 response, shown = await build_response(records)
+                check_lifetime(scope)
                 is_sent = await _send_response(response, gone, send)
             finally:
                 if is_sent:

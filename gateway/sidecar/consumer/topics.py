@@ -39,7 +39,7 @@ from gateway.sidecar.consumer.instance_options import MAX_POLL_TIMEOUT_MS
 from gateway.sidecar.consumer.record_json import hold_records, paired_headers, render_records
 from gateway.sidecar.context import Component, Context, build_consumer_options
 from gateway.sidecar.http.middleware import READ_SCOPE, TrailingSlashRoute
-from gateway.sidecar.http.requests import run_for_client
+from gateway.sidecar.http.requests import check_lifetime, run_for_client
 from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
 from gateway.sidecar.lookups import describe_topic
 
@@ -102,6 +102,7 @@ class Stateless(Component):
                 paired_headers,
                 omit_empty_headers=True,
             )
+        check_lifetime(request.scope)
         return set_content_type(
             CONFLUENT.build_response(request, rendered), build_media_type(format)
         )

@@ -37,7 +37,7 @@ from gateway.sidecar.consumer.record_json import (
 )
 from gateway.sidecar.context import AuditEvent, Component, Context
 from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, TrailingSlashRoute
-from gateway.sidecar.http.requests import read_body, run_for_client
+from gateway.sidecar.http.requests import check_lifetime, read_body, run_for_client
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
 from gateway.sidecar.lookups import (
@@ -209,6 +209,7 @@ class DeadLetterComponent(Component):
                 self._context.codecs, origins, formats, text_headers,
                 more_members=map(_format_letter, dead_letters),
             )  # fmt: skip
+        check_lifetime(request.scope)
         return build_json_response(records)
 
     def _build_formats(self, parameters: Parameters) -> Callable[[str], Formats]:

@@ -177,10 +177,22 @@ class RequestIdMiddleware:
 EXPIRY_KEY = "gateway.sidecar.expiry"  # in the ASGI scope: as of `get_lifetime`, since 1970
 
 
-def get_lifetime(request: Request) -> float:
+def get_lifetime(scope: Scope) -> float:
     """Return the seconds for which the sender of a request has the right to it, at least 0."""
-    expiry: float | None = request.scope.get(EXPIRY_KEY)
+    expiry: float | None = scope.get(EXPIRY_KEY)
     return math.inf if expiry is None else max(0.0, expiry - time.time())
+
+
+def check_lifetime(scope: Scope) -> None:
+    """Raise StatusError 401 if `get_lifetime` is over. Call it after waits, before an answer."""
+    if not get_lifetime(scope):
+        raise StatusError(401, "the token has expired; ask again with a new one")
+
+
+async def wait_for_expiry(scope: Scope) -> None:
+    # Not in one piece: the clocks of the event loop and of tokens may drift apart.
+    while lifetime_s := get_lifetime(scope):  # noqa: ASYNC110
+        await asyncio.sleep(min(lifetime_s, 60.0))
 
 
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
@@ -290,10 +302,14 @@ async def run_for_client(
 ) -> T | None:
     """Return the result of work; None if the client leaves or the sidecar ends before there is one.
 
-    The work is cancelled then, and has ended when this returns.
+    StatusError 401 is raised if the client's token expires before that. The work is cancelled then,
+    and has ended when this returns.
     """
-    disconnect = wait_for_disconnect(request.scope, request.receive)
+    scope = request.scope
+    disconnect = wait_for_disconnect(scope, request.receive)
     try:
-        return await run_unless(work, draining.wait(), disconnect)
+        result = await run_unless(work, draining.wait(), disconnect, wait_for_expiry(scope))
     except Interrupted:
-        return None
+        result = None
+    check_lifetime(scope)
+    return result

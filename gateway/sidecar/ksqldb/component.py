@@ -26,7 +26,7 @@ from gateway.client_memory import ClientMemory, GrowingReservation, HeldPart
 from gateway.config.types.address import create_trusting_context
 from gateway.sidecar.context import Component, Context
 from gateway.sidecar.http.middleware import READ_SCOPE
-from gateway.sidecar.http.requests import get_lifetime, wait_for_disconnect
+from gateway.sidecar.http.requests import check_lifetime, wait_for_disconnect, wait_for_expiry
 from gateway.sidecar.http.status import (
     NO_STORE_HEADERS,
     NotReady,
@@ -108,15 +108,16 @@ class KsqldbComponent(Component):
             rows = await stack.enter_async_context(self._ksql.stream(query))
         except (KsqlError, KsqlUnavailable) as error:
             raise to_status_error(error) from error
-        drain, lifetime = self._context.draining.wait, partial(get_lifetime, request)
+        ends = [self._context.draining.wait, partial(wait_for_expiry, request.scope)]
+        check = partial(check_lifetime, request.scope)
         if NDJSON in request.headers.get("accept", ""):
             limit, timeout = parameters.get("limit"), _to_seconds(parameters.get("timeout"))
-            limited_rows = _iter_rows(rows, limit, timeout, drain, get_lifetime=lifetime)
+            limited_rows = _iter_rows(rows, limit, timeout, *ends, check_lifetime=check)
             return NdjsonRowsResponse(limited_rows, stack)
         limit = parameters.get("limit", DEFAULT_PUSH_ROWS if is_push else None)
         timeout = _to_seconds(parameters.get("timeout", PUSH_TIMEOUT_MS if is_push else None))
-        disconnect = partial(wait_for_disconnect, request.scope, request.receive)
-        limited_rows = _iter_rows(rows, limit, timeout, drain, disconnect, get_lifetime=lifetime)
+        ends.append(partial(wait_for_disconnect, request.scope, request.receive))
+        limited_rows = _iter_rows(rows, limit, timeout, *ends, check_lifetime=check)
         async with stack, aclosing(limited_rows):
             return await _build_array_response(limited_rows, self._context.client_memory)
 
@@ -156,11 +157,11 @@ async def _iter_rows(
     limit: int | None,
     timeout_s: float | None,
     *ends: Callable[[], Coroutine[Any, Any, object]],
-    get_lifetime: Callable[[], float],
+    check_lifetime: Callable[[], None],
 ) -> AsyncGenerator[bytes]:
     """Yield rows as JSON until the limit or the time is over, or one of `ends` returns.
 
-    Raises StatusError 401 when `get_lifetime()` seconds are over.
+    `check_lifetime` raises StatusError 401 once the token has expired.
     """
     loop = asyncio.get_running_loop()
     deadline = math.inf if timeout_s is None else loop.time() + timeout_s
@@ -172,14 +173,13 @@ async def _iter_rows(
             # A task for each row: a timeout around `anext` would cancel the generator, which could
             # not go on afterwards.
             next_row = asyncio.ensure_future(anext(source))
-            remaining_s = min(get_lifetime(), max(0.0, deadline - loop.time()))
+            remaining_s = max(0.0, deadline - loop.time())
             await asyncio.wait(
                 [next_row, *ending],
                 timeout=None if remaining_s == math.inf else remaining_s,
                 return_when="FIRST_COMPLETED",
             )
-            if not get_lifetime():
-                raise StatusError(401, "the token has expired; ask again with a new one")
+            check_lifetime()
             if not next_row.done():
                 return
             try:

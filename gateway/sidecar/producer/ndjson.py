@@ -189,7 +189,7 @@ class NdjsonProduceResponse(Response):
         Raises:
             InputEnded: It is idle, its sender's token has expired, or the sidecar ends.
         """
-        lifetime_s = get_lifetime(self._request)
+        lifetime_s = get_lifetime(self._request.scope)
         reading = asyncio.ensure_future(anext(chunks, None))
         draining = asyncio.ensure_future(self._draining.wait())
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from gateway.errors import BrokerUnavailable
 from gateway.sidecar.consumer.consumers import answer_poll
 from gateway.sidecar.consumer.instance import ConsumerInstance
 from gateway.sidecar.consumer.instance_options import InstanceOptions
-from gateway.sidecar.http.status import build_error_response
+from gateway.sidecar.http.requests import EXPIRY_KEY
+from gateway.sidecar.http.status import StatusError, build_error_response
 
 RECORDS = [Record(TopicPartition("t", 0), 5, 0, 0, None, b"v")]
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": []}
@@ -67,7 +69,7 @@ class FakeConnection:
 
 
 async def deliver_records(
-    connection: FakeConnection, read: Any = None, written: Any = None
+    connection: FakeConnection, read: Any = None, written: Any = None, scope: Any = SCOPE
 ) -> RecordingInstance:
     instance = RecordingInstance()
 
@@ -83,9 +85,9 @@ async def deliver_records(
         await answer_poll(
             instance, 1.0, read or read_records, written or render_records,
             lambda records, arrived: instance.calls.append(str(arrived)),
-            SCOPE, connection.receive, connection.send,
+            scope, connection.receive, connection.send,
         )  # fmt: skip
-    except BrokerUnavailable as exc:
+    except (BrokerUnavailable, StatusError) as exc:
         await build_error_response(exc)(SCOPE, connection.receive, connection.send)
     return instance
 
@@ -120,6 +122,20 @@ async def test_records_that_cannot_be_shown_go_back_and_the_client_hears_why():
     instance = await deliver_records(connection, written=fail_render)
     assert instance.calls == ["given back", "False"]
     assert connection.sent[0]["status"] == 503
+
+
+async def test_records_are_not_handed_out_once_the_token_has_expired():
+    """A long poll got what was written up to 300 s after the end of its token."""
+    scope: dict[str, Any] = {**SCOPE, EXPIRY_KEY: time.time() + 600}
+
+    async def render_late(some: Sequence[Record]) -> tuple[Response, Sequence[Record]]:
+        scope[EXPIRY_KEY] = time.time() - 1
+        return Response(b"[1]"), some
+
+    connection = FakeConnection()
+    instance = await deliver_records(connection, written=render_late, scope=scope)
+    assert instance.calls == ["given back", "False"]
+    assert connection.sent[0]["status"] == 401
 
 
 async def test_the_turn_is_over_whatever_became_of_it():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from support.waiting import wait_until
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.errors import MemoryFull
 from gateway.sidecar.http.requests import (
+    EXPIRY_KEY,
     ParsedBodyMiddleware,
     read_body,
     release_parsed,
     run_for_client,
 )
+from gateway.sidecar.http.status import StatusError
 
 OBJECTS = b"[" + b",".join([b"{}"] * 1000) + b"]"
 
@@ -82,3 +85,20 @@ async def test_work_ends_with_the_client_or_the_sidecar_that_waits_for_it(ends: 
         {"left": left, "draining": draining}[ends].set()
     assert await running == (None if ends else "it")
     assert result.cancelled() == (ends is not None)
+
+
+async def test_work_for_a_client_ends_with_its_token():
+    """Dead letters were handed out, and processed, up to 300 s after the end of a token."""
+
+    async def receive() -> dict[str, Any]:
+        return await asyncio.get_running_loop().create_future()
+
+    async def wait_for_records() -> None:
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(30):
+        for work in (wait_for_records(), asyncio.sleep(0)):  # the other has a result too late
+            request = Request({"type": "http", EXPIRY_KEY: time.time() - 1}, receive)
+            with pytest.raises(StatusError, match="expired") as caught:
+                await run_for_client(request, asyncio.Event(), work)
+            assert caught.value.status == 401
