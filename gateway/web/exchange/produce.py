@@ -239,6 +239,7 @@ class WriteRequest(NamedTuple):
 async def parse_produce_message(
     routes: Routes,
     message: ProduceMessage,
+    content: tuple[bytes | None, bytes | None],
     path: str | None,
     connection: HTTPConnection,
     token: str | None,
@@ -246,13 +247,14 @@ async def parse_produce_message(
     """Return the record that a `produce` message asks to write, and admit its client.
 
     A client that reads a part of a topic may write only that part: the record must pass the filters
-    of the route. Without a path, the route is found by the topic.
+    of the route. Without a path, the route is found by the topic. `content` is of `encode_content`.
     """
+    key, value = content
     path, query = parse_target(
         path if path is not None else _find_write_path(routes, message.topic)
     )
     match = routes.match_writable(path)
-    if message.value is None:  # guards see a tombstone as a DELETE
+    if value is None:  # guards see a tombstone as a DELETE
         match = match._replace(method="DELETE")
     match = await routes.admit(match, connection, token)
     with_ = match.route.with_
@@ -266,7 +268,6 @@ async def parse_produce_message(
     routes.check_parameters(match, query)
     view = await routes.get_view(match, query)
     topic = _choose_topic(view.topics, message.topic)
-    key, value = _encode_content(message)
     if (
         value is None
         and isinstance(with_, ProduceWith)
@@ -373,7 +374,7 @@ def _choose_topic(topics: Sequence[str], topic: str | None) -> str:
     return topic
 
 
-def _encode_content(message: ProduceMessage) -> tuple[bytes | None, bytes | None]:
+def encode_content(message: ProduceMessage) -> tuple[bytes | None, bytes | None]:
     """Return the key and value of a message. A value that is no string is written as JSON."""
     if message.base64:
         return _decode_base64("key", message.key), _decode_base64("value", message.value)

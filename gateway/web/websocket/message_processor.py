@@ -23,7 +23,7 @@ from gateway.client_memory import ClientMemory, HeldPart
 from gateway.errors import GatewayError, RequestError
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.writes.writer import RecordWriter
-from gateway.web.exchange.produce import check_current, parse_produce_message
+from gateway.web.exchange.produce import check_current, encode_content, parse_produce_message
 from gateway.web.http import problems
 from gateway.web.routing.limits import Attempts
 from gateway.web.routing.routes import Routes
@@ -168,13 +168,16 @@ class MessageProcessor:
         except (GatewayError, HTTPException) as exc:
             self.send_error(_get_message_id(message), exc)
             return None
-        return None if work is None else partial(self._run_work, work, message)
+        return None if work is None else partial(self._run_work, work, _get_message_id(message))
 
-    async def _run_work(self, work: CoroutineFactory, message: ClientMessage) -> None:
+    async def _run_work(self, work: CoroutineFactory, message_id: str | None) -> None:
+        held_bytes = self.hold_message()
         try:
             await work()
         except (GatewayError, HTTPException) as exc:
-            self.send_error(_get_message_id(message), exc)
+            self.send_error(message_id, exc)
+        finally:
+            self.release_held(held_bytes)
 
     # The bytes of messages that wait.
 
@@ -247,6 +250,9 @@ def _get_message_id(message: ClientMessage) -> str | None:
 
 MAX_IN_FLIGHT = 100  # records of one socket that are not acknowledged yet
 
+AcceptedRecord: TypeAlias = tuple[ProduceMessage, tuple[bytes | None, bytes | None]]
+"""A message without its key and value, and these as `encode_content` returns them."""
+
 
 class SocketProducer:
     """Writes the records of one socket, with a writer for each cluster."""
@@ -259,26 +265,33 @@ class SocketProducer:
         self._writers: dict[str, RecordWriter] = {}
         self.in_flight = 0
 
-    def accept(self, message: ProduceMessage, *, is_closing: bool) -> None:
-        """Count a record for `write_record`, or raise if none may be written now."""
+    def accept(self, message: ProduceMessage, *, is_closing: bool) -> AcceptedRecord:
+        """Count a record for `write_record`, or raise if none may be written now.
+
+        Its value is encoded here: parsed, it takes 12 times the memory while Kafka is away.
+        """
         if self._routes.hubs.draining or is_closing:
             detail = "this connection is about to be closed; repeat it over a new one"
             raise RequestError(503, "Draining", detail)
         if self.in_flight >= MAX_IN_FLIGHT:
             detail = f"{MAX_IN_FLIGHT} records of this socket are under way; wait for 'produced'"
             raise BadMessageError("Too many produces", detail, message.id)
+        content = encode_content(message)
         self.in_flight += 1
+        return message.model_copy(update={"key": None, "value": None}), content
 
     async def write_record(
-        self, message: ProduceMessage, path: str | None, token: str | None, attempts: Attempts
+        self, accepted: AcceptedRecord, path: str | None, token: str | None, attempts: Attempts
     ) -> dict[str, Any]:
         """Write a record that was accepted, and return the members of the `produced` message."""
+        message, content = accepted
+        path = message.path if path is None else path
         try:
             await attempts.count_attempt()
             connection = self._handshake_scope.build_connection()
             try:
                 write_request = await parse_produce_message(
-                    self._routes, message, path, connection, token
+                    self._routes, message, content, path, connection, token
                 )
             except RequestError as exc:
                 attempts.note_refused(exc.status)

@@ -182,3 +182,12 @@ async def test_a_client_that_is_lost_holds_nothing(talk: RecordingHandler):
     talk.may_admit.set()
     await wait_until(lambda: len(asyncio.all_tasks()) == 1)
     assert not talk.memory.total
+
+
+async def test_the_message_that_waits_counts_as_memory_while_it_does(talk: RecordingHandler):
+    """It counted nothing, while those behind it did: 1 MiB of a filter, for as long as a guard."""
+    talk.receive_message("token", jwt="x" * 60_000)
+    await wait_until(lambda: talk.memory.by_part[HeldPart.RECEIVED] > 60_000)
+    talk.may_admit.set()
+    await wait_until(lambda: talk.list_sent_types() == ["renewed"])
+    await wait_until(lambda: not talk.memory.by_part[HeldPart.RECEIVED])
