@@ -163,20 +163,20 @@ async def fetch_offset(cluster: Cluster, tp: TopicPartition, spec: int) -> int:
 
 
 async def fetch_log_bounds(
-    cluster: Cluster, tps: Sequence[TopicPartition]
+    cluster: Cluster, tps: Sequence[TopicPartition], isolation: int = READ_UNCOMMITTED
 ) -> dict[TopicPartition, range]:
     # Starts first: records that are deleted in between must not make a start exceed its end.
     starts = await fetch_offsets(cluster, tps, EARLIEST)
-    ends = await fetch_offsets(cluster, tps, LATEST)
+    ends = await fetch_offsets(cluster, tps, LATEST, isolation)
     return {tp: range(starts[tp], ends[tp]) for tp in tps}
 
 
 async def fetch_offsets(
-    cluster: Cluster, tps: Sequence[TopicPartition], spec: int
+    cluster: Cluster, tps: Sequence[TopicPartition], spec: int, isolation: int = READ_UNCOMMITTED
 ) -> dict[TopicPartition, int]:
     """Return offsets by LATEST, EARLIEST or time (ms); -1 where no record is as late."""
     offsets: dict[TopicPartition, int] = {}
-    results = await cluster.list_offsets(dict.fromkeys(tps, spec), READ_UNCOMMITTED)
+    results = await cluster.list_offsets(dict.fromkeys(tps, spec), isolation)
     for tp, result in results.items():
         if isinstance(result, OffsetAndTimestamp):
             offsets[tp] = result.offset

@@ -39,6 +39,7 @@ from gateway.hub.fanout.hubs import Hubs
 from gateway.hub.wires.models import Models
 from gateway.kafka.admin import PartitionLag, describe_group, fetch_lag, list_groups
 from gateway.kafka.client.cluster import Cluster, get_existing_topic
+from gateway.kafka.client.offsets import READ_COMMITTED
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.protocol.group_messages import GroupDescription, GroupListing
 from gateway.pipeline.doctor.diagnosis import Diagnosis, diagnose, to_json
@@ -315,34 +316,42 @@ async def read_latest(
     max_records: int = MAX_RECORDS,
     max_bytes: int = MAX_BYTES,
 ) -> list[Record]:
-    """Return the latest records of a topic's first partitions, partition by partition.
+    """Return the latest committed records of a topic's first partitions, partition by partition.
 
     `max_records` is shared by the partitions, `max_bytes` is for each.
     """
     share = max(MIN_RECORDS, max_records // max(1, len(tps)))
     records: list[Record] = []
-    for tp, log in (await fetch_log_bounds(cluster, tps[:MAX_READ_PARTITIONS])).items():
-        records += await _read_partition(
-            cluster, tp, range(max(log.start, log.stop - share), log.stop), max_bytes
-        )
+    logs = await fetch_log_bounds(cluster, tps[:MAX_READ_PARTITIONS], READ_COMMITTED)
+    for tp, log in logs.items():
+        # Offsets may have no record: those of markers, and of aborted or compacted records.
+        for span in (share, 4 * share, 16 * share):
+            offsets = range(max(log.start, log.stop - span), log.stop)
+            found, is_complete = await _read_partition(cluster, tp, offsets, max_bytes)
+            if len(found) >= share or offsets.start == log.start or not is_complete:
+                break
+        records += found[-share:]
     return records
 
 
 async def _read_partition(
     cluster: Cluster, tp: TopicPartition, offsets: range, max_bytes: int
-) -> list[Record]:
+) -> tuple[list[Record], bool]:
+    """Return the latest records at some offsets, and whether `max_bytes` has room for all."""
+    is_complete = True
     kept: deque[Record] = deque()
     size, position = 0, offsets.start
     while position < offsets.stop:
         read = await read_committed(cluster, tp, position)
-        if read.next_offset == position:  # an open transaction
+        if read.next_offset == position:
             break
         position = read.next_offset
         kept.extend(read.records)
         size += sum(record.payload_size for record in read.records)
         while size > max_bytes and len(kept) > 1:
             size -= kept.popleft().payload_size
-    return list(kept)
+            is_complete = False
+    return list(kept), is_complete
 
 
 def build_jobs(section: Pipelines, values: Iterable[bytes]) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ import json
 
 import httpx
 import pytest
-from support.brokers import embedded_kafka
-from support.records import RecordToSend, produce_records
+from support.brokers import KafkaCluster, embedded_kafka
+from support.records import RecordToSend, open_transaction, produce_records
 from support.topic_reads import open_cluster
 
 from gateway.config import loads
@@ -48,6 +48,20 @@ async def test_only_so_many_bytes_are_kept_and_they_are_the_newest(kafka: Embedd
     async with open_cluster(kafka.bootstrap, "single") as cluster:
         values = await read_values(cluster, "single", max_bytes=3 * VALUE_BYTES)
     assert [int(value) for value in values] == [9, 10, 11]
+
+
+async def test_records_before_those_of_a_transaction_are_read(session_kafka: KafkaCluster):
+    """A topic of 100 records and 60 of an open or aborted transaction was shown as empty."""
+    topic, bootstrap = session_kafka.create_unique_topic(), session_kafka.bootstrap
+    await produce_records(bootstrap, topic, [b"%d" % n for n in range(MIN_RECORDS)])
+    async with open_cluster(bootstrap, topic) as cluster:
+        async with open_transaction(bootstrap) as transaction:
+            await transaction.write_records(topic, [b"no"] * (MIN_RECORDS + 5))
+            values = await read_values(cluster, topic, max_records=1)
+        assert [int(value) for value in values] == [*range(MIN_RECORDS)]
+        values = await read_values(cluster, topic, max_records=1)
+        assert [int(value) for value in values] == [*range(MIN_RECORDS)]
+    session_kafka.delete_topics()
 
 
 async def test_a_topic_without_records_and_one_that_is_missing(kafka: EmbeddedKafka):
