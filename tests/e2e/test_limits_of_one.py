@@ -37,7 +37,11 @@ kafka = embedded_kafka({"orders": 1}, scope="function")
 def config(kafka: EmbeddedKafka, **limits: Any) -> dict[str, Any]:
     users = {name: {"token": f"{name}s-secret"} for name in ("ada", "bob")}
     routes = [
-        {"when": [{"path": GUARDED}], "guarded": {"users": []}, "with": {"topic": "orders"}},
+        {
+            "when": [{"path": GUARDED}],
+            "guarded": {"users": []},
+            "with": {"topic": "orders", "produce": True},
+        },
         {"when": [{"path": OPEN}], "with": {"topic": "orders"}},
     ]
     return build_config(
@@ -85,6 +89,10 @@ async def test_one_identity_has_so_many_connections_of_all_workers_and_takes_nob
         async with MultiplexClient(url, additional_headers=by("ada")) as late:
             await late.send_message("subscribe", id="a", path=GUARDED)
             await closed_as_busy(late, "a")
+        # Sockets that only write were in no count.
+        async with MultiplexClient(url, additional_headers=by("ada")) as writer:
+            await writer.send_message("produce", id="b", path=GUARDED, value=1)
+            assert (await writer.wait_for_message("b", "error"))["code"] == "busy"
 
         bobs = await connect_event_sources(stack, gateway, GUARDED, 3 * [by("bob")])
         assert len(check_admitted(bobs)) == 3

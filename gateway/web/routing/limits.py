@@ -91,9 +91,10 @@ class ConnectionSlot:
     The owner of the connection calls it when the connection ends. The second call does nothing.
     """
 
-    __slots__ = ("_keys", "_limits")
+    __slots__ = ("_identifying", "_keys", "_limits")
 
     def __init__(self, limits: Limits | None, keys: Sequence[str] = ()) -> None:
+        self._identifying: asyncio.Lock | None = None
         self._limits = limits
         self._keys = keys
 
@@ -106,17 +107,22 @@ class ConnectionSlot:
     async def identify(self, granted: Granted) -> None:
         """Count the connection as one of this client's, too, or raise `LimitReached`.
 
-        A client of `/ws` is not known when it connects, but by its streams.
+        A client of `/ws` is not known when it connects, but by its streams and records. Those that
+        come at once count once.
         """
         limits = self._limits
         keys = [] if limits is None else limits.get_identity_keys(granted)
         if limits is None or not keys or keys[0] in self._keys:
             return
-        await limits.acquire(keys)
-        if self._limits is None:  # the connection ended while the supervisor was asked
-            limits.release(keys)
-        else:
-            self._keys = (*self._keys, *keys)
+        self._identifying = self._identifying or asyncio.Lock()
+        async with self._identifying:
+            if keys[0] in self._keys:
+                return
+            await limits.acquire(keys)
+            if self._limits is None:  # the connection ended while the supervisor was asked
+                limits.release(keys)
+            else:
+                self._keys = (*self._keys, *keys)
 
 
 class OpenConnection(ConnectionSlot):

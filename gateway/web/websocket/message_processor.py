@@ -25,7 +25,7 @@ from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.writes.writer import RecordWriter
 from gateway.web.exchange.produce import check_current, encode_content, parse_produce_message
 from gateway.web.http import problems
-from gateway.web.routing.limits import Attempts
+from gateway.web.routing.limits import Attempts, ConnectionSlot
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import messages
 from gateway.web.websocket.connection import MEMORY_REASON, Socket
@@ -257,10 +257,13 @@ AcceptedRecord: TypeAlias = tuple[ProduceMessage, tuple[bytes | None, bytes | No
 class SocketProducer:
     """Writes the records of one socket, with a writer for each cluster."""
 
-    __slots__ = ("_handshake_scope", "_routes", "_writers", "in_flight")
+    __slots__ = ("_handshake_scope", "_routes", "_slot", "_writers", "in_flight")
 
-    def __init__(self, routes: Routes, handshake_scope: HandshakeScope) -> None:
+    def __init__(
+        self, routes: Routes, handshake_scope: HandshakeScope, slot: ConnectionSlot
+    ) -> None:
         self._routes = routes
+        self._slot = slot
         self._handshake_scope = handshake_scope
         self._writers: dict[str, RecordWriter] = {}
         self.in_flight = 0
@@ -296,6 +299,7 @@ class SocketProducer:
             except RequestError as exc:
                 attempts.note_refused(exc.status)
                 raise
+            await self._slot.identify(write_request.match.granted)
             result = await self._get_writer(write_request.cluster).send(
                 write_request.topic,
                 write_request.key,

@@ -377,7 +377,7 @@ class Session(MessageProcessor):
 
     def _start_produce(self, message: ProduceMessage) -> None:
         if self._producer is None:
-            self._producer = SocketProducer(self.routes, self.handshake_scope)
+            self._producer = SocketProducer(self.routes, self.handshake_scope, self._slot)
         accepted = self._producer.accept(message, is_closing=self._pending_close is not None)
         writing = self._write_record(self._producer, message.id, accepted, self.hold_message())
         self.start_task(writing)

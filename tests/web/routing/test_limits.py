@@ -190,6 +190,15 @@ async def test_an_identity_has_so_many_on_all_workers_together():
         assert len(await enter_all(gates, 30, who=build_granted("ada"))) == 4
 
 
+async def test_a_socket_that_is_known_by_several_records_at_once_counts_once():
+    async with worker_buses(2) as made:
+        _, gates = await build_shared_limits(made, perIdentity=1)
+        (place,) = await enter_all(gates[:1], 1)
+        known = await list_admitted(*(place.identify(build_granted("ada")) for _ in range(20)))
+        assert len(known) == 20
+        place()
+
+
 @pytest.mark.parametrize("lost", [("over",), ("cancelled", "over"), ("over", "cancelled")])
 async def test_a_socket_that_is_lost_while_it_becomes_known_is_not_counted(lost: tuple[str, ...]):
     async with worker_buses(2) as made:

@@ -10,7 +10,7 @@ import pytest
 from gateway.config import Limits as Rates
 from gateway.config import Settings
 from gateway.errors import RequestError
-from gateway.web.routing.limits import Attempts, Limits
+from gateway.web.routing.limits import Attempts, ConnectionSlot, Limits
 from gateway.web.websocket.handshake import HandshakeScope
 from gateway.web.websocket.message_processor import MAX_IN_FLIGHT, SocketProducer
 from gateway.web.websocket.messages import BadMessageError, ProduceMessage, parse_message
@@ -49,7 +49,8 @@ def produces(hub: FakeHub) -> SocketProducer:
     caller = HandshakeScope(
         {"type": "websocket", "headers": [], "path": "/ws", "query_string": b""}
     )
-    return SocketProducer(hub, caller)  # type: ignore[arg-type]
+    slot = ConnectionSlot(None)
+    return SocketProducer(hub, caller, slot)  # type: ignore[arg-type]
 
 
 def test_one_too_many_is_refused_and_not_counted(produces: SocketProducer):
