@@ -161,6 +161,19 @@ async def test_a_replica_killed_in_the_middle_leaves_nothing_and_another_writes_
     assert values(kafka, name) == [b"a", b"also", b"b", b"warm"]
 
 
+async def test_a_repeat_is_answered_though_the_request_could_not_be_written_any_more(kafka, topic):
+    """It was encoded before its key was looked up: 400 or 404 for records that are in Kafka."""
+    name = topic()
+    async with running_sidecar(kafka.bootstrap, **sections()) as http:
+        first = await once(http, name, "a", "k")
+        kafka.delete_topics()
+        async with asyncio.timeout(60):
+            while (await attempt(http, name, "a", "other")).status_code != 404:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        again = await once(http, name, "a", "k")
+        assert (again.text, again.headers["Idempotent-Replayed"]) == (first.text, "true")
+
+
 async def test_a_key_is_known_for_its_window_and_of_many_the_latest_are(kafka, topic):
     name = topic()
     async with running_sidecar(kafka.bootstrap, **sections(window="1s")) as http:

@@ -90,6 +90,17 @@ class IdempotencyStore:
         await self._is_requested.wait()
         await self.claim_log.run()
 
+    async def find_response(self, scope: str, digest: bytes) -> StoredResponse | None:
+        """Return the answer to an earlier request with this scope, or raise StatusError 422.
+
+        Call it before a request is encoded: its topic or schema may have changed since it was
+        written.
+        """
+        with suppress(TimeoutError):  # `run_once` says why
+            async with asyncio.timeout(self._timeout_s):
+                await self._wait_until_read()
+        return await self._load_response(_hash_scope(scope), digest, is_repeated=True)
+
     async def run_once(self, scope: str, digest: bytes, produce: ProduceCallback) -> StoredResponse:
         """Do the work unless a request with this scope did, and return the answer.
 
@@ -104,15 +115,11 @@ class IdempotencyStore:
             BrokerUnavailable: The request is not done in time. With `timeout`, it may have been
                 done, by this call or by another one with this scope.
         """
-        key, attempt = hashlib.sha256(scope.encode()).digest()[:KEY_BYTES], _Attempt()
+        key, attempt = _hash_scope(scope), _Attempt()
         try:
             # The time of another owner's claim, and twice that of writing: the claim and the work.
             async with asyncio.timeout(self._claim_timeout_s + 2 * self._timeout_s):
-                self._is_requested.set()
-                follower = self.claim_log.follower
-                await follower.wait_for(
-                    lambda: follower.is_reading or self._find_denial() is not None
-                )
+                await self._wait_until_read()
                 while True:
                     response = await self._attempt(key, digest, produce, attempt)
                     if response is not None:
@@ -139,6 +146,20 @@ class IdempotencyStore:
                 else:
                     self._transaction_pool.run_in_background(self._withdraw(key, attempt))
 
+    async def _wait_until_read(self) -> None:
+        self._is_requested.set()
+        follower = self.claim_log.follower
+        await follower.wait_for(lambda: follower.is_reading or self._find_denial() is not None)
+
+    async def _load_response(
+        self, key: bytes, digest: bytes, *, is_repeated: bool
+    ) -> StoredResponse | None:
+        result = self.claims.get_result(key, time.time())
+        if result is None:
+            return None
+        _check_digest(result.digest, digest)
+        return StoredResponse(await self.claim_log.load_response(key, result), is_repeated)
+
     def _describe_delay(self, key: bytes, attempt: _Attempt) -> str:
         if attempt.is_interrupted:
             return "its own transaction has not finished"
@@ -162,13 +183,9 @@ class IdempotencyStore:
         """Take the next step for a key by its state. None means that the caller must look again."""
         if (denial := self._find_denial()) is not None:
             raise denial.with_traceback(None)
-        result = self.claims.get_result(key, time.time())
-        if result is not None:
-            _check_digest(result.digest, digest)
-            return StoredResponse(
-                await self.claim_log.load_response(key, result),
-                is_repeated=not attempt.may_be_written,
-            )
+        is_repeated = not attempt.may_be_written
+        if response := await self._load_response(key, digest, is_repeated=is_repeated):
+            return response
         first = self.claims.get_first_claim(key)
         if first is None:  # nobody has the key: claim it, then look whose claim is the first
             attempt.transactions = attempt.transactions or await self._transaction_pool.acquire()
@@ -412,6 +429,10 @@ class _Attempt:
 
 def compute_digest(body: bytes) -> bytes:
     return hashlib.sha256(body).digest()[:KEY_BYTES]
+
+
+def _hash_scope(scope: str) -> bytes:
+    return hashlib.sha256(scope.encode()).digest()[:KEY_BYTES]
 
 
 def _check_digest(stored: bytes, requested: bytes) -> None:

@@ -40,7 +40,7 @@ from gateway.sidecar.lookups import check_writable, get_formats
 from gateway.sidecar.turns import take_turns
 
 from . import ndjson
-from .idempotency import IdempotencyStore, compute_digest
+from .idempotency import IdempotencyStore, StoredResponse, compute_digest
 from .records import (
     MAX_ENCODED_BYTES,
     EncodedRecords,
@@ -102,16 +102,22 @@ class ProducerComponent(Component):
             problem = "is for NDJSON; make it a field of the body"
             raise create_invalid_request(f"query {name}", problem)
         data = await read_body(request, self.settings.max_bytes, is_kept_parsed=False)
-        encoded, transactional = await self._encode_body(request, topic, data)
+        # Before anything is parsed: what cannot be sent is refused at once, with a 503.
+        self.context.require_kafka()
         is_idempotent = "Idempotency-Key" in parameters
+        if is_idempotent:
+            # Separated by \0, so that different parts cannot make the same scope.
+            scope = f"{identity}\0{topic}\0{parameters['Idempotency-Key']}"
+            digest = compute_digest(data)
+            if (earlier := await self.idempotency.find_response(scope, digest)) is not None:
+                return _build_stored_response(earlier)
+        encoded, transactional = await self._encode_body(request, topic, data)
         if transactional or is_idempotent:  # the records are kept while other transactions run
             hold_parsed(request, data)
         else:
             release_parsed(request)
         if is_idempotent:
-            # Separated by \0, so that different parts cannot make the same scope.
-            scope = f"{identity}\0{topic}\0{parameters['Idempotency-Key']}"
-            return await self._produce_once(scope, data, encoded, transactional=transactional)
+            return await self._produce_once(scope, digest, encoded, transactional=transactional)
         results = await self.write(topic, encoded, transactional=transactional)
         return build_response(self._build_body(encoded, results))
 
@@ -138,8 +144,6 @@ class ProducerComponent(Component):
         cache. With 8 requests that wait, 100 records of 1 KB of JSON take 0.7 ms to here; if their
         values were kept, 0.9 ms.
         """
-        # Before anything is parsed: what cannot be sent is refused at once, with a 503.
-        self.context.require_kafka()
         topic_metadata = await self.context.get_topic(topic)
         async with take_turns(partial(hold_parsed, request, data)) as turns:
             fields = self.parse_body(data, request.headers.get("content-type"))
@@ -152,7 +156,7 @@ class ProducerComponent(Component):
         return encoded, fields.get("transactional", False)
 
     async def _produce_once(
-        self, scope: str, data: bytes, encoded: EncodedRecords, *, transactional: bool
+        self, scope: str, digest: bytes, encoded: EncodedRecords, *, transactional: bool
     ) -> Response:
         """Write the records unless a request with this key did, and answer as it was answered."""
         check_answer_size(encoded)
@@ -184,15 +188,9 @@ class ProducerComponent(Component):
             return body, offsets
 
         try:
-            body, is_repeated = await self.idempotency.run_once(
-                scope, compute_digest(data), produce
-            )
+            return _build_stored_response(await self.idempotency.run_once(scope, digest, produce))
         except KafkaError as exc:
             return build_response(self._build_body(encoded, build_failures(encoded.items, exc)))
-        response = build_response(orjson.loads(body))
-        if is_repeated:
-            response.headers["Idempotent-Replayed"] = "true"
-        return response
 
     def _build_body(
         self, encoded: EncodedRecords, results: Sequence[int | KafkaError]
@@ -285,6 +283,13 @@ class ProducerComponent(Component):
 
     async def lock_keys(self, topic: str, encoded: EncodedRecords) -> Callable[[], None]:
         return await self.context.lock_keys(topic, (item.key for item in encoded.items))
+
+
+def _build_stored_response(stored: StoredResponse) -> Response:
+    response = build_response(orjson.loads(stored.body))
+    if stored.is_repeated:
+        response.headers["Idempotent-Replayed"] = "true"
+    return response
 
 
 def _parse_encoding(
