@@ -7,8 +7,9 @@ byte one and 16 bytes. Null is a tombstone in every format. Zero bytes decode to
 since a framed value has at least five.
 
 `encode` and `decode` may wait for the registry, and raise FormatError or RegistryUnavailable. Their
-counterparts `*_cached` never wait, and raise `SchemaNotLoaded` instead of asking it. A large schema
-is compiled in a thread, once for all who wait for it, and counts as not loaded until it is.
+counterparts `*_cached` never wait, and raise `SchemaNotLoaded` instead of asking it. A schema that
+is large or has patterns is compiled in a thread, once for all who wait for it, and counts as not
+loaded until it is.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _FRAME = Struct(">bI")  # zero, schema id
 _GUID_FRAME_SIZE = 17
 # Of the texts of compiled schemas, which take up to COMPILED_FACTOR times that when compiled.
 MAX_COMPILED_BYTES = 4 << 20
-# A schema of this size compiles in 30 ms at most. Larger ones are compiled in a thread.
+# A schema of this size without patterns compiles in 30 ms at most, others in a thread.
 LARGE_SCHEMA_BYTES = 32 << 10
 # How many schemas are looked up, and compiled in threads, at a time: those of keys and of values
 # are cached together.
@@ -197,7 +198,7 @@ class Codecs:
                 raise result
         # The first is the one that is needed next. So it is the last to take a place in the cache.
         for schema in reversed(schemas):
-            if isinstance(schema, Schema) and schema.size > LARGE_SCHEMA_BYTES:
+            if isinstance(schema, Schema) and _is_slow(schema):
                 await self._compile(schema)
 
     def find_missing_id(self, data: bytes) -> SchemaId | None:
@@ -210,7 +211,7 @@ class Codecs:
             schema = self._registry.get_cached(id)
         except FormatError:  # it is known that there is no such schema
             return None
-        return id if schema is None or schema.size > LARGE_SCHEMA_BYTES else None
+        return id if schema is None or _is_slow(schema) else None
 
     def _require_registry(self, format: SerializationFormat) -> CachedRegistryClient:
         if self._registry is None:
@@ -252,16 +253,16 @@ class Codecs:
     def _compile_small(self, schema: Schema) -> _CompiledSchema:
         compiled = self._compiled.get(schema.id)
         if compiled is None:
-            if schema.size > LARGE_SCHEMA_BYTES:
+            if _is_slow(schema):
                 raise SchemaNotLoaded
             compiled = self._store(schema, _compile(schema))
         return compiled
 
     async def _compile(self, schema: Schema) -> _CompiledSchema:
-        if schema.size <= LARGE_SCHEMA_BYTES:
-            return self._compile_small(schema)
         if (compiled := self._compiled.get(schema.id)) is not None:
             return compiled
+        if not _is_slow(schema):
+            return self._compile_small(schema)
         task = self._compilations.get(schema.id)
         if task is None:
             task = self._compilations[schema.id] = create_detached_task(self._run_compiler(schema))
@@ -315,6 +316,18 @@ def _build_key(format: SerializationFormat, subject: str, selector: SchemaSelect
     if selector.text is not None:
         return subject, format, selector.text, selector.references
     return selector.id if selector.id is not None else (subject, selector.version)
+
+
+def _is_slow(schema: Schema) -> bool:
+    """Return whether compiling a schema may stall the event loop.
+
+    A pattern of a few bytes may take 0.5 s. The name of its keyword may be written with escapes.
+    """
+    if schema.size > LARGE_SCHEMA_BYTES:
+        return True
+    texts = (schema.text, *schema.references.values())
+    is_json = schema.format is SerializationFormat.JSONSCHEMA
+    return is_json and any("pattern" in text or "\\u" in text for text in texts)
 
 
 def compile_schema(schema: Schema) -> SchemaCodec:

@@ -28,6 +28,9 @@ from .serialization import build_pointer
 _BASE_URI = "json-schema:///"
 # Of all patterns of a schema when compiled; `\p{L}{100}` takes 5 MB, and 20 ms to compile.
 MAX_PATTERN_BYTES = 128 << 20
+# Classes such as `\d` times characters, of all patterns: jsonschema_rs translates a class at a
+# time, and reads the whole pattern for each. So many take 0.1 to 0.5 s.
+MAX_CLASS_STEPS = 500_000
 # Ways of a string through a pattern with lookaround or a reference to a group: 0.15 ms, not 13.
 BACKTRACK_LIMIT = 10_000
 MAX_DFA_BYTES = 1 << 20  # of one pattern, in addition, while values are matched with it
@@ -58,7 +61,10 @@ class JsonSchemaCodec:
                 jsonschema_rs.Draft7Validator if has_no_draft else jsonschema_rs.validator_for
             )
             schemas = (schema, *map(orjson.loads, references.values()))
-            pattern_count = max(1, _count_patterns(schemas))
+            patterns = _find_patterns(schemas)
+            if sum(map(_count_class_steps, patterns)) > MAX_CLASS_STEPS:
+                raise ValueError("its patterns have too many classes such as \\d; write [0-9]")
+            pattern_count = max(1, len(patterns))
             while True:
                 options = jsonschema_rs.FancyRegexOptions(
                     backtrack_limit=BACKTRACK_LIMIT,
@@ -150,18 +156,24 @@ def load_schema(text: str, references: Mapping[str, str]) -> tuple[Any, str, Cal
     return schema, base, _create_retriever(parsed, base)
 
 
-def _count_patterns(schemas: Iterable[Any]) -> int:
-    count, pending = 0, list(schemas)
+def _find_patterns(schemas: Iterable[Any]) -> list[str]:
+    patterns: list[str] = []
+    pending = list(schemas)
     while pending:
         part = pending.pop()
         if isinstance(part, dict):
-            count += isinstance(part.get("pattern"), str)
+            if isinstance(pattern := part.get("pattern"), str):
+                patterns.append(pattern)
             names = part.get("patternProperties")
-            count += len(names) if isinstance(names, dict) else 0
+            patterns += names if isinstance(names, dict) else ()
             pending += part.values()
         elif isinstance(part, list):
             pending += part
-    return count
+    return patterns
+
+
+def _count_class_steps(pattern: str) -> int:
+    return len(pattern) * sum(pattern.count(f"\\{name}") for name in "dDsSwWc")
 
 
 def _remove_unusable_patterns(schema: Any, options: jsonschema_rs.FancyRegexOptions) -> list[str]:

@@ -212,12 +212,13 @@ LARGE = [
         {"a": 5},
     ),
     (SerializationFormat.JSONSCHEMA, json.dumps({"enum": [f"S{n}" for n in range(8000)]}), "S5"),
+    (SerializationFormat.JSONSCHEMA, r'{"p\u0061ttern": "\\p{L}{100}|5"}', "5"),  # takes 20 ms
 ]
 
 
 @pytest.mark.needs("process")
 @pytest.mark.parametrize(("format", "text", "value"), LARGE, ids=lambda each: str(each)[:9])
-async def test_a_large_schema_is_compiled_once_and_not_in_the_event_loop(
+async def test_a_slow_schema_is_compiled_once_and_not_in_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, format, text, value
 ):
     """12,000 messages of Protobuf took the event loop for a second."""

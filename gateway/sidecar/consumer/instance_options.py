@@ -117,12 +117,14 @@ def compile_topic_pattern(text: str) -> re.Pattern[str]:
     and all of them together may take no more steps than two unbounded repetitions with a dozen
     characters behind them. A `.*` at the end takes the rest of any name, in one way.
     """
+    work = math.inf
     try:
-        compiled = re.compile(text)
-        parsed = regular.parse(text)
-        if repr(parsed[-1:]) == repr(regular.parse(".*")):
-            parsed = parsed[:-1]
-        work = sum(_measure_match(parsed)) if len(text) <= MAX_PATTERN_CHARS else math.inf
+        if len(text) <= MAX_PATTERN_CHARS:
+            compiled = re.compile(text)
+            parsed = regular.parse(text)
+            if repr(parsed[-1:]) == repr(regular.parse(".*")):
+                parsed = parsed[:-1]
+            work = sum(_measure_match(parsed))
     except (re.error, OverflowError, RecursionError) as exc:
         raise create_invalid_request("topic_pattern", f"is no regular expression: {exc}") from None
     if work > MAX_MATCH_STEPS:
