@@ -37,6 +37,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+MAX_MESSAGE_CHARS = 1000  # of a FormatError
+
 
 class GatewayError(Exception):
     """The base class of all exceptions that the gateway raises on purpose."""
@@ -280,14 +282,21 @@ class MemoryFull(Busy):
 class FormatError(GatewayError):
     """A value does not fit its format or schema; whoever wrote the value has to correct it.
 
+    Names of a schema may have a megabyte, and the message stands in an answer once for each record.
+    So the middle of long ones is left out.
+
     Attributes:
         pointer: The part of the value that is wrong, as a JSON pointer (RFC 6901); empty where
             it is the whole value, or where no value is concerned.
     """
 
     def __init__(self, message: str, *, pointer: str = "") -> None:
-        super().__init__(message)
-        self.pointer = pointer
+        super().__init__(_shorten(message))
+        self.pointer = _shorten(pointer)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:400]} ... {text[-200:]}"
 
 
 class SchemaNotFound(FormatError):
