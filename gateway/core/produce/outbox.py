@@ -12,10 +12,10 @@ Sans-I/O: time is an argument, in seconds of any monotonic clock; codes are Kafk
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from gateway.core.error_code import TOO_LARGE_ERRORS, ErrorCode
@@ -139,7 +139,9 @@ class Outbox(Generic[T]):
     delivery_timeout_s: float = DELIVERY_TIMEOUT_S
     producer: ProducerIdAndEpoch | None = None
     sequence: int = 0
-    _waiting: deque[tuple[T, int]] = field(default_factory=deque)
+    # The size of each item, in their order. Items must not equal each other, so that each has a
+    # fate of its own.
+    _waiting: dict[T, int] = field(default_factory=dict)
     _in_flight: list[tuple[T, int]] = field(default_factory=list)
     _in_doubt_since: float | None = None  # since when the fate of what is in flight is unknown
     _batch_bytes: int = field(init=False)  # like `max_batch_bytes`, or less: the size learned
@@ -153,18 +155,13 @@ class Outbox(Generic[T]):
         return len(self._waiting) + len(self._in_flight)
 
     def items(self) -> list[T]:
-        return [item for item, _ in (*self._in_flight, *self._waiting)]
+        return [item for item, _ in (*self._in_flight, *self._waiting.items())]
 
     def put(self, item: T, size: int) -> None:
-        self._waiting.append((item, size))
+        self._waiting[item] = size
 
     def withdraw(self, items: Iterable[T]) -> list[T]:
-        # By identity: of two equal records, each has a fate of its own.
-        wanted = {id(item) for item in items}
-        taken = [item for item, _ in self._waiting if id(item) in wanted]
-        if taken:
-            self._waiting = deque(entry for entry in self._waiting if id(entry[0]) not in wanted)
-        return taken
+        return [item for item in items if self._waiting.pop(item, None) is not None]
 
     def set_producer(self, producer: ProducerIdAndEpoch) -> None:
         assert not self._in_flight, "a batch keeps the producer id that it was first sent under"
@@ -230,21 +227,19 @@ class Outbox(Generic[T]):
 
     def reject_waiting(self) -> WriteOutcome[T]:
         """Refuse the waiting items, as nobody may write here. Items in doubt stay so."""
-        self._waiting, waiting = deque(), self._waiting
-        return WriteOutcome(WriteStatus.REJECTED, [item for item, _ in waiting])
+        self._waiting, waiting = {}, self._waiting
+        return WriteOutcome(WriteStatus.REJECTED, [*waiting])
 
     def _cut_batch(self) -> None:
         bytes_left = self._batch_bytes
         items_left = self._part_sizes.pop() if self._part_sizes else len(self._waiting)
-        while (
-            items_left
-            and self._waiting
-            and (not self._in_flight or self._waiting[0][1] <= bytes_left)
-        ):
-            entry = self._waiting.popleft()
-            self._in_flight.append(entry)
+        for entry in islice(self._waiting.items(), items_left):
             bytes_left -= entry[1]
-            items_left -= 1
+            if bytes_left < 0 and self._in_flight:
+                break
+            self._in_flight.append(entry)
+        for item, _ in self._in_flight:
+            del self._waiting[item]
 
     def _divide_batch(self, code: int, invalid: Collection[int]) -> WriteOutcome[T]:
         rejected = [item for index, (item, _) in enumerate(self._in_flight) if index in invalid]
@@ -261,7 +256,7 @@ class Outbox(Generic[T]):
 
     def _requeue(self) -> WriteOutcome[T]:
         """Let the batch wait again, as it was not written; it may then be withdrawn."""
-        self._waiting.extendleft(reversed(self._in_flight))
+        self._waiting = dict(self._in_flight) | self._waiting
         return WriteOutcome(WriteStatus.PENDING, requeued=self._settle(WriteStatus.PENDING).items)
 
     def _settle(self, status: WriteStatus) -> WriteOutcome[T]:
