@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from gateway.formats.codec import Codecs, EncodedData, SchemaNotLoaded
@@ -115,6 +115,18 @@ class Turns:
                 asyncio.get_running_loop().call_soon(lock.release)
             else:
                 lock.release()
+
+
+class SharedPlaces(asyncio.Semaphore):
+    """Places of requests. Only one request of each client waits for those of other clients."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def acquire(self) -> Literal[True]:
+        async with self._lines.setdefault(current_client.get(), asyncio.Lock()):
+            return await super().acquire()
 
 
 @asynccontextmanager

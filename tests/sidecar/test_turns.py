@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gateway.sidecar.turns import TURN_S, current_client, take_turns
+from gateway.sidecar.turns import TURN_S, SharedPlaces, current_client, take_turns
 
 
 async def test_a_client_waits_for_one_request_of_another():
@@ -27,6 +27,23 @@ async def test_a_client_waits_for_one_request_of_another():
         for client in "aaaaaaaab":
             requests.create_task(convert(client))
     assert order.index("b") <= 2
+
+
+async def test_a_client_waits_for_a_place_behind_one_request_of_another():
+    """They were in the order of arrival: 60 requests for dead letters kept everybody else out."""
+    order = []
+    places = SharedPlaces(2)
+
+    async def read(client: str) -> None:
+        current_client.set(client)
+        async with places:
+            await asyncio.sleep(0)
+            order.append(client)
+
+    async with asyncio.TaskGroup() as requests:
+        for client in "aaaaaaaaaab":
+            requests.create_task(read(client))
+    assert order.index("b") <= 3 and not places.locked()
 
 
 async def test_a_request_that_is_cancelled_keeps_no_turn():

@@ -8,7 +8,6 @@ records.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -42,6 +41,7 @@ from gateway.sidecar.http.middleware import READ_SCOPE, TrailingSlashRoute
 from gateway.sidecar.http.requests import check_lifetime, run_for_client
 from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
 from gateway.sidecar.lookups import describe_topic
+from gateway.sidecar.turns import SharedPlaces
 
 MAX_PARALLEL_READS = 16  # by offset, of up to 4 MiB each that count only when they are rendered
 
@@ -63,7 +63,7 @@ class Stateless(Component):
         assert settings is not None
         self._context = context
         self._settings = settings
-        self._reads = asyncio.Semaphore(MAX_PARALLEL_READS)
+        self._reads = SharedPlaces(MAX_PARALLEL_READS)
         path = "/topics/{topic}/partitions/{partition}/records"
         self.routes = [TrailingSlashRoute(path, create_endpoint(self._get_records), "GET")]
 

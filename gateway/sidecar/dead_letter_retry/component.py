@@ -52,7 +52,7 @@ from gateway.sidecar.lookups import (
 )
 from gateway.sidecar.reactive.backend import BackendClient, BatchEncoder, create_http_client
 from gateway.sidecar.reactive.dead_letters import DeadLetterWriter
-from gateway.sidecar.turns import Turns, take_turns
+from gateway.sidecar.turns import SharedPlaces, Turns, take_turns
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
@@ -89,7 +89,7 @@ class DeadLetterComponent(Component):
         self._lost_retries: ContentionBackoff[tuple[str, str]] = ContentionBackoff(
             BackoffPolicy(RETRY_DELAY_S, MAX_RETRY_DELAY_S), random.random
         )
-        self._reads = asyncio.Semaphore(MAX_PARALLEL_READS)
+        self._reads = SharedPlaces(MAX_PARALLEL_READS)
         self._client = create_http_client()
         self.routes = [
             # Without HEAD, which is to change nothing.
