@@ -242,13 +242,18 @@ class ClientMemory:
 
 
 class GrowingReservation(ExitStack):
-    """Bytes of a request that come one after the other, counted by `reserve` until it is closed."""
+    """Bytes of a request that come one after the other, counted by `reserve` until it is closed.
 
-    def __init__(self, client_memory: ClientMemory, part: HeldPart) -> None:
+    The first `size` bytes are there from the beginning; raises MemoryFull.
+    """
+
+    def __init__(self, client_memory: ClientMemory, part: HeldPart, size: int = 0) -> None:
         super().__init__()
-        self._size = 0
+        self._size = size
         self._client_memory, self._part = client_memory, part
-        self._reserved = MAX_UNCOUNTED_BYTES
+        self._reserved = max(size, MAX_UNCOUNTED_BYTES)
+        if size:
+            self.enter_context(client_memory.reserve(part, size))
 
     def grow(self, size: int) -> None:
         """Count `size` more bytes; raises MemoryFull."""

@@ -402,9 +402,9 @@ class ConsumerComponent(Component):
 
         async def build_response(records: Sequence[Record]) -> tuple[Response, Sequence[Record]]:
             payload_sizes.extend(record.payload_size for record in records)
-            with hold_records(self._context.client_memory, payload_sizes):
+            with hold_records(self._context.client_memory, payload_sizes) as held:
                 body, count = await render_records(
-                    self._context.codecs, records, formats, headers,
+                    self._context.codecs, held, records, formats, headers,
                     omit_empty_headers=dialect.omits_empty_headers,
                 )  # fmt: skip
             response = dialect.build_records_response(request, instance.options, body)

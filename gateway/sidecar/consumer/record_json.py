@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.client_memory import ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, GrowingReservation, HeldPart
 from gateway.core.log.record import Record
 from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
@@ -89,19 +88,19 @@ def encode_base64(data: bytes) -> str:
     return b2a_base64(data, newline=False).decode("ascii")
 
 
-def hold_records(
-    client_memory: ClientMemory, payload_sizes: Sequence[int]
-) -> AbstractContextManager[None]:
+def hold_records(client_memory: ClientMemory, payload_sizes: Sequence[int]) -> GrowingReservation:
     """Count records while a response is put together of them; raises MemoryFull.
 
-    Their bytes are held as records, in their JSON, and in the response.
+    Their bytes are held as records, in their JSON, and in the response. What they become by a
+    schema, which may be far more, is added to the reservation.
     """
     size = 3 * sum(payload_sizes) + RECORD_JSON_BYTES * len(payload_sizes)
-    return client_memory.reserve(HeldPart.RESPONSES, size)
+    return GrowingReservation(client_memory, HeldPart.RESPONSES, size)
 
 
 async def render_records(
     codecs: Codecs,
+    held: GrowingReservation,
     records: Sequence[Record],
     formats: Callable[[str], Formats],
     headers: Callable[[Headers], Any],
@@ -113,6 +112,7 @@ async def render_records(
 
     Missing schemas are loaded first, which may raise RegistryUnavailable. The result is also how
     many of the records are in the array: those behind MAX_RENDERED_BYTES are left out.
+    `held` is that of `hold_records`, and may raise MemoryFull.
     """
     formats_by_topic = {topic: formats(topic) for topic in {record.tp.topic for record in records}}
     framed = records
@@ -156,6 +156,7 @@ async def render_records(
             for part in (key_json, value_json):
                 if type(part) is bytes:
                     size += len(part)
+                    held.grow(2 * len(part))  # in the response, too
             if rendered and size > MAX_RENDERED_BYTES:
                 break
             rendered.append(item)

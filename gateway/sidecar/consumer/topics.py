@@ -94,9 +94,10 @@ class Stateless(Component):
                 negotiate_content_type(request),
             )
         sizes = [record.payload_size for record in records]
-        with hold_records(self._context.client_memory, sizes):
+        with hold_records(self._context.client_memory, sizes) as held:
             rendered, _ = await render_records(
                 self._context.codecs,
+                held,
                 records,
                 lambda _: (format, format),
                 paired_headers,

@@ -204,9 +204,9 @@ class DeadLetterComponent(Component):
         dead_letters = found[0] if found is not None else ()
         origins = [dead_letter.origin for dead_letter in dead_letters]
         sizes = [origin.payload_size for origin in origins]
-        with hold_records(self._context.client_memory, sizes):
+        with hold_records(self._context.client_memory, sizes) as held:
             records, _ = await render_records(
-                self._context.codecs, origins, formats, text_headers,
+                self._context.codecs, held, origins, formats, text_headers,
                 more_members=map(_format_letter, dead_letters),
             )  # fmt: skip
         check_lifetime(request.scope)

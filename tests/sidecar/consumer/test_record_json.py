@@ -8,7 +8,7 @@ from support.app_server import running_app
 from support.registry import FakeRegistry
 from support.waiting import TurnCounter
 
-from gateway.client_memory import ClientMemory, HeldPart
+from gateway.client_memory import ClientMemory, GrowingReservation, HeldPart
 from gateway.config import SchemaRegistry
 from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.core.log.record import Record, TopicPartition
@@ -23,6 +23,8 @@ from gateway.sidecar.consumer.record_json import (
 )
 from gateway.sidecar.turns import TURN_S
 
+UNLIMITED = GrowingReservation(ClientMemory(), HeldPart.RESPONSES)
+
 
 def record(key: bytes | None, value: bytes | None, headers: object = ()) -> Record:
     return Record(TopicPartition("t", 1), 5, 0, 1000, key, value, headers)  # type: ignore[arg-type]
@@ -36,6 +38,7 @@ async def render_text(
 ) -> str:
     body, _ = await render_records(
         Codecs(),
+        UNLIMITED,
         [one],
         lambda _: (key, value),
         text_headers,
@@ -97,7 +100,7 @@ async def test_records_are_read_whose_schemas_push_each_other_out_of_the_cache()
     async with running_app(fake.app) as url:
         catalog = SchemaRegistry.model_validate({"type": "schema-registry", "url": url})
         codecs = Codecs(catalog)
-        shown, _ = await render_records(codecs, records, lambda _: formats, text_headers)
+        shown, _ = await render_records(codecs, UNLIMITED, records, lambda _: formats, text_headers)
         await codecs.close()
     assert [each["value"] for each in json.loads(shown)] == [symbol] * 8
 
@@ -114,10 +117,14 @@ async def test_an_answer_ends_before_it_is_too_large_but_has_a_record():
     formats = SerializationFormat.STRING, SerializationFormat.AVRO
     for mebibytes, count in ((17, 1), (6, 2)):
         records = [record(None, b"%d" % mebibytes)] * 3
-        shown, shown_count = await render_records(
-            LongCodecs(), records, lambda _: formats, text_headers
-        )
-        assert len(json.loads(shown)) == shown_count == count
+        memory = ClientMemory(limit=8 << 20)  # the only request may have any size
+        with hold_records(memory, [1, 1, 1]) as held:
+            shown, shown_count = await render_records(
+                LongCodecs(), held, records, lambda _: formats, text_headers
+            )
+            # Requests that took turns held 16 MiB each, and counted three times 9 bytes a record.
+            assert memory.by_part[HeldPart.RESPONSES] >= 2 * len(shown)
+        assert len(json.loads(shown)) == shown_count == count and not memory.total
 
 
 async def test_other_tasks_run_while_many_records_are_rendered():
@@ -128,7 +135,7 @@ async def test_other_tasks_run_while_many_records_are_rendered():
 
     text, records = SerializationFormat.STRING, [record(b"k", b"v")] * 10
     with TurnCounter() as turns:
-        await render_records(Codecs(), records, lambda _: (text, text), render_slowly)
+        await render_records(Codecs(), UNLIMITED, records, lambda _: (text, text), render_slowly)
     assert turns.count >= 8
 
 
