@@ -196,14 +196,15 @@ async def wait_for_expiry(scope: Scope) -> None:
 
 
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
-HOLD_BODY_KEY = "gateway.sidecar.hold_body"  # in the ASGI scope: counts the bytes of a body
+HOLD_BODY_KEY = "gateway.sidecar.hold_body"  # in the ASGI scope: counts the bytes of a request
 
 
 class ParsedBodyMiddleware:
-    """Count in `memory` what bodies take once they are parsed.
+    """Count in `memory` what bodies take once they are parsed, and their records once encoded.
 
-    They take up to 24 times as many bytes as were sent, while the request waits for metadata, a
-    schema, its turn, or Kafka: until it is answered, or calls `release_parsed`.
+    Bodies take up to 24 times as many bytes as were sent, while the request waits for metadata, a
+    schema, its turn, or Kafka: until it is answered, or calls `release_parsed`. Both are one
+    reservation, as the only request may have any size.
     """
 
     def __init__(self, app: ASGIApp, client_memory: ClientMemory) -> None:
@@ -212,10 +213,12 @@ class ParsedBodyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as held:
+            sizes = {"parsed": 0, "encoded": 0}
 
-            def hold_body(size: int) -> None:
+            def hold_body(**changes: int) -> None:
+                sizes.update(changes)
                 held.close()
-                if size:
+                if size := sum(sizes.values()):
                     held.enter_context(self._client_memory.reserve(HeldPart.PARSED, size))
 
             scope[HOLD_BODY_KEY] = hold_body
@@ -248,18 +251,23 @@ async def read_body(request: Request, max_bytes: int, *, is_kept_parsed: bool = 
     if is_kept_parsed:
         hold_parsed(request, data)
     else:
-        request.scope[HOLD_BODY_KEY](len(data))
+        request.scope[HOLD_BODY_KEY](parsed=len(data))
     return data
 
 
 def hold_parsed(request: Request, data: bytes) -> None:
     """Count a body as parsed until the request is answered; raises MemoryFull."""
-    request.scope[HOLD_BODY_KEY](estimate_parsed_bytes(data))
+    request.scope[HOLD_BODY_KEY](parsed=estimate_parsed_bytes(data))
 
 
 def release_parsed(request: Request) -> None:
     """Count the parsed body no more: it is freed, though the request goes on."""
-    request.scope[HOLD_BODY_KEY](0)
+    request.scope[HOLD_BODY_KEY](parsed=0)
+
+
+def hold_encoded(request: Request, size: int) -> None:
+    """Count what records became until the request is answered; raises MemoryFull."""
+    request.scope[HOLD_BODY_KEY](encoded=size)
 
 
 def check_content_coding(request: Request) -> None:

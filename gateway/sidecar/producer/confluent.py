@@ -9,6 +9,7 @@ again may help, and 1 where it does not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -28,7 +29,12 @@ from gateway.sidecar.consumer.dialect import (
 )
 from gateway.sidecar.context import Component, Context
 from gateway.sidecar.http.middleware import WRITE_SCOPE, TrailingSlashRoute
-from gateway.sidecar.http.requests import get_current_ids, read_body, release_parsed
+from gateway.sidecar.http.requests import (
+    get_current_ids,
+    hold_encoded,
+    read_body,
+    release_parsed,
+)
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.lookups import check_writable, describe_topic
@@ -77,14 +83,20 @@ class Writing(Component):
         tp = None
         if "partition" in request.path_params:
             tp = await parse_partition(self._context, request)
-        encoded = await self._encode_body(topic, data, format, None if tp is None else tp.partition)
+        partition = None if tp is None else tp.partition
+        encoded = await self._encode_body(request, topic, data, format, partition)
         release_parsed(request)
         results = await self._producers.write(topic, encoded)
         self._producers.audit_results(encoded, results)
         return self._build_response(request, describe_results(encoded, results), encoded)
 
     async def _encode_body(
-        self, topic: str, data: bytes, format: SerializationFormat, partition: int | None
+        self,
+        request: Request,
+        topic: str,
+        data: bytes,
+        format: SerializationFormat,
+        partition: int | None,
     ) -> EncodedRecords:
         """Parse and validate the body of a request, and encode its records, or none.
 
@@ -101,7 +113,7 @@ class Writing(Component):
                 records, headers = _parse_records(body["records"], partition)
         except StatusError as exc:
             raise CONFLUENT.translate_invalid(exc) from None
-        encoded = await self._encode_records(topic, records, encodings)
+        encoded = await self._encode_records(request, topic, records, encodings)
         # Items are in the order of the records here, as a record that cannot be encoded has raised.
         for index, pairs in headers.items():
             item = encoded.items[index]
@@ -120,7 +132,11 @@ class Writing(Component):
                 )
 
     async def _encode_records(
-        self, topic: str, records: Sequence[Mapping[str, Any]], encodings: Sequence[FieldEncoding]
+        self,
+        request: Request,
+        topic: str,
+        records: Sequence[Mapping[str, Any]],
+        encodings: Sequence[FieldEncoding],
     ) -> EncodedRecords:
         topic_metadata = await self._context.get_topic(topic)
         for position, name in enumerate(("key", "value")):
@@ -133,8 +149,9 @@ class Writing(Component):
                 raise StatusError(422, f"{problem}; add that, or {name}_schema_id", code=word)
         async with take_turns() as turns:
             encoded = await self._producers.encoder.encode(
-                turns, topic_metadata, records, encodings, get_current_ids()
-            )
+                turns, topic_metadata, records, encodings, get_current_ids(),
+                partial(hold_encoded, request),
+            )  # fmt: skip
         for failure in encoded.failures.values():  # the first one fails the request
             raise FormatError(failure.error)
         return encoded

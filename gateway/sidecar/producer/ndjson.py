@@ -35,11 +35,13 @@ from .records import (
     map_formats,
 )
 
-# Encodes validated records of one topic and hands them to Kafka: `ProducerComponent.produce`.
-ProduceRecords = Callable[
-    [Sequence[Any], Callable[[int], str]],
-    Awaitable[tuple[EncodedRecords, asyncio.Future[list[int | KafkaError]]]],
+# Encodes validated records of one topic, given what counts their bytes, and what returns the name
+# of a record in messages by its index.
+EncodeRecords = Callable[
+    [Sequence[Any], Callable[[int], None], Callable[[int], str]], Awaitable[EncodedRecords]
 ]
+# Hands encoded records to Kafka.
+SendRecords = Callable[[EncodedRecords], Awaitable[asyncio.Future[list[int | KafkaError]]]]
 
 IDLE_TIMEOUT_S = 300.0  # without a byte, before a stream is ended
 MAX_LINES_PER_WRITE = 100  # that are handed to the producer at once
@@ -69,8 +71,8 @@ class NdjsonProduceResponse(Response):
     are to be let go of.
 
     Args:
-        produce_records: Hands validated records to Kafka; given them, and a function that returns
-            the name of a record in messages, by its index.
+        encode_records: Encodes validated records.
+        send_records: Hands them to Kafka, unless too much waits already.
     """
 
     media_type = "application/x-ndjson"
@@ -83,7 +85,8 @@ class NdjsonProduceResponse(Response):
         client_memory: ClientMemory,
         record_validator: Validator,
         encodings: Sequence[FieldEncoding],
-        produce_records: ProduceRecords,
+        encode_records: EncodeRecords,
+        send_records: SendRecords,
     ) -> None:
         super().__init__(headers=dict(NO_STORE_HEADERS))
         del self.headers["content-length"]
@@ -93,7 +96,7 @@ class NdjsonProduceResponse(Response):
         self._client_memory = client_memory
         self._is_released = False
         self._record_validator = record_validator
-        self._produce_records = produce_records
+        self._encode_records, self._send_records = encode_records, send_records
         self._formats = map_formats(encodings)
         self._in_flight = 0  # records whose results were not sent yet
         self._has_capacity = asyncio.Event()  # set whenever results were sent
@@ -219,7 +222,11 @@ class NdjsonProduceResponse(Response):
         first = self._line_number + 1
         self._line_number += len(lines)
         size = estimate_parsed_bytes(b"\n".join(lines))
-        self._client_memory.hold_if_large(HeldPart.PARSED, self, size)
+
+        def hold(encoded_size: int) -> None:
+            self._client_memory.hold_if_large(HeldPart.PARSED, self, size + encoded_size)
+
+        hold(0)
         records: list[Any] = []
         numbers: list[int] = []  # the line of each record
         line_results: list[
@@ -245,9 +252,11 @@ class NdjsonProduceResponse(Response):
             future.set_result([result for result in line_results if result is not None])
         else:
             try:
-                encoded, results = await self._produce_with_retries(
-                    records, lambda index: f"line {numbers[index]}: record"
+                encoded = await self._encode_records(
+                    records, hold, lambda index: f"line {numbers[index]}: record"
                 )
+                hold(encoded.size)
+                results = await self._send_with_retries(encoded)
             except GatewayError as exc:
                 code, _, detail = describe_error(exc)
                 failure = {"errorCode": code, "error": detail}
@@ -275,14 +284,14 @@ class NdjsonProduceResponse(Response):
         records.append(record)
         return None
 
-    async def _produce_with_retries(
-        self, records: Sequence[Any], describe_record: Callable[[int], str]
-    ) -> tuple[EncodedRecords, asyncio.Future[list[int | KafkaError]]]:
+    async def _send_with_retries(
+        self, encoded: EncodedRecords
+    ) -> asyncio.Future[list[int | KafkaError]]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.timeout
         while True:
             try:
-                return await self._produce_records(records, describe_record)
+                return await self._send_records(encoded)
             except BrokerUnavailable:
                 if loop.time() > deadline:
                     raise

@@ -31,6 +31,7 @@ from gateway.sidecar.http.requests import (
     RequestIds,
     check_content_coding,
     get_current_ids,
+    hold_encoded,
     hold_parsed,
     read_body,
     release_parsed,
@@ -114,6 +115,7 @@ class ProducerComponent(Component):
         encoded, transactional = await self._encode_body(request, topic, data)
         if transactional or is_idempotent:  # the records are kept while other transactions run
             hold_parsed(request, data)
+            hold_encoded(request, encoded.size)
         else:
             release_parsed(request)
         if is_idempotent:
@@ -151,8 +153,9 @@ class ProducerComponent(Component):
             # JSON values are written with the digits that the client sent, not as floats of orjson.
             keep_exact_numbers(data, fields, records, map_formats(encodings))
             encoded = await self.encoder.encode(
-                turns, topic_metadata, records, encodings, get_current_ids()
-            )
+                turns, topic_metadata, records, encodings, get_current_ids(),
+                partial(hold_encoded, request),
+            )  # fmt: skip
         return encoded, fields.get("transactional", False)
 
     async def _produce_once(
@@ -240,31 +243,30 @@ class ProducerComponent(Component):
             self.context.client_memory,
             self.record_validator,
             encodings,
-            lambda records, describe_record: self.produce(
-                topic, records, encodings, describe_record
-            ),
+            partial(self._encode_lines, topic, encodings),
+            partial(self._send, topic.name),
         )
 
-    async def produce(
+    async def _encode_lines(
         self,
         topic: TopicMetadata,
-        records: Sequence[Any],
         encodings: Sequence[FieldEncoding],
+        records: Sequence[Any],
+        hold: Callable[[int], None],
         describe_record: Callable[[int], str],
-    ) -> tuple[EncodedRecords, asyncio.Future[OffsetResults]]:
-        """Hand validated records to Kafka without waiting for their offsets or errors.
-
-        `describe_record` returns the name of a record in messages.
-
-        Raises:
-            RegistryUnavailable: A schema is needed, and the registry cannot be reached.
-            BrokerUnavailable: Too much waits to be written.
-        """
+    ) -> EncodedRecords:
         async with take_turns() as turns:
-            encoded = await self.encoder.encode(
-                turns, topic, records, encodings, get_current_ids(), describe_record=describe_record
-            )
-        release = await self.lock_keys(topic.name, encoded)
+            return await self.encoder.encode(
+                turns, topic, records, encodings, get_current_ids(), hold,
+                describe_record=describe_record,
+            )  # fmt: skip
+
+    async def _send(self, topic: str, encoded: EncodedRecords) -> asyncio.Future[OffsetResults]:
+        """Hand records to Kafka without waiting for their offsets or errors.
+
+        Raises WritesFull if too much waits to be written.
+        """
+        release = await self.lock_keys(topic, encoded)
         try:
             results = self.context.producer.send_many(
                 encoded.items, timeout_s=self.settings.timeout
@@ -279,7 +281,7 @@ class ProducerComponent(Component):
                 self.audit_results(encoded, results.result())
 
         results.add_done_callback(finish)
-        return encoded, results
+        return results
 
     async def lock_keys(self, topic: str, encoded: EncodedRecords) -> Callable[[], None]:
         return await self.context.lock_keys(topic, (item.key for item in encoded.items))

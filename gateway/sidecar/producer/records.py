@@ -82,6 +82,7 @@ class EncodedRecords:
         indexes: For each item, its index in the request.
         failures: By the index in the request.
         schema_ids: The ids of the schemas of keys and of values, where they have one.
+        size: The bytes of keys, values and errors.
     """
 
     count: int
@@ -89,6 +90,7 @@ class EncodedRecords:
     indexes: list[int] = field(default_factory=list)
     failures: dict[int, RecordFailure] = field(default_factory=dict)
     schema_ids: list[int | None] = field(default_factory=lambda: [None, None])
+    size: int = 0
 
 
 class RecordEncoder:
@@ -105,13 +107,15 @@ class RecordEncoder:
         records: Sequence[Mapping[str, Any]],
         encodings: Sequence[FieldEncoding],
         ids: RequestIds,
+        hold: Callable[[int], None],
         *,
         describe_record: Callable[[int], str] = "records[{}]".format,
     ) -> EncodedRecords:
         """Encode the validated records of a request, and choose their partitions.
 
-        Records without ids get those of the request. `describe_record` returns the name of a record
-        in messages. Raises RegistryUnavailable.
+        Records without ids get those of the request. `hold` counts the bytes that are encoded
+        before others have their turn, and may raise MemoryFull. `describe_record` returns the name
+        of a record in messages. Raises RegistryUnavailable.
         """
         encoded, count = EncodedRecords(len(records)), len(topic.partitions)
         keyless_partition, common_headers = -1, ids.to_record_headers()
@@ -129,6 +133,7 @@ class RecordEncoder:
                 )
                 continue
             if turns.is_over():
+                hold(size)
                 await turns.pass_on()
             key, value = record.get("key"), record.get("value")
             try:
@@ -143,6 +148,7 @@ class RecordEncoder:
                 name = "key" if key is record.get("key") and key is not None else "value"
                 location = f"{describe_record(index)}.{name}{exc.pointer.replace('/', '.')}"
                 encoded.failures[index] = RecordFailure(INVALID, f"{location}: {exc}")
+                size += len(encoded.failures[index].error)
                 continue
             size += len(key or b"") + len(value or b"")
             number = record.get("partition")
@@ -166,6 +172,7 @@ class RecordEncoder:
                 ProducerRecord(partitions[number], key, value, headers, record.get("timestamp"))
             )
             encoded.indexes.append(index)
+        encoded.size = size
         return encoded
 
     async def _encode_with_schema(

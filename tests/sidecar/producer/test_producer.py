@@ -21,11 +21,12 @@ from support.waiting import wait_until
 
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config.sections.sidecar import Producer
+from gateway.errors import WritesFull
 from gateway.formats.codec import SerializationFormat
 from gateway.kafka.produce.pending_records import compute_partition
 from gateway.sidecar.http.spec import Spec
 from gateway.sidecar.producer.ndjson import NdjsonProduceResponse
-from gateway.sidecar.producer.records import FieldEncoding
+from gateway.sidecar.producer.records import EncodedRecords, FieldEncoding, RecordFailure
 
 kafka = embedded_kafka()
 _number = itertools.count()
@@ -424,7 +425,10 @@ def count_streams() -> int:
 
 
 def create_ndjson_response(
-    receive: Any, produce_records: Any, client_memory: ClientMemory | None = None
+    receive: Any,
+    encode_records: Any,
+    send_records: Any = None,
+    client_memory: ClientMemory | None = None,
 ) -> NdjsonProduceResponse:
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
     encodings = [FieldEncoding(SerializationFormat.STRING)] * 2
@@ -436,7 +440,8 @@ def create_ndjson_response(
         client_memory or ClientMemory(),
         validator,
         encodings,
-        produce_records,
+        encode_records,
+        send_records,
     )
 
 
@@ -453,6 +458,22 @@ async def test_an_unexpected_error_of_a_line_ends_the_request():
     async with asyncio.timeout(60):
         with pytest.raises(KeyError):
             await response({}, receive, AsyncMock())
+
+
+async def test_lines_are_encoded_once_while_the_producer_is_full():
+    """They were encoded again each 50 ms, by schema up to 0.4 s each, in the turns of others."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b'{"value":"v"}\n', "more_body": False}
+
+    encode = AsyncMock(return_value=EncodedRecords(1, failures={0: RecordFailure(400, "bad")}))
+    written: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+    written.set_result([])
+    send = AsyncMock(side_effect=[WritesFull("full", retry_after=1.0)] * 2 + [written])
+    response = create_ndjson_response(receive, encode, send)
+    async with asyncio.timeout(60):
+        await response({}, receive, AsyncMock())
+    assert (encode.await_count, send.await_count) == (1, 3)
 
 
 async def test_a_line_that_does_not_end_counts_and_is_let_go_of():
@@ -473,7 +494,7 @@ async def test_a_line_that_does_not_end_counts_and_is_let_go_of():
         if message.get("body"):
             sent.append(json.loads(message["body"]))
 
-    response = create_ndjson_response(receive, AsyncMock(), client_memory)
+    response = create_ndjson_response(receive, AsyncMock(), client_memory=client_memory)
     async with asyncio.timeout(60):
         await response({}, receive, send)
     assert sent[0]["errorCode"] == 503

@@ -41,10 +41,11 @@ class SlowCodecs:
         return EncodedData(b"")
 
 
-async def encode(codecs: Any, count: int) -> EncodedRecords:
+async def encode(codecs: Any, count: int, held: list[int] | None = None) -> EncodedRecords:
+    held = [] if held is None else held
     async with take_turns() as turns:
         return await RecordEncoder(codecs, 4500).encode(
-            turns, TOPIC, [{"value": 1}] * count, ENCODINGS, RequestIds("a", "b", "c")
+            turns, TOPIC, [{"value": 1}] * count, ENCODINGS, RequestIds("a", "b", "c"), held.append
         )
 
 
@@ -53,6 +54,19 @@ async def test_other_tasks_run_while_many_records_are_encoded():
     with TurnCounter() as turns:
         await encode(SlowCodecs(), 10)
     assert turns.count >= 8
+
+
+async def test_what_is_encoded_counts_while_others_have_their_turn():
+    """150 requests whose schema has a default of 90 KB exceeded `memory` six times."""
+
+    class CodecsWithDefaults(SlowCodecs):
+        def encode_cached(self, *args: Any) -> EncodedData:
+            super().encode_cached()
+            return EncodedData(bytes(1000))
+
+    held: list[int] = []
+    encoded = await encode(CodecsWithDefaults(), 3, held)
+    assert held[-2:] == [1000, 2000] and encoded.size == 3000
 
 
 async def test_requests_take_turns_and_a_new_one_is_next():
