@@ -62,7 +62,8 @@ class PathPattern:
 
     def match(self, path: str) -> dict[str, str] | None:
         """Return the parameters of a raw (percent-encoded) path, None if it does not match."""
-        root, *raw_segments = path.split("/")
+        # One segment more than the pattern has is enough to compare: a path may have 60,000.
+        root, *raw_segments = path.split("/", len(self.segments) + 1)
         if root:
             return None
         extra = len(raw_segments) - len(self.segments)
@@ -70,11 +71,14 @@ class PathPattern:
             return None
         params: dict[str, str] = {}
         for segment, raw in zip(self.segments, raw_segments, strict=False):
+            is_param = segment[:1] == "{"
+            if not is_param and len(raw) > 3 * len(segment):  # longer than "%41" for each byte
+                return None
             try:
                 text = unquote(raw, errors="strict")
             except UnicodeDecodeError:
                 return None
-            if segment[:1] == "{" and text:
+            if is_param and text:
                 params[segment[1:-1]] = text
             elif text != unquote(segment):
                 return None

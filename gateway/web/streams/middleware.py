@@ -101,18 +101,21 @@ class StreamMiddleware:
                 self._report_foreign_origin(cors_request, scope, path, is_page)
             # Under `same-origin` a preflight is an OPTIONS request like any other.
             if cors_request.header_names is not None and policy.allows_cross_origin:
-                limited_path = None if is_page else path
-                response = await self._respond_preflight(policy, cors_request, scope, limited_path)
+                response = await self._respond_preflight(policy, cors_request, scope, path)
                 await response(scope, receive, send)
                 return
             if policy.allows_origin(cors_request.origin):
                 send = add_cors_headers(send, policy.build_headers(cors_request.origin))
         if is_page:
-            await self.app(
-                scope,
-                receive,
-                add_security_headers(send, varies_by_origin=self.routes.cors is not None),
-            )
+            send = add_security_headers(send, varies_by_origin=self.routes.cors is not None)
+            page: ASGIApp = self.app
+            try:
+                # A health check must not fail for what others of its address ask.
+                if not decoded_path.startswith("/health/"):
+                    await self.routes.limits.check_rate(scope)
+            except Busy as exc:
+                page = build_problem(exc, decoded_path)
+            await page(scope, receive, send)
         elif scope["type"] == "websocket":
             await websocket.serve_websocket(self.routes, path, scope, receive, send)
         else:
@@ -162,40 +165,32 @@ class StreamMiddleware:
             self.routes.report_foreign_origin(origin, path, route)
 
     async def _respond_preflight(
-        self, policy: CorsPolicy, cors_request: CorsRequest, scope: Scope, path: str | None
+        self, policy: CorsPolicy, cors_request: CorsRequest, scope: Scope, path: str
     ) -> Response:
-        """Return the response to a preflight.
-
-        `path` is percent-encoded; None for a page, which the limits do not count.
-        """
+        """Return the response to a preflight; `path` is percent-encoded."""
         try:
-            if path is not None:
-                await self.routes.limits.check_rate(scope)
+            await self.routes.limits.check_rate(scope)
             return policy.respond_preflight(
                 cors_request.origin, cors_request.method, cors_request.header_names or ""
             )
         except (GatewayError, HTTPException) as exc:
-            return build_problem(exc, unquote(path or scope["path"]))
+            return build_problem(exc, unquote(path))
 
     async def _dispatch_request(self, request: Request, path: str) -> AsgiResponse:
         """Return the response to a request that is for no page.
 
-        The path is looked up before the request counts towards the rate of its address, except
-        where the path is fixed.
+        It counts towards the rate of its address first, also if no route has the path.
         """
         try:
-            check_rate = self.routes.limits.check_rate
+            await self.routes.limits.check_rate(request.scope)
             name = parse_renewal_path(path) if request.method == "POST" else None
             if name is not None:
-                await check_rate(request.scope)
                 return await self.renewer.renew(name, request)
             if request.method == "OPTIONS":
                 allow = self.routes.paths.format_allow(path)
-                await check_rate(request.scope)
                 return Response(status_code=204, headers={"Allow": allow})
             method = "GET" if request.method == "HEAD" else request.method
             match = self.routes.match(path, method)._replace(method=request.method)
-            await check_rate(request.scope)
             if match.route.is_stream:
                 return await self._respond_stream(request, match)
             response = await dispatch.respond(self.routes, match, request)
@@ -234,7 +229,8 @@ def get_encoded_path(scope: Scope) -> str:
     """
     path: str = scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
     root: str = scope.get("root_path", "").rstrip("/")
-    segments, depth = path.split("/"), root.count("/") + 1
+    depth = root.count("/") + 1
+    segments = path.split("/", depth)
     if root and len(segments) > depth and unquote("/".join(segments[:depth])) == root:
         return "/" + "/".join(segments[depth:])
     return path

@@ -84,6 +84,8 @@ async def _admit_handshake(
 ) -> tuple[Match | None, ConnectionSlot]:
     """Admit a client; return its route, None on `MULTIPLEX_PATH`, and the slot to release."""
     match = None
+    # Before anything that takes long: a lookup, a signature or a request to another server.
+    await routes.limits.check_rate(connection.scope)
     _require_subprotocol(connection)
     if path == MULTIPLEX_PATH:
         # No route is known yet: the origin has to be allowed by any of them. Each subscription
@@ -92,8 +94,6 @@ async def _admit_handshake(
         routes.require_started()
     else:
         match = routes.match(path)
-    # Before guards are asked, which may take a signature or a request to another server.
-    await routes.limits.check_rate(connection.scope)
     match = match and await routes.admit(match, connection)
     slot = await routes.limits.acquire_slot(connection.scope, match.granted if match else NO_GRANTS)
     try:
