@@ -123,8 +123,8 @@ class Limits(Section):
     rate: Rate | None = Field(
         default=None,
         description="The most requests of one address, such as 20/s, also those for pages "
-        "and those that are refused, and messages of a WebSocket after the first 100. Health checks "
-        "do not count.",
+        "and those that are refused, and messages of a WebSocket after the first 100. Health "
+        "checks do not count.",
     )
     burst: Annotated[Number, in_range(1, 10**7, str)] | None = Field(
         default=None,

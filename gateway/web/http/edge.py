@@ -227,7 +227,7 @@ PROTOCOL_INTERNALS = (
             "__init__": "config server_state app_state connections loop logger parser transport "
             "flow server client scheme pipeline scope headers cycle ws_protocol_class "
             "timeout_keep_alive timeout_keep_alive_task",
-            "on_message_begin": "url",
+            "on_message_begin": "url expect_100_continue",
         },
     ),
     Internals(

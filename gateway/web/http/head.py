@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 RawHeaders = list[tuple[bytes, bytes]]
 """Names in lower case, values as received."""
 
+MAX_HEADERS = 256  # a head has space for 12,000, which take 6 ms and 1.8 MB
+HEADER_BYTES = 150  # that a header takes besides its text: a tuple, two bytes objects and a place
+CHUNK_BYTES = 32  # that a chunk of a body counts, besides its bytes: to parse it takes 0.8 us
 MAX_QUERY_PARAMETERS = 256  # a head has space for 7,000, which take 3 ms to parse
 
 # An IPv6 address in brackets or a registered name, and perhaps a port (RFC 9110 7.2).
@@ -123,6 +126,11 @@ def build_too_large(target: bytes, max_bytes: int) -> RequestError:
         detail = f"the request line is over {max_bytes} bytes; send tokens as headers"
         return RequestError(414, "URI too long", detail)
     detail = f"request line and headers are over {max_bytes} bytes; send fewer cookies"
+    return RequestError(431, "Request header fields too large", detail)
+
+
+def build_too_many_headers() -> RequestError:
+    detail = f"the head has more than {MAX_HEADERS} headers; send fewer"
     return RequestError(431, "Request header fields too large", detail)
 
 
