@@ -6,6 +6,7 @@ in the ring of its channel.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -17,6 +18,7 @@ from starlette.requests import HTTPConnection
 from gateway.client_memory import HeldPart
 from gateway.errors import Busy, GatewayError, RequestError
 from gateway.hub.fanout.client import Handover
+from gateway.web.access import Granted
 from gateway.web.http import problems
 from gateway.web.routing.limits import Attempts, ConnectionSlot, normalize_address
 from gateway.web.routing.open_streams import StreamChange
@@ -273,20 +275,29 @@ class Session(MessageProcessor):
     async def _admit_streams(self, jwt: str) -> list[tuple[WebSocketStream, Match, StreamChange]]:
         """Return what each stream is, and its change to a new token, without changing any."""
         renewed: list[tuple[WebSocketStream, Match, StreamChange]] = []
+        connection = self.handshake_scope.build_connection()
+        granted_by_path: dict[str, Granted] = {}
         for stream in list(self._streams.values()):
             before = stream.matches[-1]
             # A stream with a pending change is asked for on both routes.
             for match in stream.matches:
-                granted = (await self._admit(match, jwt)).granted
+                if match.path not in granted_by_path:
+                    admitted = await self._admit(match, jwt, connection)
+                    granted_by_path[match.path] = admitted.granted
+                granted = granted_by_path[match.path]
                 if granted.subject != match.granted.subject:
                     raise RequestError(403, "Forbidden", OTHER_CLIENT_MESSAGE)
             # `granted` is of the last route, which is the one that the stream will show.
             renewed.append((stream, before, await stream.build_renewal(granted)))
+            await asyncio.sleep(0)  # a hundred streams whose guards do not wait take a while
         return renewed
 
-    async def _admit(self, match: Match, token: str | None) -> Match:
+    async def _admit(
+        self, match: Match, token: str | None, connection: HTTPConnection | None = None
+    ) -> Match:
+        connection = connection or self.handshake_scope.build_connection()
         try:
-            match = await self.routes.admit(match, self.handshake_scope.build_connection(), token)
+            match = await self.routes.admit(match, connection, token)
         except RequestError as exc:
             self._attempts.note_refused(exc.status)
             raise
