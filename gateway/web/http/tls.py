@@ -53,6 +53,7 @@ READ_BYTES = 4 * 1024
 SLICE_BYTES = 8 * 1024
 """Bytes that are encrypted at once, of which as much is kept. Twice as many save a quarter of the
 CPU of a large response."""
+MAX_UNREAD_BYTES = 4 * SLICE_BYTES  # in the TCP transport: about two slices, and answers of TLS
 SHUTDOWN_TIMEOUT_S = 30.0  # from our last byte to the client's, as asyncio has it
 
 
@@ -182,9 +183,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self.abort()
 
     def _flush(self) -> None:
-        """Send what TLS says by itself."""
+        """Send what TLS says by itself, to a client that reads some of it."""
         if self._outgoing.pending and not self._transport.is_closing():
             self._transport.write(self._outgoing.read())
+            # A client may ask for new keys without end, and never read the answers.
+            if self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+                self.abort()
 
     def eof_received(self) -> bool:
         """Return whether the TCP connection stays open, to write what waits."""

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from support.certificates import CertificateAuthority
 from support.waiting import wait_until
 
@@ -87,10 +90,33 @@ class Owner(asyncio.Protocol):
         self.full = False
 
 
+class KeyUpdates:
+    """Requests of a client for new keys (RFC 8446 4.6.3), which Python's ssl cannot send."""
+
+    def __init__(self, key_log: Path) -> None:
+        lines = (line.split() for line in key_log.read_text().splitlines())
+        (secret,) = (line[2] for line in lines if line[0] == "CLIENT_TRAFFIC_SECRET_0")
+        self._secret = bytes.fromhex(secret)
+        self._hash = hashes.SHA384() if len(self._secret) == 48 else hashes.SHA256()
+
+    def _expand(self, label: bytes, size: int) -> bytes:
+        info = size.to_bytes(2, "big") + bytes([len(label) + 6]) + b"tls13 " + label + b"\0"
+        return HKDFExpand(self._hash, size, info).derive(self._secret)
+
+    def encrypt_next(self) -> bytes:
+        """Return the next request, with `update_requested`; it has the first number of its key."""
+        key, nonce = self._expand(b"key", 32), self._expand(b"iv", 12)
+        self._secret = self._expand(b"traffic upd", len(self._secret))
+        message = b"\x18\0\0\1\1\x16"
+        header = b"\x17\3\3" + (len(message) + 16).to_bytes(2, "big")
+        return header + AESGCM(key).encrypt(nonce, message, header)
+
+
 class Connection:
     """Both ends of a connection whose handshake is complete."""
 
-    def __init__(self, authority: CertificateAuthority) -> None:
+    def __init__(self, tmp_path: Path) -> None:
+        authority = CertificateAuthority(tmp_path)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(authority.issue_certificate("server"))
         self.memory, self.owner = ClientMemory(), Owner()
@@ -99,7 +125,10 @@ class Connection:
         self.tcp = TcpTransport(self.transport)
         self.transport.connection_made(self.tcp)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.client = authority.create_client_context().wrap_bio(
+        self.key_log = tmp_path / "keys"
+        client_context = authority.create_client_context()
+        client_context.keylog_filename = str(self.key_log)
+        self.client = client_context.wrap_bio(
             self._incoming, self._outgoing, server_hostname="localhost"
         )
         self._taken = 0
@@ -157,7 +186,7 @@ class Connection:
 
 @pytest.fixture
 async def connection(tmp_path: Path) -> Connection:
-    return Connection(CertificateAuthority(tmp_path))
+    return Connection(tmp_path)
 
 
 async def test_what_a_client_does_not_read_is_not_encrypted(connection: Connection):
@@ -179,6 +208,21 @@ async def test_what_a_client_does_not_read_is_not_encrypted(connection: Connecti
     await wait_until(lambda: not owner.full)
     assert connection.read() == (data + b"behind it", False)
     assert transport.get_write_buffer_size() == 0
+
+
+async def test_a_client_that_reads_no_answer_of_tls_is_disconnected(connection: Connection):
+    """Answers to requests for new keys waited without bound, as many bytes as the requests had."""
+    requests, tcp = KeyUpdates(connection.key_log), connection.tcp
+    for _ in range(2):  # OpenSSL answers a request when it reads on
+        connection.deliver(requests.encrypt_next())
+    assert connection.sent_bytes > 0 and not tcp.is_aborted
+    tcp.capacity = len(tcp.written)
+    for _ in range(10_000):
+        if tcp.is_aborted:
+            break
+        connection.deliver(requests.encrypt_next())
+    assert tcp.is_aborted
+    assert SLICE_BYTES < connection.sent_bytes < 8 * SLICE_BYTES
 
 
 async def test_part_of_a_record_counts_until_it_is_complete(connection: Connection):
