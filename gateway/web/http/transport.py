@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import socket
 import struct
@@ -44,6 +45,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.errors import RequestError
+from gateway.telemetry.logs import LogRateLimit
 from gateway.web.app.assets import CoHostedApp
 from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection, PortLimits
 from gateway.web.websocket.protocol import WebSocketProtocol
@@ -53,6 +55,9 @@ from .outlet import TAKEOVER, HttpOutlet, OutletOwner, TakeoverOffer, hold_unsen
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+log = logging.getLogger(__name__)
+log.addFilter(LogRateLimit())
 
 
 class Phase(Enum):
@@ -650,7 +655,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._ignores_input = True
         self._cancel_timer()
         host, port = self.client or ("-", 0)
-        self.logger.info("refused %s:%d: %d %s: %s", host, port, error.status, error.title, error)
+        log.info("refused %s:%d: %d %s: %s", host, port, error.status, error.title, error)
         if self.phase is BODY:
             self._refuse_body(error)
         elif self._open_requests:

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
+from gateway.telemetry.logs import LogRateLimit
 from gateway.web.http.outlet import hold_unsent
 from gateway.wire import websocket
 from gateway.wire.message_reader import (
@@ -39,6 +40,7 @@ from gateway.wire.message_reader import (
 from gateway.wire.websocket import encode_ping
 
 log = logging.getLogger(__name__)
+log.addFilter(LogRateLimit())
 
 SLOT_COUNT = 64
 ABNORMAL_CLOSURE = 1006

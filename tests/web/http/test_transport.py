@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import socket
 import struct
 import time
@@ -547,6 +548,15 @@ def test_small_headers_count_as_what_they_take(on_loop):
         wire.send_bytes(build_request("/never", *[b"ab:"] * 200))
         memory = CountingProtocol.CLIENT_MEMORY
         wait_until(lambda: memory.by_part[HeldPart.RECEIVED] > 200 * 100, "it does not count")
+
+
+def test_malformed_requests_are_not_logged_one_by_one(served, caplog):
+    """100 of them a second were 1 GB of the log a day, and hid all other lines."""
+    with caplog.at_level(logging.INFO), caplog.at_level(logging.INFO, "uvicorn.error"):
+        for _ in range(20):
+            send_request(served.port, b"nonsense\r\n\r\n")
+    lines = [each for each in caplog.records if each.getMessage().startswith("refused 127")]
+    assert len(lines) < 20
 
 
 class OwningApp:

@@ -4,6 +4,7 @@ end, is in `test_protocol`, as a client sees it."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import gc
 import os
 import socket
@@ -186,6 +187,17 @@ async def test_a_listener_that_fails_ends_its_connection_only(caplog: Any):
         line.client.send(build_frame(OPCODE_TEXT))
         await wait_until(lambda: ear.closings == [(1011, "the gateway failed; its log says why")])
     assert "on purpose" in caplog.text
+
+
+async def test_bad_frames_are_not_logged_one_by_one(caplog: Any):
+    with caplog.at_level(logging.INFO):
+        for _ in range(20):
+            async with open_pair() as line:
+                ear = RecordingListener()
+                line.peer.set_listener(ear)
+                line.peer.data_received(b"\xff\xff")
+                assert ear.closings
+    assert len([each for each in caplog.records if each.getMessage().startswith("closed ")]) < 20
 
 
 # Saying
