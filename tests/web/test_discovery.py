@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
@@ -95,6 +96,25 @@ def describe_streams(settings: Settings) -> dict[str, dict[str, Any]]:
 
 def list_parameters(stream: dict[str, Any]) -> list[str]:
     return [each["name"] for each in stream["parameters"]]
+
+
+async def test_a_document_is_not_written_in_the_event_loop():
+    """It was, for each Host anew: 47 ms with 20 routes, in which nobody else was served."""
+    names = [f"topic{n}" for n in range(40)]
+    turn_count = 0
+
+    async def count_turns() -> None:
+        nonlocal turn_count
+        while True:
+            await asyncio.sleep(0)
+            turn_count += 1
+
+    app = create_app(Settings.model_validate(build_config(["localhost:9092"], names)))
+    async with open_client(app) as http, asyncio.TaskGroup() as group:
+        counting = group.create_task(count_turns())
+        assert (await http.get("/asyncapi.json")).status_code == 200
+        counting.cancel()
+    assert turn_count > 100
 
 
 # Who gets what

@@ -4,8 +4,8 @@ end, is in `test_protocol`, as a client sees it."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import gc
+import logging
 import os
 import socket
 import weakref
