@@ -26,7 +26,14 @@ import orjson
 
 from gateway.core.log.record import Record
 
-from .exact_json import Number, normalize_number, parse_exact, parse_json, parse_number
+from .exact_json import (
+    MAX_NUMBER_CHARS,
+    Number,
+    normalize_number,
+    parse_exact,
+    parse_json,
+    parse_number,
+)
 
 _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "gt": operator.gt,
@@ -42,8 +49,8 @@ class Condition:
     """A test that holds where all of its given parts do.
 
     The text is the bytes of a key or header as they are, or that of a field. A range is tested on
-    the number that the text is in the grammar of JSON, compared exactly however many digits it has.
-    A text that is not a JSON number is in no range.
+    the number that the text is in the grammar of JSON, compared exactly. A text that is not a JSON
+    number, or is longer than `MAX_NUMBER_CHARS`, is in no range.
 
     A frozen value: equal conditions compare equal, in whatever order their parts were written, so
     that equal filters share a channel. Raises ValueError without any part, or if parts contradict
@@ -122,7 +129,8 @@ class Condition:
 
     def _is_numeral_in_bounds(self, text: bytes) -> bool:
         # isascii() first, because decoding bytes that are not UTF-8 raises an exception.
-        number = parse_number(text.decode()) if text.isascii() else None
+        is_short = len(text) <= MAX_NUMBER_CHARS
+        number = parse_number(text.decode()) if is_short and text.isascii() else None
         return number is not None and all(holds(number, bound) for holds, bound, _ in self._bounds)
 
     def _is_number_in_bounds(self, content: int | float, read_numeral: Callable[[], str]) -> bool:
@@ -170,6 +178,7 @@ class LazyValue:
     data: bytes | None
     _parsed: Any = field(default=_UNPARSED, init=False)
     _numerals: Any = field(default=_UNPARSED, init=False)  # parsed again, numbers as text
+    _found: dict[Path, tuple[Any, bytes | None]] | None = field(default=None, init=False)
 
     def get_value(self, path: Path) -> Any:
         if self._parsed is _UNPARSED:
@@ -189,6 +198,17 @@ class LazyValue:
                 self._numerals = MISSING
         numeral = resolve_path(self._numerals, path)
         return "" if numeral is MISSING else str(numeral)
+
+    def get_field(self, path: Path) -> tuple[Any, bytes | None]:
+        """Return what a path leads to, with its text: encoded once for all conditions on it."""
+        if self._found is None:
+            self._found = {}
+        found = self._found.get(path)
+        if found is None:
+            content = self.get_value(path)
+            text = self.format_text(path, content)
+            found = self._found[path] = content, None if text is None else text.encode()
+        return found
 
     def get_text(self, path: Path) -> str | None:
         return self.format_text(path, self.get_value(path))
@@ -455,13 +475,10 @@ def _matches_header(name: str, condition: Condition, record: Record, value: Lazy
 
 
 def _matches_field(path: Path, condition: Condition, record: Record, value: LazyValue) -> bool:
-    content = value.get_value(path)
+    content, text = value.get_field(path)
     if content is MISSING:
         return condition.matches_any(())
-    text = _format_value(value, path, content)
-    return condition.matches_field(
-        content, None if text is None else text.encode(), partial(value.get_numeral, path)
-    )
+    return condition.matches_field(content, text, partial(value.get_numeral, path))
 
 
 def _parse_value(data: bytes | None) -> Any:

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.filter_strategies import filter_lists, records
 
-from gateway.core.channel.filters import Condition, Filter, Filters, LazyValue, get_lookup_keys
+from gateway.core.channel.filters import (
+    MISSING,
+    Condition,
+    Filter,
+    Filters,
+    LazyValue,
+    get_lookup_keys,
+)
 from gateway.core.log.record import Record, TopicPartition
 
 VALUE = {"customer": "ada", "items": [{"sku": "x"}, {"sku": "y"}], "total": 12.5, "paid": True}
@@ -156,6 +163,27 @@ def test_the_value_is_parsed_once_and_only_when_asked_for(monkeypatch: pytest.Mo
     for text in ("a", "b", "ada"):
         Filters((Filter(fields=(("/customer", text), ("/paid", "true"))),)).matches(RECORD, value)
     assert parsed == [RECORD.value]
+
+
+def test_the_text_of_a_field_is_encoded_once_for_all_conditions_on_it():
+    """Each condition encoded it: 16,000 of one client took 2 s of a record with a long text."""
+    value = LazyValue(orjson.dumps({"customer": "é" * 100}))
+    texts = {id(value.get_field(("customer",))[1]) for _ in range(3)}
+    assert len(texts) == 1
+    assert value.get_field(("customer",)) == ("é" * 100, ("é" * 100).encode())
+    assert value.get_field(("items",)) == (MISSING, None)
+
+
+@pytest.mark.parametrize("value", [b'{"n": "%s"}', b'{"n": %s}'])
+def test_a_number_that_takes_too_long_to_read_is_in_no_range(value: bytes):
+    """A text of 100,000 digits took 0.5 ms for each range that looked at it."""
+    by_key = Filter(key=Condition(bounds=(("lte", 1),)))
+    by_field = Filter(fields=(("/n", Condition(bounds=(("lte", 1),))),))
+    for digits, is_inside in ((1000, True), (100_000, False)):
+        number = b"1." + b"0" * digits
+        record = RECORD._replace(key=number, value=value % number)
+        assert matches_filters(by_key, record=record) is is_inside
+        assert matches_filters(by_field, record=record) is is_inside
 
 
 def test_equal_filters_are_one_view():
