@@ -33,7 +33,7 @@ _HALF_OR_ESCAPE = re.compile(
     rf"|\\(?P<half>u[dD][89a-fA-F]{_HEX}{_HEX})|\\.",
     re.DOTALL,
 )
-# All digits of a double are at most 1,100. A text of 1 MB took 5 ms for each range that looks at it.
+# All digits of a double are at most 1,100. Each range took 5 ms to read a text of 1 MB.
 MAX_NUMBER_CHARS = 1_200
 _MAX_INT_DIGITS = 40  # digits up to which a number without a fraction is kept as an int
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from sys import getsizeof
 
-from gateway.core.channel.filters import Filters
+from gateway.core.channel.filters import Filters, get_pointer_cost
 from gateway.core.token.resume_token import digest_text
 from gateway.formats import Binary
 
 # Copies of the text of a client's view: in its request, in its parameters, in its filter.
 TEXT_COPIES = 3
+STEP_BYTES = 250  # of a dict for each step of a pointer but the first, in the tree of the fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,10 @@ class View:
 
     def __post_init__(self) -> None:
         text = self.text
+        size = TEXT_COPIES * getsizeof(text) + self.filters.size
+        size += STEP_BYTES * sum(pointer.count("/", 1) for pointer in self.fields)
         object.__setattr__(self, "digest", digest_text(text))
-        object.__setattr__(self, "size", TEXT_COPIES * getsizeof(text) + self.filters.size)
+        object.__setattr__(self, "size", size)
         # Computed once, because every connect looks up its channel by it: 1 us each.
         object.__setattr__(self, "_hash", hash((text, self.interval, self.cluster, self.route)))
 
@@ -55,7 +58,7 @@ class View:
     @property
     def condition_count(self) -> int:
         """Return how many conditions and fields each record costs."""
-        return self.filters.condition_count + len(self.fields)
+        return self.filters.condition_count + sum(map(get_pointer_cost, self.fields))
 
     @property
     def text(self) -> str:

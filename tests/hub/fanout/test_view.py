@@ -10,6 +10,7 @@ import pytest
 
 from gateway.core.channel.filter_index import FilterIndex
 from gateway.core.channel.filters import Condition, Filter, Filters
+from gateway.formats import create_format
 from gateway.hub.fanout.view import View
 
 ADA = Filters((Filter(key=b"ada", headers=(("region", b"eu"),), fields=(("/status", "paid"),)),))
@@ -19,6 +20,15 @@ LISTED = Filter(
     fields=(("/n", Condition(bounds=(("lt", Decimal("2.50")), ("gt", 1)))),),
 )
 CHOSEN = View(("orders",), ADA.narrow(Filters((LISTED,))), "value", "error", ("/a", "/b"))
+
+
+def build_deep_filter(pointers: list[str]) -> View:
+    alternatives = tuple(Filter(fields=((pointer, "1"),)) for pointer in pointers)
+    return View(("orders",), Filters(alternatives), "value", "error")
+
+
+def build_deep_fields(pointers: list[str]) -> View:
+    return View(("orders",), Filters(), "value", "error", tuple(pointers))
 
 
 def test_equal_views_are_one_channel():
@@ -88,3 +98,21 @@ def test_the_size_of_a_view_is_that_of_its_parsed_values():
     finally:
         tracemalloc.stop()
     assert 0.5 < view.size / used_bytes < 2
+
+
+@pytest.mark.parametrize("steps", [8, 32])
+@pytest.mark.parametrize("build_view", [build_deep_filter, build_deep_fields])
+def test_the_size_of_a_view_grows_with_the_steps_of_its_pointers(build_view, steps: int):
+    """A pointer of 32 steps was counted with 700 bytes, and took 17,000."""
+    index: FilterIndex[View] = FilterIndex()
+    tracemalloc.start()
+    try:
+        view = build_view(
+            ["".join(f"/step-{n}-{step}" for step in range(steps)) for n in range(40)]
+        )
+        index.add(view, view.filters)
+        kept = create_format("value", binary="error", fields=view.fields), index
+        used_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept and 0.5 < view.size / used_bytes < 2
