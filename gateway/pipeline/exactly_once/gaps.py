@@ -3,7 +3,8 @@
 A query goes on at the offsets of its checkpoint. If the log begins later by now, the records in
 between are gone, and Spark (with failOnDataLoss=false) does not report that. So the offsets are
 compared with the log starts before every batch, also before one that is repeated, whose whole range
-counts as unread. Records that are deleted while a batch reads are not noticed.
+counts as unread. They are compared again before Spark commits the batch: records that were deleted
+meanwhile may have been read or not, as the reason of the gap says.
 
 A gap record is written in one transaction with a ledger entry, which has the offset up to which the
 gaps of its partition have been reported. So after a crash the next start reports the gap, and no
@@ -36,6 +37,9 @@ from .producers import LedgerProducer
 
 log = logging.getLogger(__name__)
 
+RETENTION = "retention"
+RETENTION_IN_BATCH = "retention while a batch read them: some may have been read"
+
 # Offsets by topic and partition.
 PartitionOffsets = Mapping[tuple[str, int], int]
 
@@ -49,9 +53,9 @@ class InputGap:
     start: int
     end: int
 
-    def build_record(self, job: str) -> dict[str, Any]:
+    def build_record(self, job: str, reason: str = RETENTION) -> dict[str, Any]:
         origin = {"topic": self.topic, "partition": self.partition}
-        return origin | {"from": self.start, "to": self.end, "reason": "retention", "job": job}
+        return origin | {"from": self.start, "to": self.end, "reason": reason, "job": job}
 
 
 def find_gaps(
@@ -131,7 +135,7 @@ def log_removed_tombstones(
 
 @dataclass(eq=False)
 class GapReporter:
-    """The reporter of an input's gaps, which `SideOutputs` calls before every batch.
+    """The reporter of an input's gaps, which `SideOutputs` calls before and after every batch.
 
     Attributes:
         input_name: The name of the input in the job. It is part of the gap records and of the
@@ -152,7 +156,7 @@ class GapReporter:
     def __post_init__(self) -> None:
         self._consumer = _create_consumer(self.input_config)
 
-    def report_gaps(self, positions: PartitionOffsets) -> list[InputGap]:
+    def report_gaps(self, positions: PartitionOffsets, reason: str = RETENTION) -> list[InputGap]:
         with explain_kafka_errors(f"gaps of {self.job} cannot be found"):
             starts = fetch_log_starts(self._consumer, positions)
             # Usually there are none. Then no producer is created, and the ledger is not read.
@@ -168,7 +172,7 @@ class GapReporter:
             gaps = find_gaps(positions, starts, self._read_reported_ends(positions))
             if gaps:
                 create_topic(ledger.client_config, self.gap_topic)
-                self._write_gaps(producer, gaps)
+                self._write_gaps(producer, gaps, reason)
         return gaps
 
     def close(self) -> None:
@@ -183,10 +187,10 @@ class GapReporter:
         keys = {self._ledger_key(*partition): partition for partition in partitions}
         return {keys[key]: value["to"] for key, value in self.ledger.read_values(keys).items()}
 
-    def _write_gaps(self, producer: LedgerProducer, gaps: Iterable[InputGap]) -> None:
+    def _write_gaps(self, producer: LedgerProducer, gaps: Iterable[InputGap], reason: str) -> None:
         producer.begin()
         for gap in gaps:
-            record = gap.build_record(self.job) | {"input": self.input_name}
+            record = gap.build_record(self.job, reason) | {"input": self.input_name}
             value = json.dumps(record, separators=(",", ":"))
             place = f"{gap.topic}-{gap.partition}"
             producer.write_rows([self.gap_topic], [place], [value], [None])

@@ -1,6 +1,6 @@
 """Write a job's side outputs: gaps of its inputs, late records, and undecodable records.
 
-Gaps are looked for before each batch. Late and undecodable records are looked for in several
+Gaps are looked for before and after each batch. Late and undecodable records are looked for in several
 batches at once, by one job of Spark every `SCAN_INTERVAL_S` seconds at most, because one job per
 batch takes as long as a small batch itself. Only batches are scanned in which Spark's progress
 counted such records. A query that waits for records, or ends, scans the rest (`scan_idle`,
@@ -134,7 +134,13 @@ class SideOutputs:
             if self._side_outputs or self._scan_state is None:
                 self._scan_when_due(epoch)
             self._current_batch = batch
-            self._report_gaps(batch)
+            self._report_gaps(batch, gaps.RETENTION)
+
+    def end_batch(self) -> None:
+        """Report the records that were deleted since the batch began, before Spark commits it."""
+        with self._lock:
+            assert self._current_batch is not None
+            self._report_gaps(self._current_batch, gaps.RETENTION_IN_BATCH)
 
     def scan_idle(self) -> None:
         """Scan the batches that were not scanned, if that is due, while the query waits.
@@ -340,14 +346,14 @@ class SideOutputs:
         client_config = build_client_config(self._output_cluster)
         return open_ledger(output.topic, output.writers, output.transaction_timeout, client_config)
 
-    def _report_gaps(self, batch: BatchOffsets) -> None:
+    def _report_gaps(self, batch: BatchOffsets, reason: str) -> None:
         for name, job_input in self.inputs.items():
             selected = self.sources.select(batch, name)
             places = {place for end in selected.end for place in end}
             for starts in selected.start:
                 if starts and job_input.on_data_loss == "gap":
                     positions = gaps.add_partitions(starts, places)
-                    for gap in self._get_gap_reporter(name).report_gaps(positions):
+                    for gap in self._get_gap_reporter(name).report_gaps(positions, reason):
                         self.reports.increment_counter(
                             catalog.PIPELINE_GAPS, 1, self.job, gap.topic
                         )

@@ -334,6 +334,8 @@ def _create_batch_function(
             if side_outputs is not None:
                 side_outputs.begin_batch(epoch)
             rows.write.format("kafka").options(**options).save()
+            if side_outputs is not None:
+                side_outputs.end_batch()
 
         return write_at_least_once
 
@@ -356,6 +358,7 @@ def _create_batch_function(
         exactly_once_output.prepare(epoch)
         side_outputs.begin_batch(epoch)
         exactly_once_output(rows, epoch)
+        side_outputs.end_batch()
 
     return write_exactly_once
 

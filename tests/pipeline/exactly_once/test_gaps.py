@@ -13,6 +13,7 @@ from gateway.config import Kafka, Settings
 from gateway.config.sections.job import Input, Output
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint, Sources
 from gateway.pipeline.exactly_once.gaps import (
+    RETENTION_IN_BATCH,
     GapReporter,
     InputGap,
     add_partitions,
@@ -93,7 +94,8 @@ def test_tombstones_that_compaction_may_have_removed_unread_are_in_the_log(
     assert "for longer than its delete.retention.ms" in caplog.text
 
 
-def test_a_batch_that_reads_an_added_partition_reports_what_is_gone_of_it(kafka, tmp_path):
+def test_records_deleted_before_and_during_a_batch_are_reported(kafka, tmp_path):
+    """Those that were deleted while a batch read were in no gap record, metric or log line."""
     orders, to = kafka.create_unique_topic(), kafka.create_unique_topic()
     kafka.admin.add_partitions(orders, 2)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
@@ -121,10 +123,16 @@ def test_a_batch_that_reads_an_added_partition_reports_what_is_gone_of_it(kafka,
     )
     try:
         outputs.begin_batch(1)
+        outputs.end_batch()
+        kafka.admin.delete_records(orders, {1: 8})
+        outputs.end_batch()
     finally:
         outputs.close()
-    (gap,) = (json.loads(each.value()) for each in read_committed(kafka, f"{to}.gaps"))
-    assert (gap["partition"], gap["from"], gap["to"]) == (1, 0, 5)
+    told = [json.loads(each.value()) for each in read_committed(kafka, f"{to}.gaps")]
+    assert [(gap["partition"], gap["from"], gap["to"], gap["reason"]) for gap in told] == [
+        (1, 0, 5, "retention"),
+        (1, 5, 8, RETENTION_IN_BATCH),
+    ]
     for topic in (f"{to}.gaps", f"{to}.ledger"):
         kafka.admin.delete_topic(topic)
 
