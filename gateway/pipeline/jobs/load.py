@@ -13,7 +13,9 @@ are written once only, so a job ends if Redis has lost the batch before, and its
 `owner of <job>` is the query (the id of the checkpoint) that loads the table, as a number. The
 first batch of a process makes its query the owner, unless its checkpoint was only begun because
 the owner's is missing: it would write values of years ago over the latest ones. A process whose
-query is not the owner any more ends.
+query is not the owner any more ends. So does one that finds in `process of <job>` a process that
+is neither itself nor the one that was there at its first batch: it was held up, and a newer one
+with the same checkpoint has gone on.
 
 Before the first row of a batch, `token of <job>` is set to a new number. If it is another one after
 the last row, Redis has lost rows of this batch, which is written again.
@@ -73,6 +75,7 @@ class BatchLoader:
         self._settings, self._server = settings, RedisConfig.from_settings(settings.into)
         self._owner = UUID(query_id).int
         self._may_replace_owner = not is_first
+        self._processes = [secrets.randbits(62)]
 
     def __call__(self, rows: DataFrame, epoch: int) -> None:
         """Write a batch, and then the loaded offsets. Wait while Redis does not answer.
@@ -89,7 +92,12 @@ class BatchLoader:
         is_stored = False
         while not is_stored:
             token = begin_batch(
-                server, name, epoch, self._owner, may_replace_owner=self._may_replace_owner
+                server,
+                name,
+                epoch,
+                self._owner,
+                self._processes,
+                may_replace_owner=self._may_replace_owner,
             )
             self._may_replace_owner = False
             latest = build(self._settings, {"from": rows})
@@ -137,9 +145,19 @@ def write_batches(
 
 
 def begin_batch(
-    server: RedisConfig, job: str, epoch: int, owner: int, *, may_replace_owner: bool
+    server: RedisConfig,
+    job: str,
+    epoch: int,
+    owner: int,
+    processes: list[int],
+    *,
+    may_replace_owner: bool,
 ) -> int:
-    """Verify that Redis has the batch before, and return the token that was stored for this one."""
+    """Verify that Redis has the batch before, and return the token that was stored for this one.
+
+    Args:
+        processes: This process, to which its first call appends the one before.
+    """
     redis, token = RedisTable(server), secrets.randbits(62)
 
     def verify_and_store() -> None:
@@ -157,6 +175,15 @@ def begin_batch(
                 "does not have any more: to drop them, delete %s* and start with --fresh",
                 *(job, server.display_url, server.prefix),
             )
+        process = stored.get(f"process of {job}")
+        if len(processes) == 1:
+            processes.append(process or 0)
+        if process and process not in processes:
+            raise CheckpointRefused(
+                f"job {job}: another process with this checkpoint has begun to load "
+                f"{server.prefix}* into Redis at {server.display_url} since: run only one. This "
+                "one may have written older rows over newer ones; --fresh loads all again"
+            )
         last = stored.get(f"batch of {job}", -1)
         if last < epoch - 1:
             problem = f"Redis at {server.display_url} has lost rows of {server.prefix}*"
@@ -164,8 +191,9 @@ def begin_batch(
                 f"job {job}: {problem}: it has {last + 1} of {epoch} batches; start again with "
                 "--fresh, which loads all"
             )
-        begun = {f"token of {job}": token, f"owner of {job}": owner}
-        redis.store_positions(begun, stored.get("at", 0))
+        begun = {"token": token, "owner": owner, "process": processes[0]}
+        fields = {f"{name} of {job}": number for name, number in begun.items()}
+        redis.store_positions(fields, stored.get("at", 0))
 
     _retry_while_unavailable(server, verify_and_store)
     redis.close()

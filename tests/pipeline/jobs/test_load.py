@@ -121,6 +121,17 @@ def test_a_checkpoint_that_was_begun_as_none_was_found_loads_no_table_again(
     assert stored(redis_server) == {"a": "1"}
 
 
+def test_a_process_that_was_held_up_ends_once_a_newer_one_has_loaded(spark, redis_server):
+    """It took the newer one's token for lost rows, and wrote older values over the latest ones."""
+    older, newer = (load.BatchLoader(settings(redis_server.url), QUERY) for _ in range(2))
+    older(records(spark, ("a", "1")), 0)
+    newer(records(spark, ("a", "2"), first=1), 1)
+    with pytest.raises(CheckpointRefused, match="another process with this checkpoint"):
+        older(records(spark, ("a", "1")), 1)
+    newer(records(spark, ("b", "3"), first=2), 2)
+    assert stored(redis_server) == {"a": "2", "b": "3"}
+
+
 def test_a_batch_is_written_again_if_redis_is_lost_meanwhile(spark, redis_server, tmp_path):
     """The rows before the loss were missing for ever: nothing was compared within a batch."""
     url, runs = redis_server.url, tmp_path / "runs"
