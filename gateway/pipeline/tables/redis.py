@@ -1,8 +1,9 @@
 """Read and write a table in Redis, which has the JSON of each key under a prefix.
 
 If Redis does not answer now (the connection was refused or lost, a request timed out, the server is
-loading or fails over), all functions raise `RedisUnavailable`. If another try would not help (a
-wrong password, an unknown certificate, a redirection of a cluster), they raise a PipelineError.
+loading, fails over or is full), all functions raise `RedisUnavailable`. If another try would not
+help (a wrong password, an unknown certificate, a redirection of a cluster), they raise a
+PipelineError.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from redis import Redis
 
     from gateway.config.sections import pipelines as config
 
@@ -134,7 +136,7 @@ class RedisTable:
         prefix = self._server.prefix
         for chunk in _iter_batches(keys, self._server.keys_per_command):
             requested_at = time.monotonic()
-            with _translate_errors(self._server):
+            with _translate_errors(self._server, self._client):
                 values: Any = self._client.mget([encode_text(prefix + key) for key in chunk])
             yield chunk, values, requested_at
 
@@ -153,7 +155,7 @@ class RedisTable:
             encoded = {encode_text(prefix + key): value for key, value in latest.items()}
             written = {key: value for key, value in encoded.items() if value is not None}
             deleted = [key for key, value in encoded.items() if value is None]
-            with _translate_errors(self._server):
+            with _translate_errors(self._server, self._client):
                 pipe = self._client.pipeline(transaction=False)
                 if written:
                     pipe.mset(written)
@@ -165,13 +167,13 @@ class RedisTable:
 
     def store_positions(self, positions: Mapping[str, int], at_ms: int) -> None:
         """Store the next offset of each `topic:partition` (see `RedisConfig.loaded_key`)."""
-        with _translate_errors(self._server):
+        with _translate_errors(self._server, self._client):
             fields: dict[Any, Any] = {**positions, "at": at_ms}
             self._client.hset(self._server.loaded_key, mapping=fields)
 
     def fetch_positions(self) -> dict[str, int]:
         """Return what `store_positions` has stored, including `at`; empty if it never has."""
-        with _translate_errors(self._server):
+        with _translate_errors(self._server, self._client):
             fields: Any = self._client.hgetall(self._server.loaded_key)
         return {key.decode(): int(value) for key, value in fields.items()}
 
@@ -180,7 +182,7 @@ class RedisTable:
 
 
 @contextmanager
-def _translate_errors(server: RedisConfig) -> Iterator[None]:
+def _translate_errors(server: RedisConfig, client: Redis) -> Iterator[None]:
     from redis import exceptions as e
 
     try:
@@ -190,13 +192,16 @@ def _translate_errors(server: RedisConfig) -> Iterator[None]:
         # is reported as a ConnectionError, but another try would not help.
         denied = (e.AuthenticationError, e.AuthorizationError)
         transient = (
-            e.ConnectionError, e.TimeoutError, e.ClusterDownError, e.ReadOnlyError, e.TryAgainError,
+            *(e.ConnectionError, e.TimeoutError, e.ClusterDownError, e.ReadOnlyError),
+            *(e.TryAgainError, e.OutOfMemoryError),
         )  # fmt: skip
         is_untrusted = isinstance(error.__context__, SSLCertVerificationError)
         is_transient = isinstance(error, transient) or (
             isinstance(error, e.ResponseError) and _TRANSIENT_ERROR_PATTERN.search(str(error))
         )
         if is_transient and not isinstance(error, denied) and not is_untrusted:
+            # After a failover, the address may lead to another server.
+            client.connection_pool.disconnect(inuse_connections=False)
             raise RedisUnavailable(str(error)) from error
         problem = f"Redis at {server.display_url} refuses: {error}"
         raise PipelineError(f"{problem}; check the table's url and password") from error

@@ -62,14 +62,34 @@ def test_a_server_that_is_gone_is_away(redis_server: RedisServer):
 
 
 @pytest.mark.parametrize(
-    "options", [("--min-replicas-to-write", "1"), ("--cluster-enabled", "yes")], ids=lambda o: o[0]
+    "options",
+    [
+        ("--min-replicas-to-write", "1"),
+        ("--cluster-enabled", "yes"),
+        ("--maxmemory", "1", "--maxmemory-policy", "noeviction"),
+    ],
+    ids=lambda o: o[0],
 )
 def test_a_server_that_takes_no_writes_now_is_away(options: tuple[str, ...]):
     """The job ended, though a replica that comes back, or a cluster's failover, is all it takes."""
     with running_redis(*options) as server:
         redis = RedisTable(RedisConfig(server.url, "t:", keys_per_command=10))
-        with pytest.raises(RedisUnavailable, match=r"NOREPLICAS|slot not served"):
+        with pytest.raises(RedisUnavailable, match=r"NOREPLICAS|slot not served|maxmemory"):
             redis.store_rows([("a", b"1")])
+
+
+def test_an_address_that_moves_at_a_failover_is_followed(redis_server: RedisServer):
+    """The connection to the demoted server was used until the process ended."""
+    redis = RedisTable(RedisConfig(redis_server.url, "t:", keys_per_command=10))
+    redis.store_rows([("a", b"1")])
+    with running_redis() as promoted, redis_server.create_client() as client:
+        client.replicaof("127.0.0.1", 1)
+        socket_path = Path(redis_server.url.removeprefix("unix://"))
+        Path(promoted.url.removeprefix("unix://")).replace(socket_path)
+        with pytest.raises(RedisUnavailable, match="read only replica"):
+            redis.store_rows([("a", b"2")])
+        redis.store_rows([("a", b"2")])
+        assert found(redis, "a") == {"a": b"2"}
 
 
 def test_a_wrong_password_is_told_at_once():
