@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.config.sections import pipelines as config
@@ -28,7 +28,7 @@ from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint.job_checkpoint import describe_rows
 from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.types import check_case, is_record_column
-from gateway.pipeline.job_settings import get_key_columns, get_output
+from gateway.pipeline.job_settings import get_inputs, get_key_columns, get_output
 from gateway.pipeline.spark import F
 from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
@@ -92,12 +92,13 @@ _FLOAT_TYPES = ("double", "float")
 _UNSTABLE_EXPRESSIONS = frozenset(("AesEncrypt", "CurrentTime", "Now"))
 # Spark allows no streams in subqueries that give a value, so they read tables, which may change.
 _SUBQUERIES = frozenset(("Exists", "ListQuery", "ScalarSubquery"))
-# An input, rows of constants, and sessions that are computed in Python.
+# Rows of constants, and sessions that are computed in Python.
 _STABLE_NODES = frozenset((
-    *("CollectMetrics", "LocalRelation", "Range", "OneRowRelation"),
+    *("LocalRelation", "Range", "OneRowRelation"),
     *("FlatMapGroupsInArrow", "TransformWithStateInPySpark"),
 ))  # fmt: skip
 _FILE_RELATIONS = frozenset(("DataSourceV2Relation", "HiveTableRelation", "LogicalRelation"))
+_DEDUPLICATES = frozenset(("Deduplicate", "DeduplicateWithinWatermark"))
 _ANSI_SETTING = "spark.sql.ansi.enabled"  # an operator may set it, and SQL may mean another key
 _REMEDY = "use columns of the input, writers: 1, or guarantee: at-least-once"
 
@@ -120,7 +121,7 @@ def verify_key(job: Job, rows: DataFrame) -> None:
     keys = rows.select(*(f"`{name}`" for name in names))
     plan = get_analyzed_plan(keys, inline_ctes=True)
     definitions: dict[int, list[Any]] = {}
-    _collect_definitions(plan, definitions)
+    _collect_definitions(plan, definitions, get_inputs(job))
     for name, column in zip(names, iterate(plan.output()), strict=True):
         if function := _find_unstable(column, definitions):
             raise PipelineError(
@@ -143,19 +144,26 @@ def compute_key_digests(job: Job, tables: Mapping[str, DataFrame]) -> dict[str, 
     }
 
 
-def _collect_definitions(plan: Any, definitions: dict[int, list[Any]]) -> None:
+def _collect_definitions(
+    plan: Any, definitions: dict[int, list[Any]], inputs: Container[str]
+) -> None:
     """Collect the expressions, by id, of the columns that a plan makes of those of the inputs.
 
+    An input is the node that counts its records, which has its name. A program may count, too.
     A column of a node that is not known here is not among them, so that it counts as unstable.
     """
     node = plan.getClass().getSimpleName()
-    if node in _STABLE_NODES:
+    if node in _STABLE_NODES or (node == "CollectMetrics" and plan.name() in inputs):
         for column in iterate(plan.output()):
             definitions.setdefault(column.exprId().id(), [])  # a Union has the id of its first part
         return
     children = list(iterate(plan.children()))
+    is_deduplicate = node in _DEDUPLICATES
+    same_in_duplicates = (
+        {key.exprId().id() for key in iterate(plan.keys())} if is_deduplicate else ()
+    )
     for subquery in iterate(plan.subqueries()):  # such as the right side of a LATERAL join
-        _collect_definitions(subquery, definitions)
+        _collect_definitions(subquery, definitions, inputs)
     for expression in iterate(plan.expressions()):
         if expression.getClass().getSimpleName() == "Alias":
             definitions.setdefault(expression.exprId().id(), []).append(expression.child())
@@ -169,11 +177,13 @@ def _collect_definitions(plan: Any, definitions: dict[int, list[Any]]) -> None:
             parts = [plan.generator()]
         elif node in _FILE_RELATIONS:
             parts = [plan]
+        elif is_deduplicate:  # which of the duplicates stays depends on their order
+            parts = [] if column.exprId().id() in same_in_duplicates else [plan]
         else:
             break
         definitions.setdefault(column.exprId().id(), []).extend(parts)
     for child in children:
-        _collect_definitions(child, definitions)
+        _collect_definitions(child, definitions, inputs)
 
 
 def _find_unstable(expression: Any, definitions: dict[int, list[Any]]) -> str | None:
@@ -181,6 +191,8 @@ def _find_unstable(expression: Any, definitions: dict[int, list[Any]]) -> str | 
     kind = expression.getClass().getSimpleName()
     if kind in _FILE_RELATIONS:
         return "a table of files"
+    if kind in _DEDUPLICATES:
+        return "the first of duplicates"
     if kind in _SUBQUERIES:
         return "a subquery"
     parts = list(iterate(expression.children()))
