@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,7 @@ POLL_INTERVAL_S = 1.0  # between two checks of the queries; a signal ends the wa
 
 
 def run_jobs(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, fresh: bool) -> int:
-    """Run jobs until all have ended, or a signal arrives; return 1 if one failed, else 0."""
+    """Run jobs until all have ended, or a signal arrives; return the exit status."""
     with stop_on_signals() as stop_event, ExitStack() as stack:
         spark = create_session(pipelines.spark, f"gateway-{settings.name}")
         if not is_submitted():
@@ -73,12 +73,19 @@ def run_jobs(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, f
         try:
             poll_runs(runs, stop_event)
         finally:
+            stopped = [run for run in runs if not run.is_done]
             stop_runs(runs)
     failed = [run for run in runs if run.failure_reason is not None]
     # Logged again at the end, because the other jobs have logged much since.
     for run in failed:
         log.error("job %s has failed: %s", run.job.name, run.failure_reason)
-    return 1 if failed else 0
+    return choose_status([run.job for run in stopped], has_failed=bool(failed))
+
+
+def choose_status(stopped: Iterable[Job], *, has_failed: bool) -> int:
+    """Return 1 after a failure, and 143, as of SIGTERM, if a job was stopped before its end."""
+    is_unfinished = any(job.trigger == "available-now" for job in stopped)
+    return 1 if has_failed else 143 if is_unfinished else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from gateway.pipeline.clusters import TopicMissing
 from gateway.pipeline.exactly_once.input_topics import build_recreated_error
 from gateway.pipeline.failures import TIMESTAMP_ADVICE, ExceptionCause
 from gateway.pipeline.run.job_run import STEADY_AFTER_S, JobRun
-from gateway.pipeline.run.runner import poll_runs, stop_on_signals, stop_runs
+from gateway.pipeline.run.runner import choose_status, poll_runs, stop_on_signals, stop_runs
 
 VALUE = {"fields": {"user": "string"}}
 JOB = Sessions.model_validate(
@@ -34,6 +34,14 @@ WRONG = [
         "org.apache.spark.SparkArithmeticException", "[DIVIDE_BY_ZERO] Division by zero."
     )
 ]
+
+
+def test_a_job_that_was_stopped_before_it_had_read_all_has_not_succeeded():
+    """A Kubernetes Job whose pod was drained counted as complete."""
+    until_end = JOB.model_copy(update={"trigger": "available-now"})
+    assert choose_status([JOB, until_end], has_failed=False) == 143
+    assert choose_status([JOB], has_failed=False) == 0
+    assert choose_status([until_end], has_failed=True) == 1
 
 
 class Query:
