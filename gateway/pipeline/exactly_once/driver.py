@@ -217,7 +217,7 @@ class ExactlyOnceOutput:
             self.query_id, epoch, sink=max((result.seconds for result in results), default=0.0)
         )
         if large := sum(result.large for result in results):
-            text = "%d rows of batch %d are too large for topic %s: they are in %s"
+            text = "%d rows of batch %d are too large for topic %s: %s has the beginning of each"
             log.warning(text, large, epoch, self.output.topic, self._dead_letter_topic)
         if refused := sum(result.refused for result in results):
             text = "%d rows of batch %d are refused by the schema of topic %s: they are in %s"

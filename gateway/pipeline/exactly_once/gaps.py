@@ -84,6 +84,12 @@ def _create_consumer(client_config: Mapping[str, Any]) -> Consumer:
     return Consumer({**client_config, "group.id": "gateway-gaps", "enable.auto.commit": False})
 
 
+def find_deleted(positions: PartitionOffsets, input_config: Mapping[str, Any]) -> list[InputGap]:
+    consumer = _create_consumer(input_config)
+    with closing(consumer), explain_kafka_errors("deleted records cannot be found"):
+        return find_gaps(positions, fetch_log_starts(consumer, positions), {})
+
+
 def log_gaps(
     job: str, positions: PartitionOffsets, input_config: Mapping[str, Any], reports: Reports
 ) -> None:

@@ -28,6 +28,7 @@ from gateway.pipeline.inputs.source import RAW_COLUMN
 from gateway.pipeline.spark import F
 
 from .driver import ExactlyOnceOutput
+from .gaps import InputGap, find_deleted
 from .input_topics import ReadTopic
 from .writer_plan import verify_entries
 
@@ -167,8 +168,24 @@ class SideOutput:
         if topic not in clusters.list_topics(self.output_cluster):
             if records.isEmpty():  # the topic is only created when there is a record for it
                 return 0
-            clusters.create_topic(build_client_config(self.output_cluster), topic)
+            input_config = build_client_config(self.input_cluster)
+            max_bytes = clusters.fetch_max_message_bytes(input_config, input.topic)
+            clusters.create_topic(
+                build_client_config(self.output_cluster),
+                topic,
+                config={
+                    "max.message.bytes": str(max(max_bytes, clusters.DEFAULT_MAX_MESSAGE_BYTES))
+                },
+            )
         return self._writer(records, batches[-1].number)
+
+    def find_deleted(self, batches: Sequence[BatchOffsets]) -> list[InputGap]:
+        """Return the records of batches that are gone, which `write` may have left out."""
+        ranges = (
+            offset_ranges(self.input.topic, batches[0].start, batches[-1].end) if batches else {}
+        )
+        starts = {(*place,): start for place, (start, _) in ranges.items()}
+        return find_deleted(starts, build_client_config(self.input_cluster)) if starts else []
 
     def read_last_batch(self, epoch: int) -> int:
         """Return the last batch whose records were written, or -1; let no other process write more.

@@ -1,9 +1,9 @@
 """Write a job's side outputs: gaps of its inputs, late records, and undecodable records.
 
-Gaps are looked for before and after each batch. Late and undecodable records are looked for in several
-batches at once, by one job of Spark every `SCAN_INTERVAL_S` seconds at most, because one job per
-batch takes as long as a small batch itself. Only batches are scanned in which Spark's progress
-counted such records. A query that waits for records, or ends, scans the rest (`scan_idle`,
+Gaps are looked for before and after each batch. Late and undecodable records are looked for in
+several batches at once, by one job of Spark every `SCAN_INTERVAL_S` seconds at most, because one
+job per batch takes as long as a small batch itself. Only batches are scanned in which Spark's
+progress counted such records. A query that waits for records, or ends, scans the rest (`scan_idle`,
 `finish`), because an idle topic has no next batch. Each record is written exactly once.
 
 The checkpoint has the last batch that was scanned, and by which settings the batches after it were
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -250,6 +250,13 @@ class SideOutputs:
                 span = f"{batches[0].number} to {batches[-1].number}"
                 topic = side_output.topic
                 log.info("%s: %d records of batches %s to %s", self.job, count, span, topic)
+            for gap in side_output.find_deleted(batches):
+                self.reports.increment_counter(catalog.PIPELINE_GAPS, 1, self.job, gap.topic)
+                log.warning(
+                    "%s: records were deleted before those that are late or invalid were written "
+                    "to %s: %s",
+                    *(self.job, side_output.topic, gap.build_record(self.job)),
+                )
         self._pending_batches.clear()
         self._store_scan_state(epoch)
 
@@ -379,7 +386,7 @@ def _dump(section: Input | Output, options: set[str]) -> dict[str, Any]:
     return section.model_dump(mode="json", by_alias=True, include=options, exclude_none=True)
 
 
-def create_batch_counter(get_query: Any) -> BatchCounter:
+def create_batch_counter(get_query: Any, inputs: Collection[str]) -> BatchCounter:
     """Return a function that reads the counts of a batch from the progress of a query.
 
     It only reads the newest progress. `recentProgress` would parse a hundred JSON documents in
@@ -391,14 +398,17 @@ def create_batch_counter(get_query: Any) -> BatchCounter:
         nonlocal query
         query = query or get_query()
         progress = None if query is None else query.lastProgress
-        return _parse_counts(progress) if progress and progress["batchId"] == epoch else None
+        return (
+            _parse_counts(progress, inputs) if progress and progress["batchId"] == epoch else None
+        )
 
     return get_counts
 
 
-def _parse_counts(progress: Any) -> BatchCounts:
+def _parse_counts(progress: Any, inputs: Collection[str]) -> BatchCounts:
     operators = progress["stateOperators"] or []
     late = sum(int(operator["numRowsDroppedByWatermark"]) for operator in operators)
     observed = progress["observedMetrics"] or {}
-    invalid = {name: int(row["invalid"]) for name, row in observed.items() if "invalid" in row}
+    # A program may observe metrics of its own.
+    invalid = {name: int(observed[name]["invalid"]) for name in inputs if name in observed}
     return BatchCounts(late, invalid)

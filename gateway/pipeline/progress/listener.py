@@ -267,7 +267,8 @@ class ProgressReporter:
         elif not had_invalid:
             self._jobs_with_invalid.add(job)
             for name, count in batch.invalid_counts.items():
-                fate = _describe_fate(self._jobs[job], name) if job in self._jobs else "left out"
+                known = job in self._jobs and name in get_inputs(self._jobs[job])
+                fate = _describe_fate(self._jobs[job], name) if known else "left out"
                 log.warning("invalid records of the input '%s': %d, %s", name, count, fate)
 
     def _get_progress_file(self, job: str) -> records.ProgressFile:

@@ -401,7 +401,7 @@ def _create_side_outputs(
             for name in inputs
             if hasattr(module, "select_late")
         },
-        get_counts=create_batch_counter(context.find_query),
+        get_counts=create_batch_counter(context.find_query, inputs),
         reports=context.reports,
         retained_batches=job.state.retain,
         read_topics=context.topics.read_topics,

@@ -15,6 +15,7 @@ from gateway.config.sections.job import Input, Output
 from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline.checkpoint.checkpoint import SCANNED_FILE, BatchOffsets, Sources
 from gateway.pipeline.checkpoint.files import LocalFiles
+from gateway.pipeline.exactly_once.gaps import InputGap
 from gateway.pipeline.exactly_once.side_outputs import (
     SCAN_INTERVAL_S,
     BatchCounts,
@@ -51,6 +52,7 @@ class Told:
         self.looked: list[list[int]] = []
         self.by: list[tuple[Input, Output]] = []  # the settings by which it was
         self.sent = -1
+        self.deleted: list[InputGap] = []
 
     @property
     def scanned(self) -> int:
@@ -58,7 +60,7 @@ class Told:
 
 
 class Side:
-    kind = "late"
+    kind, topic = "late", "clicks.late"
 
     def __init__(self, told: Told, job_input: Input, output: Output) -> None:
         self.told, self.input, self.output, self.input_name = told, job_input, output, "from"
@@ -71,6 +73,9 @@ class Side:
             self.told.looked.append([each.number for each in batches])
             self.told.by.append((self.input, self.output))
         return 0
+
+    def find_deleted(self, batches: Sequence[BatchOffsets]) -> list[InputGap]:
+        return self.told.deleted if batches else []
 
 
 class Process:
@@ -238,7 +243,19 @@ def test_invalid_records_of_an_input_named_late_are_counted():
         lastProgress={
             "batchId": 3,
             "stateOperators": [{"numRowsDroppedByWatermark": 1}],
-            "observedMetrics": {"late": {"invalid": 4}, "read_late": {"rows": 9}},
+            "observedMetrics": {
+                "late": {"invalid": 4},
+                "read_late": {"rows": 9},
+                "quality": {"invalid": None},  # of the program
+            },
         }
     )
-    assert create_batch_counter(lambda: query)(3) == BatchCounts(1, {"late": 4})
+    assert create_batch_counter(lambda: query, ["late"])(3) == BatchCounts(1, {"late": 4})
+
+
+def test_records_that_were_deleted_before_the_scan_are_in_the_log(told, caplog):
+    """Late and invalid records among them were lost without a word."""
+    told.deleted = [InputGap("clicks", 0, 1, 3)]
+    Process(told, {1: 1}).batches(range(3), seconds=SCAN_INTERVAL_S)
+    (message,) = caplog.messages
+    assert "deleted before" in message and "'from': 1, 'to': 3" in message

@@ -114,6 +114,20 @@ def test_invalid_records_are_written_once_also_if_types_and_output_change(kafka,
 
 
 @pytest.mark.needs("java17")
+def test_a_dead_letter_is_as_large_as_the_input_allows(kafka, spark, tmp_path):
+    """It was cut to 16 KiB, because its topic had the default limit of 1 MiB."""
+    to, large = kafka.create_unique_topic(), b"bad" * 700_000
+    clicks = kafka.create_unique_topic(configs={"max.message.bytes": "10000000"})
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "message.max.bytes": 10_000_000}
+    )
+    producer.produce(clicks, large)
+    assert producer.flush(30) == 0
+    _run(spark, tmp_path, {"servers": [kafka.bootstrap_servers]}, _job(clicks, to), finish=True)
+    assert _told(kafka, f"{clicks}.dlq") == [large]
+
+
+@pytest.mark.needs("java17")
 def test_two_clusters_with_a_topic_of_one_name_are_told_apart(kafka, spark, tmp_path):
     """One cluster's position was held against the other's log start, a gap that there was not;
     then the one was read up to the other's end, for ever."""
