@@ -127,7 +127,7 @@ class SideOutputs:
         self._scan_state: ScanState | None = None
         self._lock = Lock()
 
-    def begin_batch(self, epoch: int) -> None:
+    def begin_batch(self, epoch: int) -> BatchOffsets:
         """Scan the batches before a batch if that is due, and report the gaps before it."""
         with self._lock:
             batch = self.checkpoint.read_batch(epoch)
@@ -135,12 +135,12 @@ class SideOutputs:
                 self._scan_when_due(epoch)
             self._current_batch = batch
             self._report_gaps(batch, gaps.RETENTION)
+            return batch
 
-    def end_batch(self) -> None:
+    def end_batch(self, batch: BatchOffsets) -> None:
         """Report the records that were deleted since the batch began, before Spark commits it."""
         with self._lock:
-            assert self._current_batch is not None
-            self._report_gaps(self._current_batch, gaps.RETENTION_IN_BATCH)
+            self._report_gaps(batch, gaps.RETENTION_IN_BATCH)
 
     def scan_idle(self) -> None:
         """Scan the batches that were not scanned, if that is due, while the query waits.

@@ -331,11 +331,10 @@ def _create_batch_function(
         options = build_sink_options(output, kafka)
 
         def write_at_least_once(rows: DataFrame, epoch: int) -> None:
-            if side_outputs is not None:
-                side_outputs.begin_batch(epoch)
+            batch = None if side_outputs is None else side_outputs.begin_batch(epoch)
             rows.write.format("kafka").options(**options).save()
-            if side_outputs is not None:
-                side_outputs.end_batch()
+            if side_outputs is not None and batch is not None:
+                side_outputs.end_batch(batch)
 
         return write_at_least_once
 
@@ -356,9 +355,9 @@ def _create_batch_function(
     def write_exactly_once(rows: DataFrame, epoch: int) -> None:
         # First, so that a refused checkpoint writes no side outputs either.
         exactly_once_output.prepare(epoch)
-        side_outputs.begin_batch(epoch)
+        batch = side_outputs.begin_batch(epoch)
         exactly_once_output(rows, epoch)
-        side_outputs.end_batch()
+        side_outputs.end_batch(batch)
 
     return write_exactly_once
 

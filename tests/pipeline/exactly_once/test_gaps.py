@@ -122,10 +122,10 @@ def test_records_deleted_before_and_during_a_batch_are_reported(kafka, tmp_path)
         get_counts=lambda _: None,
     )
     try:
-        outputs.begin_batch(1)
-        outputs.end_batch()
+        batch = outputs.begin_batch(1)
+        outputs.end_batch(batch)
         kafka.admin.delete_records(orders, {1: 8})
-        outputs.end_batch()
+        outputs.end_batch(batch)
     finally:
         outputs.close()
     told = [json.loads(each.value()) for each in read_committed(kafka, f"{to}.gaps")]
