@@ -108,7 +108,9 @@ class KsqldbComponent(Component):
             rows = await stack.enter_async_context(self._ksql.stream(query))
         except (KsqlError, KsqlUnavailable) as error:
             raise to_status_error(error) from error
-        ends = [self._context.draining.wait, partial(wait_for_expiry, request.scope)]
+        ends: list[Callable[[], Coroutine[Any, Any, object]]] = [
+            self._context.draining.wait, partial(wait_for_expiry, request.scope)
+        ]  # fmt: skip
         check = partial(check_lifetime, request.scope)
         if NDJSON in request.headers.get("accept", ""):
             limit, timeout = parameters.get("limit"), _to_seconds(parameters.get("timeout"))
