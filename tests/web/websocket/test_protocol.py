@@ -32,6 +32,7 @@ from support.raw_websocket import (
 from support.waiting import WAIT_TIMEOUT_S
 from uvicorn.server import ServerState
 
+from gateway.telemetry.logs import LogRateLimit
 from gateway.web.http.edge import USER_TIMEOUT_S
 from gateway.web.http.outlet import TAKEOVER
 from gateway.web.http.transport import GatewayProtocol
@@ -642,7 +643,8 @@ def test_over_tls(tmp_path, loop: str):
 # Logs
 
 
-def test_no_query_and_no_ordinary_event_is_logged(start: Start, caplog):
+def test_no_query_and_no_ordinary_event_is_logged(start: Start, caplog, monkeypatch):
+    monkeypatch.setattr(LogRateLimit, "filter", lambda *_: True)  # lines of other tests count
     caplog.set_level(logging.DEBUG)
     options = {"ws": UnhurriedProtocol, "log_level": "debug", "log_config": None}
     with running_server(SocketApp(), GatewayProtocol, uvloop.new_event_loop, **options) as served:
