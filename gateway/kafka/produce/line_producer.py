@@ -420,7 +420,10 @@ def _translate_error(failure: BaseException, topic: str) -> KafkaError:
                 f"a record, or a batch of up to {MAX_BATCH_BYTES >> 10} KiB, is larger than topic "
                 f"'{topic}' takes; raise its max.message.bytes"
             )
-        case kafka_errors.InvalidRecordError():
-            return KafkaError(f"topic '{topic}' takes no record without a key; give --key")
+        case kafka_errors.UnknownError():  # so is INVALID_RECORD: aiokafka does not know its number
+            return KafkaError(
+                f"topic '{topic}' refuses the record; if it is compacted, it takes none "
+                "without a key: give --key"
+            )
         case _:
             return KafkaError(f"topic '{topic}': {failure or type(failure).__name__}")

@@ -132,6 +132,8 @@ async def test_what_stands_before_a_wrong_line_is_sent_and_counted(embedded):
     [
         (ErrorCode.TOPIC_AUTHORIZATION_FAILED, AccessDenied, "grant WRITE"),
         (ErrorCode.MESSAGE_TOO_LARGE, KafkaError, "max.message.bytes"),
+        (ErrorCode.INVALID_RECORD, KafkaError, "give --key"),
+        (ErrorCode.INVALID_TOPIC_EXCEPTION, KafkaError, "topic 't'"),
     ],
 )
 async def test_a_refused_batch_is_told_and_not_counted(embedded, code, error, said):
