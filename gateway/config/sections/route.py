@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.config.capabilities import WITH_KINDS, AnyWith, StreamWith
+from gateway.config.source.substitution import find_closest
 from gateway.config.types.address import Host
 from gateway.config.types.fields import Number, in_range, validate_text
 from gateway.config.types.forms import Guarded
@@ -99,6 +100,12 @@ class Route(Section):
         description="CORS of the route; default `listen.access-control`.",
     )
     with_: AnyWith = Field(alias="with", description="What the route does, and with which topics.")
+
+    @classmethod
+    def suggest_option(cls, key: str, value: object) -> str | None:
+        own = (*cls.list_options(), *cls.short_keys)
+        near = find_closest(key, [*own, *WITH_KINDS.list_options()])
+        return f"did you mean '{near}'?" if near else None
 
     @classmethod
     def describe_unknown_key(cls, key: str) -> str | None:

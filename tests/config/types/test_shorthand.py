@@ -108,7 +108,7 @@ def test_a_section_in_the_short_form_is_also_read_alone():
         (
             "kafka: {servers: a:1, topics: [orders]}\n"
             "routes: [{path: /a, topic: orders, heartbaet: 1s}]\n",
-            "g.yaml:2:36: unknown key 'heartbaet' in routes[0]",
+            "g.yaml:2:36: unknown key 'heartbaet' in routes[0]; did you mean 'heartbeat'?",
         ),
         (
             "kafka: {servers: a:1, topics: [orders]}\n"
