@@ -26,7 +26,8 @@ async function loadRecords(isCurrent) {
   let found = { records: [] }, problem = "", summary = "";
   try {
     found = await requestJson(`console/records?${new URLSearchParams(new FormData(byId("record-form")))}`);
-    summary = `${found.records.length} newest of ${found.partitions - found.skipped} partitions`;
+    const read = found.partitions - found.skipped;
+    summary = `${found.records.length} newest of ${read} ${read === 1 ? "partition" : "partitions"}`;
     if (found.skipped) summary += `; ${found.skipped} more were not read, choose one`;
   } catch (error) {
     problem = error.message;
