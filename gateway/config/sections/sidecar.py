@@ -70,6 +70,14 @@ class _FormatChoice:
 
 
 FormatName: TypeAlias = Annotated[str, _FormatChoice()]
+KeyFormat: TypeAlias = Annotated[
+    FormatName,
+    Field(description="Format of keys, which `sidecar.topics` and requests override."),
+]
+ValueFormat: TypeAlias = Annotated[
+    FormatName,
+    Field(description="Format of values, which `sidecar.topics` and requests override."),
+]
 ByteLimit: TypeAlias = Annotated[Size, in_range(1, 1 << 30, format_size)]
 WaitDuration: TypeAlias = Annotated[Duration, in_range(0.001, 86_400)]
 Count: TypeAlias = Annotated[Number, in_range(1, 10**7, str)]
@@ -130,14 +138,8 @@ class Idempotency(Section):
 class Producer(Section):
     """The API of producers, `POST /producers`, which writes records."""
 
-    key_format: FormatName = Field(
-        default="string",
-        description="Format of keys, which `sidecar.topics` and requests override.",
-    )
-    value_format: FormatName = Field(
-        default="binary",
-        description="Format of values, which `sidecar.topics` and requests override.",
-    )
+    key_format: KeyFormat = "string"
+    value_format: ValueFormat = "binary"
     max_bytes: ByteLimit = Field(
         default=1_000_000, description="The most bytes of a request's body."
     )
@@ -204,14 +206,8 @@ class Membership(Section):
 class Consumer(Membership):
     """The API of consumers, `POST /consumers`, whose instances programs poll for records."""
 
-    key_format: FormatName = Field(
-        default="string",
-        description="Format of keys, which `sidecar.topics` and requests override.",
-    )
-    value_format: FormatName = Field(
-        default="binary",
-        description="Format of values, which `sidecar.topics` and requests override.",
-    )
+    key_format: KeyFormat = "string"
+    value_format: ValueFormat = "binary"
     instance_timeout: WaitDuration = Field(
         default=300.0, description="How long an instance lives without requests."
     )
@@ -252,14 +248,8 @@ class Group(Membership):
         default=0.2,
         description="Time between two heartbeats, whose responses tell of a rebalance.",
     )
-    key_format: FormatName = Field(
-        default="string",
-        description="Format of keys, which `sidecar.topics` and requests override.",
-    )
-    value_format: FormatName = Field(
-        default="binary",
-        description="Format of values, which `sidecar.topics` and requests override.",
-    )
+    key_format: KeyFormat = "string"
+    value_format: ValueFormat = "binary"
     backend: Backend = Field(default=Backend(), description="The back end that gets the records.")
     max_retries: Annotated[Number, in_range(0, 1000, str)] = Field(
         default=3,

@@ -28,7 +28,7 @@ from gateway.pipeline.inputs.source import RAW_COLUMN
 from gateway.pipeline.spark import F
 
 from .driver import ExactlyOnceOutput
-from .gaps import InputGap, find_deleted
+from .gaps import InputGap, PartitionOffsets, find_deleted
 from .input_topics import ReadTopic
 from .writer_plan import verify_entries
 
@@ -181,10 +181,10 @@ class SideOutput:
 
     def find_deleted(self, batches: Sequence[BatchOffsets]) -> list[InputGap]:
         """Return the records of batches that are gone, which `write` may have left out."""
-        ranges = (
-            offset_ranges(self.input.topic, batches[0].start, batches[-1].end) if batches else {}
-        )
-        starts = {(*place,): start for place, (start, _) in ranges.items()}
+        if not batches:
+            return []
+        ranges = offset_ranges(self.input.topic, batches[0].start, batches[-1].end)
+        starts: PartitionOffsets = {place: start for place, (start, _) in ranges.items()}
         return find_deleted(starts, build_client_config(self.input_cluster)) if starts else []
 
     def read_last_batch(self, epoch: int) -> int:
