@@ -60,8 +60,8 @@ from gateway.web.access.guard import (
     build_api_key,
 )
 from gateway.web.exchange.dispatch import EXCHANGES, Exchange
+from gateway.web.http.query import get_query_pairs
 from gateway.web.routing.paths import Match
-from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 
 kafka = embedded_kafka({"orders": 1, "digits": 1, "lengths": 1})

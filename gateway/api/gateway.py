@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gateway.config import Settings, load
 from gateway.config.source.problems import format_loc
-from gateway.config.source.substitution import suggest
+from gateway.config.types.substitution import suggest
 from gateway.core.client.terms import EndReason
 from gateway.errors import ConfigError, GatewayError
 from gateway.hub.fanout.hub import Hub

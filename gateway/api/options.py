@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 from gateway.config.types.filters import parse_fields, parse_filter
 from gateway.core.times import CLOCK_SLACK_MS
 from gateway.core.token import resume_token as tokens
-from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.reads.view import View
 
 From: TypeAlias = Literal["live", "earliest"] | datetime | timedelta
 Until: TypeAlias = Literal["latest"] | datetime | int

@@ -26,8 +26,8 @@ from gateway.errors import GatewayError, StreamEnded
 from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.pulled_bytes import PulledBytes
-from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.reads.view import View
 
 from .events import Begin, End, Event, Fault, Gap, LazyToken, Record
 from .object_wire import ObjectEncoder, ObjectWire

@@ -201,7 +201,7 @@ def begin_log(log_format: LogFormat | None, file: Path | None) -> None:
 def _validate_components(names: Sequence[str] | None) -> Sequence[str] | None:
     for name in names or ():
         if name not in COMPONENTS:
-            from gateway.config.source.substitution import find_closest
+            from gateway.config.types.substitution import find_closest
 
             closest = find_closest(name.removeprefix("gateway."), COMPONENTS)
             hint = f"did you mean '{closest}'?" if closest else f"use {', '.join(COMPONENTS)}"

@@ -25,10 +25,10 @@ from pydantic import ValidationError
 
 from gateway.config.capabilities import WITH_KINDS, FetchWith, ProduceWith, StreamWith
 from gateway.config.capabilities.options import With
-from gateway.config.guards import GUARD_KINDS, X509, Http, Inline, User
-from gateway.config.guards.guard_section import Credentials, GuardSection
-from gateway.config.guards.jwt import Jwk, Jwks, Jwt
 from gateway.config.sections.crosscheck import iter_warnings
+from gateway.config.sections.guard_section import Credentials, GuardSection
+from gateway.config.sections.guards import GUARD_KINDS, X509, Http, Inline, User
+from gateway.config.sections.jwt import Jwk, Jwks, Jwt
 from gateway.config.sections.kafka import Kafka, Model, Reconnect, Topic, Transform
 from gateway.config.sections.listen import AccessControl, Limits, Listen, ListenTls
 from gateway.config.sections.pipelines import Pipelines
@@ -45,7 +45,6 @@ from gateway.config.sections.variables import (
 )
 from gateway.config.source import problems
 from gateway.config.source import yaml_document as source
-from gateway.config.source.template import Template
 from gateway.config.source.values_file import ValuesFile
 from gateway.config.source.values_file import read_values as read_values
 from gateway.config.source.yaml_document import dumps
@@ -53,6 +52,7 @@ from gateway.config.types.condition import Condition
 from gateway.config.types.filters import parse_fields, parse_filter, parse_filters
 from gateway.config.types.forms import expand
 from gateway.config.types.path import PathPattern
+from gateway.config.types.template import Template
 from gateway.config.types.units import Rate
 from gateway.errors import ConfigError
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from gateway.config import SchemaRegistry
-from gateway.config.source.substitution import find_closest
 from gateway.config.types.formats import SERIALIZATION_FORMATS
+from gateway.config.types.substitution import find_closest
 from gateway.core.caches import SizedCache
 from gateway.errors import FormatError, RegistryUnavailable, SchemaNotFound
 from gateway.telemetry.logs import create_detached_task

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from gateway.config import Settings, create_locator
 from gateway.config.sections import pipelines as config
 from gateway.config.sections.job import Input, Job
-from gateway.config.source.substitution import find_closest, suggest
 from gateway.config.types.formats import needs_catalog
+from gateway.config.types.substitution import find_closest, suggest
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
 from gateway.pipeline import clusters
 from gateway.pipeline.clusters import build_spark_options, find_cluster

@@ -31,8 +31,8 @@ from gateway.config.sections.job import Input, Output, Progress, State
 from gateway.config.sections.pipelines import Pipelines
 from gateway.config.sections.security import SchemaRegistry
 from gateway.config.source.problems import format_loc
-from gateway.config.source.substitution import suggest
 from gateway.config.types.section import Section
+from gateway.config.types.substitution import suggest
 from gateway.errors import ConfigError, PipelineError
 from gateway.extras import require_extra
 from gateway.pipeline.check import check_input

@@ -32,9 +32,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.config.source.substitution import suggest
 from gateway.config.source.yaml_document import dumps
 from gateway.config.types.address import is_loopback
+from gateway.config.types.substitution import suggest
 from gateway.sidecar.context import Component, Context
 from gateway.sidecar.groups import GroupEndpoints
 from gateway.sidecar.http.middleware import ADMIN_SCOPE

@@ -17,7 +17,7 @@ from gateway.config import Settings
 from gateway.config.sections.sidecar import Membership
 from gateway.config.sections.sidecar import Producer as ProducerSection
 from gateway.config.sections.sidecar import Sidecar as Section
-from gateway.config.source.substitution import suggest
+from gateway.config.types.substitution import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, UnknownTopic
 from gateway.formats.codec import Codecs

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from gateway.config.sections.sidecar import Consumer, DeadLetter, Group, Producer, Sidecar
-from gateway.config.source.substitution import suggest
+from gateway.config.types.substitution import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError, UnknownTopic
 from gateway.formats.codec import SerializationFormat

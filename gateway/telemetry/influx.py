@@ -50,7 +50,7 @@ def build_auth_headers(token: str | None) -> dict[str, str]:
 
 
 class InfluxExporter:
-    """Sends metrics to InfluxDB; `gateway.web.app.metrics` calls `send` from a thread."""
+    """Sends metrics to InfluxDB; `gateway.web.admin.metrics` calls `send` from a thread."""
 
     def __init__(self, url: str, token: str | None, service: str) -> None:
         self.url = url

@@ -41,7 +41,7 @@ def build_resource(name: str, version: str) -> Resource:
 
 
 class OtlpExporter:
-    """Sends metrics to an OTLP endpoint; `gateway.web.app.metrics` calls `send` from a thread."""
+    """Sends metrics to an OTLP endpoint; `gateway.web.admin.metrics` calls `send` from a thread."""
 
     def __init__(self, url: str, headers: Mapping[str, str], resource: Resource) -> None:
         self.url = url

@@ -15,7 +15,7 @@ from support.doc_commands import parse_gateway_command
 import gateway
 from gateway.config import Listen, Settings, iter_warnings, loads
 from gateway.telemetry.catalog import METRICS
-from gateway.web.workers.supervisor import Supervisor
+from gateway.web.app.supervisor import Supervisor
 
 pytestmark = pytest.mark.needs("helm")
 

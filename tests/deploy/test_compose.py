@@ -15,7 +15,7 @@ from support.charts import DEPLOY
 from support.doc_commands import parse_gateway_command
 
 from gateway.config import Listen, iter_warnings, loads
-from gateway.web.workers.supervisor import Supervisor
+from gateway.web.app.supervisor import Supervisor
 
 STOP_S = Listen().drain_timeout + Supervisor.KILL_GRACE_S  # how long a gateway may take to end
 # Folders that are beside compose.yaml for their own sake; what is in them has tests of its own.

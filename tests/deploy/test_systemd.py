@@ -20,7 +20,7 @@ from support.waiting import wait_until
 from gateway.cli import EXIT_CONFIG_ERROR
 from gateway.config import Listen
 from gateway.config.sections.sidecar import Backend
-from gateway.web.workers.supervisor import Supervisor
+from gateway.web.app.supervisor import Supervisor
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 SERVICES = ("gateway.service", "gateway-sidecar.service")

@@ -40,9 +40,9 @@ from gateway.cli.cluster_check import FindingState
 from gateway.cli.cluster_check.front import CHECKS
 from gateway.config import loads
 from gateway.hub.wires.control_events import CONTROL_EVENTS
-from gateway.web.app.assets import JS_DIRECTORY
 from gateway.web.demo import CONFIG
-from gateway.web.websocket.messages import MESSAGE_MODELS
+from gateway.web.http.assets import JS_DIRECTORY
+from gateway.web.routing.messages import MESSAGE_MODELS
 
 BLOCKS = [block for page in list_checked_pages() for block in read_blocks(page)]
 GENERATED = DOCS / "reference" / "configuration"

@@ -31,7 +31,7 @@ from support.records import RecordToSend, produce_records
 from support.waiting import WAIT_TIMEOUT_S
 
 from gateway.core.channel.filters import Filter, Filters
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.kafka.embedded import EmbeddedKafka
 
 GUARD = "users"

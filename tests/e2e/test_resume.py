@@ -31,10 +31,10 @@ from support.sse import SseParser
 from support.waiting import wait_until
 
 from gateway.core.channel.channel import Channel
+from gateway.core.channel.tail import Tail
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Record, TopicPartition
-from gateway.core.log.tail import Tail
 from gateway.core.token import resume_token as tokens
 from gateway.formats import create_format
 from gateway.hub.reads import position_resolver

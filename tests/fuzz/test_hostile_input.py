@@ -30,12 +30,12 @@ from gateway.sidecar.consumer.dialect import iter_accepted_types
 from gateway.sidecar.http.spec import Spec
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.ksqldb.rows import KsqlError, KsqlProtocolError, ResponseParser
-from gateway.web.http.certificate import get_certificate
+from gateway.web.access.x509 import get_certificate
 from gateway.web.http.content import iter_ranges, parse_preferences
 from gateway.web.http.head import parse_body_length, to_origin_form
+from gateway.web.routing.messages import parse_message, parse_target
 from gateway.web.routing.views import parse_selection
 from gateway.web.websocket.handshake import HANDSHAKES, UpgradeRequest
-from gateway.web.websocket.messages import parse_message, parse_target
 from gateway.wire.message_reader import MessageReader, ProtocolError
 
 BUDGET = Budget(memory_per_byte=200)

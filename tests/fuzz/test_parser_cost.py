@@ -27,9 +27,9 @@ from support.raw_websocket import (
 )
 from support.record_sets import BatchRecord, build_batch, decode_record_set
 
-from gateway.config.source.substitution import find_closest
 from gateway.config.types.condition import ShortCondition, merge_conditions
 from gateway.config.types.filters import parse_fields, parse_filter
+from gateway.config.types.substitution import find_closest
 from gateway.core.channel.filters import matches_glob, parse_pointer
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
@@ -46,15 +46,15 @@ from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.ksqldb.rows import ResponseParser
 from gateway.telemetry import traceparent
 from gateway.telemetry.logs import redact_text, redact_url
+from gateway.web.access.x509 import get_certificate
 from gateway.web.http.asgi_middleware import ForwardedMiddleware
 from gateway.web.http.browsers import CorsRequest
-from gateway.web.http.certificate import get_certificate
 from gateway.web.http.content import iter_ranges, lists_record, parse_preferences
 from gateway.web.http.head import to_origin_form
-from gateway.web.routing.query import parse_start_request, wants_positions
+from gateway.web.http.query import parse_start_request, wants_positions
+from gateway.web.routing.messages import parse_message, parse_target
 from gateway.web.routing.views import parse_selection
 from gateway.web.websocket.handshake import HANDSHAKES, UpgradeRequest
-from gateway.web.websocket.messages import parse_message, parse_target
 from gateway.wire.message_reader import MessageReader, ProtocolError
 
 pytestmark = pytest.mark.night

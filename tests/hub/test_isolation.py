@@ -36,7 +36,7 @@ from gateway.core.channel.filters import Filter, Filters
 from gateway.core.client.terms import SlowClientPolicy
 from gateway.core.log.record import TopicPartition
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.kafka.embedded import EmbeddedKafka
 
 DAY_EXAMPLES = 3

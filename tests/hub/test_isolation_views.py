@@ -17,7 +17,7 @@ from gateway.config.types.filters import parse_filter
 from gateway.core.channel.filter_index import FilterIndex
 from gateway.core.channel.filters import Filters
 from gateway.core.log.record import Record, TopicPartition
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 
 TP = TopicPartition("orders", 0)
 

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from gateway.core.channel.tail import Tail
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SlowClientPolicy
 from gateway.core.log.partition_reader import OutOfRangePolicy
 from gateway.core.log.record import Ready
-from gateway.core.log.tail import Tail
 
 from .client import ModelClient
 from .oracle import BrokenPromise, Oracle

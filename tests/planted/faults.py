@@ -128,7 +128,7 @@ HUB = (
     ),
     PlantedFault(
         "private-readers-not-woken",
-        "gateway/hub/fanout/shared_tail.py",
+        "gateway/hub/reads/shared_tail.py",
         """\
         # Private readers follow the tail also where their channel shows nothing of this turn.
         self.tail.wake_readers()
@@ -310,7 +310,7 @@ WEB = (
     ),
     PlantedFault(
         "slot-of-identity-not-released",
-        "gateway/web/routing/limits.py",
+        "gateway/web/http/limits.py",
         "self._keys = (*self._keys, *keys)",
         "self._keys = self._keys or tuple(keys)",
         ("tests/web/routing", "tests/e2e/test_limits_of_one.py"),
@@ -338,7 +338,7 @@ WEB = (
     ),
     PlantedFault(
         "counters-added-twice",
-        "gateway/web/app/metrics.py",
+        "gateway/web/admin/metrics.py",
         "if last is not None and current.started_at > last.started_at:",
         "if last is not None and current.started_at >= last.started_at:",
         ("tests/web/workers",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 
 MAX_CANDIDATES = 1 << 24
 CANDIDATE_FORMAT = "customer-%d"

@@ -34,13 +34,13 @@ PRELOADED_MODULES = [
     "gateway.kafka.embedded",
     "gateway.web.app.server",
     "gateway.web.workers.bus",
-    "gateway.web.workers.supervisor",
+    "gateway.web.app.supervisor",
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
 ]
 
 COMMAND_TIMEOUT_S = 120.0
-WORKER_COMMAND = (sys.executable, "-m", "gateway.web.workers.worker")
+WORKER_COMMAND = (sys.executable, "-m", "gateway.web.app.worker")
 PR_SET_NAME = 15
 
 _kept: list[object] = []

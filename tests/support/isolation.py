@@ -22,7 +22,7 @@ from gateway.config.types.filters import parse_fields, parse_filter
 from gateway.core.channel.filters import Filters
 from gateway.core.client.terms import SlowClientPolicy
 from gateway.core.log.record import TopicPartition
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.web.access import Grant, Granted
 from gateway.web.routing.views import ClientSelection, TemplateValues, build_route_view
 

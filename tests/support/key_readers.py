@@ -10,6 +10,7 @@ from support.per_event_encoder import PerEventEncoder
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
+from gateway.core.channel.tail import Tail
 from gateway.core.client.read_buffer import ReadAnswer
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
@@ -26,7 +27,6 @@ from gateway.core.log.record import (
     StreamItem,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 from gateway.telemetry.traffic import StreamCounts
 

@@ -9,19 +9,19 @@ from typing import Any
 from gateway.client_memory import ClientMemory
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk_ring import RingBudget
+from gateway.core.channel.tail import Tail
 from gateway.core.client.shared_cursor import UNREPORTED_TRAFFIC
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SlowClientPolicy, SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Ready, Record, TopicPartition
-from gateway.core.log.tail import Tail
 from gateway.formats import create_format
 from gateway.hub.fanout.broadcaster import Broadcaster
 from gateway.hub.fanout.client import Client, ClientOptions
-from gateway.hub.fanout.pacing import BatchPacing, RateLimiter
 from gateway.hub.fanout.shared_catch_up import SharedCatchUps
-from gateway.hub.fanout.shared_tail import SharedTail
+from gateway.hub.reads.pacing import BatchPacing, RateLimiter
 from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.reads.shared_tail import SharedTail
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.traffic import StreamCounts

@@ -16,6 +16,7 @@ from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk_ring import RingBudget
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
+from gateway.core.channel.tail import Tail
 from gateway.core.client.read_buffer import ReadAnswer
 from gateway.core.client.snapshot import (
     KeyTable,
@@ -38,7 +39,6 @@ from gateway.core.log.record import (
     StreamItem,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 
 PARTITIONS = (TopicPartition("prices", 0), TopicPartition("prices", 1))

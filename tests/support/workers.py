@@ -58,7 +58,7 @@ def find_workers(gateway: GatewayProcess) -> dict[int, psutil.Process]:
             continue
         if name.startswith("worker-"):  # a fork
             found[int(name.removeprefix("worker-"))] = process
-        elif "gateway.web.workers.worker" in command:
+        elif "gateway.web.app.worker" in command:
             found[int(command[-1])] = process
     return found
 

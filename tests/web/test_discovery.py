@@ -41,11 +41,11 @@ from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.hub.wires.wire import Beginning, Wire
 from gateway.web import demo, discovery
 from gateway.web.app.app import create_app
-from gateway.web.app.assets import VERSIONED_MODULE_PATH
 from gateway.web.discovery.asyncapi import build_document
 from gateway.web.discovery.description import build_description
 from gateway.web.discovery.html import MIN_STREAMS_FOR_SEARCH, render_page
-from gateway.web.websocket.messages import parse_message
+from gateway.web.http.assets import VERSIONED_MODULE_PATH
+from gateway.web.routing.messages import parse_message
 from gateway.wire.websocket import insert_member
 from gateway.wire.websocket import iter_texts as frames
 

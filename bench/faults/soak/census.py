@@ -21,7 +21,7 @@ OBSERVER = Path(__file__).parent / "observer"
 # for later clients, too. Views and tokens of clients that were there are kept in bounded caches.
 KEPT_PREFIXES = (
     "gateway.kafka.", "gateway.core.log.", "gateway.telemetry.", "gateway.config.",
-    "gateway.hub.fanout.view.", "gateway.core.channel.filters.", "gateway.core.token.",
+    "gateway.hub.reads.view.", "gateway.core.channel.filters.", "gateway.core.token.",
 )  # fmt: skip
 TIMER_TYPES = ("uvloop.loop.TimerHandle", "asyncio.events.TimerHandle")
 

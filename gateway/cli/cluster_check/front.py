@@ -1,6 +1,6 @@
 """Ask through the proxy in front of the gateway, and find how it changes streams.
 
-The gateway's `/health/front` (`gateway.web.app.health`) responds with two events and a silence
+The gateway's `/health/front` (`gateway.web.admin.health`) responds with two events and a silence
 between them, and reports the request that arrived. So each fault of a proxy is seen from both ends:
 a late event, a header that did not arrive, a response that the gateway did not compress. A
 WebSocket at `/ws` shows whether upgrades pass.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gateway.cli.output import format_count, format_list
 from gateway.config import Kafka, Route, Settings
-from gateway.config.source.substitution import suggest
+from gateway.config.types.substitution import suggest
 from gateway.core.channel.filters import is_glob, matches_glob
 from gateway.core.error_code import ErrorCode
 from gateway.kafka.protocol.requests import TopicMetadata, TopicOperation

@@ -48,7 +48,7 @@ def load_pipelines(file: Path) -> tuple[Settings, Pipelines]:
 
 
 def find_job(pipelines: Pipelines, name: str) -> Job:
-    from gateway.config.source.substitution import suggest
+    from gateway.config.types.substitution import suggest
 
     job = pipelines.find_job(name)
     if job is None:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message
 from gateway import config
 from gateway.cli.kafka_connection import KafkaSource
 from gateway.config import Settings, Topic
-from gateway.config.source.substitution import find_closest
+from gateway.config.types.substitution import find_closest
 from gateway.errors import KafkaError
 from gateway.web.app.app import Application, create_app
 

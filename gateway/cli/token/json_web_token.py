@@ -234,7 +234,7 @@ def _format_expiry(grant: Grant) -> str | None:
 
 def find_guard(file: Path, name: str | None) -> tuple[Settings, str, GuardSection]:
     from gateway.config import load
-    from gateway.config.source.substitution import suggest
+    from gateway.config.types.substitution import suggest
 
     settings = load(file)
     if name is None:

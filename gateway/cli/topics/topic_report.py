@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from gateway.cli.kafka_connection import KafkaSource
-from gateway.config.source.substitution import suggest
+from gateway.config.types.substitution import suggest
 from gateway.core.log.record import Record, TopicPartition
 from gateway.core.times import format_time
 from gateway.errors import FormatError, KafkaError, RegistryUnavailable, UnknownTopic

@@ -14,12 +14,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import AfterValidator, Field
 
 from gateway.config.capabilities.options import WRITE_METHODS, With
-from gateway.config.source.template import LOCATION_ROOTS, WRITE_ROOTS, Template, require_roots
 from gateway.config.types.condition import RequestTemplate
 from gateway.config.types.fields import Duration, Flag, History, Rate, Text, TopicName, in_range
 from gateway.config.types.forms import Kinds
 from gateway.config.types.path import PathPattern
 from gateway.config.types.section import Problem, Section, create_value_error
+from gateway.config.types.template import LOCATION_ROOTS, WRITE_ROOTS, Template, require_roots
 
 
 class StreamWith(With):

@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, SerializationInfo, TypeAdapter
 
-from gateway.config.source.template import Template
 from gateway.config.types.condition import Filter, RequestTemplate
 from gateway.config.types.fields import Choice, Flag, Pointer, Text, TopicGlob
 from gateway.config.types.formats import EVENT_FORMATS
 from gateway.config.types.forms import Guarded
 from gateway.config.types.section import Problem, Section
+from gateway.config.types.template import Template
 
 WRITE_METHODS = ("POST", "PUT", "PATCH", "DELETE")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from gateway.config.source.substitution import safe_repr, suggest
 from gateway.config.types.address import is_loopback
 from gateway.config.types.formats import needs_catalog
 from gateway.config.types.section import Loc, Problem, nest
+from gateway.config.types.substitution import safe_repr, suggest
 from gateway.extras import describe_missing_extra
 
 from .guard_checks import check_guarded

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from gateway.config.capabilities import parse_location
 from gateway.config.capabilities.options import With
 from gateway.config.source.problems import format_loc
-from gateway.config.source.substitution import safe_repr, suggest
-from gateway.config.source.template import Placeholder, Template
 from gateway.config.types.fields import Secret
 from gateway.config.types.path import PathPattern, is_reserved_path
 from gateway.config.types.section import Loc, Problem, iter_leaves, nest
+from gateway.config.types.substitution import safe_repr, suggest
+from gateway.config.types.template import Placeholder, Template
 from gateway.config.types.units import format_size
 
 from .component_checks import (

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
-from gateway.config.source.substitution import safe_repr, suggest
 from gateway.config.types.address import Host
 from gateway.config.types.fields import (
     Choice,
@@ -23,6 +22,7 @@ from gateway.config.types.fields import (
 )
 from gateway.config.types.formats import list_job_models, needs_catalog
 from gateway.config.types.section import Problem, Section, create_value_error
+from gateway.config.types.substitution import safe_repr, suggest
 from gateway.config.types.units import format_duration, format_share, format_size, parse_duration
 
 from .telemetry import Share

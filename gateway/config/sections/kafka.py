@@ -16,7 +16,6 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.config.source.template import MESSAGE_ROOTS, Template, require_roots
 from gateway.config.types.address import Servers
 from gateway.config.types.fields import (
     TOPIC_NAME_SCHEMA,
@@ -36,6 +35,7 @@ from gateway.config.types.section import (
     WrittenForm,
     create_section_error,
 )
+from gateway.config.types.template import MESSAGE_ROOTS, Template, require_roots
 from gateway.config.types.units import format_duration
 
 from .security import Security, suggest_cluster_option

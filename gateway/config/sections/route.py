@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.config.capabilities import WITH_KINDS, AnyWith, StreamWith
-from gateway.config.source.substitution import find_closest
 from gateway.config.types.address import Host
 from gateway.config.types.fields import Number, in_range, validate_text
 from gateway.config.types.forms import Guarded
@@ -25,6 +24,7 @@ from gateway.config.types.section import (
     as_mapping,
     create_value_error,
 )
+from gateway.config.types.substitution import find_closest
 
 from .listen import AccessControl
 

@@ -11,8 +11,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 from pydantic_core import InitErrorDetails
 
 from gateway.config.capabilities import Correlation
-from gateway.config.guards import AnyGuardSection
-from gateway.config.source.template import Template
+from gateway.config.sections.guards import AnyGuardSection
 from gateway.config.types.fields import Size, Text, in_range
 from gateway.config.types.forms import expand
 from gateway.config.types.section import (
@@ -23,6 +22,7 @@ from gateway.config.types.section import (
     build_error,
     read_errors,
 )
+from gateway.config.types.template import Template
 from gateway.config.types.units import format_size
 from gateway.config.types.valid_rest import ValidRest
 

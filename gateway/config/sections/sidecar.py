@@ -21,7 +21,6 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gateway.config.source.substitution import safe_repr
 from gateway.config.types.address import Url
 from gateway.config.types.fields import (
     Duration,
@@ -36,6 +35,7 @@ from gateway.config.types.fields import (
 from gateway.config.types.formats import SERIALIZATION_FORMATS
 from gateway.config.types.forms import Guarded
 from gateway.config.types.section import Loc, Problem, Section, create_value_error
+from gateway.config.types.substitution import safe_repr
 from gateway.config.types.units import format_share, format_size
 
 from .ksqldb import Ksqldb

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
-from gateway.config.source.substitution import safe_repr, suggest
 from gateway.config.types.address import Url
 from gateway.config.types.fields import Duration, SecretText, Text, in_range
 from gateway.config.types.path import PathPattern, is_reserved_path
 from gateway.config.types.section import Problem, Section, create_value_error
+from gateway.config.types.substitution import safe_repr, suggest
 from gateway.config.types.units import format_share, parse_share
 from gateway.telemetry.logs import COMPONENTS, LIBRARIES, PIPELINE_COMPONENTS
 

@@ -17,11 +17,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args, get_origin
 
-from gateway.config.source.substitution import SubstitutedText
 from gateway.config.source.yaml_document import parse_document
 from gateway.config.types.fields import DURATION_PATTERN, RATE_PATTERN, SIZE_PATTERN
 from gateway.config.types.forms import get_item, is_section, resolve_type
 from gateway.config.types.section import Loc, Section, as_mapping
+from gateway.config.types.substitution import SubstitutedText
 from gateway.errors import ConfigError
 
 from .schema import build_json_schema

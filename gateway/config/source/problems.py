@@ -15,9 +15,9 @@ from pydantic_core import ErrorDetails
 
 from gateway.config.types.forms import AnySection, find_sections, get_item, is_section
 from gateway.config.types.section import PROBLEM_ERROR_TYPE, Loc, Section
+from gateway.config.types.substitution import UnresolvedText, safe_repr, suggest
 
 from .nodes import START_MARK, SourceMark
-from .substitution import UnresolvedText, safe_repr, suggest
 from .yaml_document import YamlDocument
 
 

@@ -16,10 +16,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gateway.config.types.substitution import suggest
 from gateway.errors import ConfigError
 
 from . import yaml_document as source
-from .substitution import suggest
 
 _PRODUCER = "sidecar.producer"
 _CONSUMER = "sidecar.consumer"

@@ -22,16 +22,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from gateway.config.source.nodes import MalformedYamlError, SourceMark, compose, get_mark
-from gateway.config.source.substitution import (
+from gateway.config.types.fields import Secret
+from gateway.config.types.section import Section
+from gateway.config.types.substitution import (
     NO_VALUES,
     SubstitutedText,
     UnresolvedText,
     escape,
     substitute,
 )
-from gateway.config.source.template import Template
-from gateway.config.types.fields import Secret
-from gateway.config.types.section import Section
+from gateway.config.types.template import Template
 from gateway.errors import ConfigError
 
 Loc: TypeAlias = tuple[str | int, ...]

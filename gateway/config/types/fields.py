@@ -26,12 +26,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gateway.config.source.substitution import (
-    SubstitutedText,
-    describe_not_text,
-    safe_repr,
-    suggest,
-)
+from gateway.config.types.substitution import SubstitutedText, describe_not_text, safe_repr, suggest
 
 from . import units
 from .section import create_value_error

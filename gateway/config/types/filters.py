@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
-from gateway.config.source.substitution import describe_not_text, safe_repr, suggest
+from gateway.config.types.substitution import describe_not_text, safe_repr, suggest
 from gateway.core.channel.exact_json import Number, parse_number
 from gateway.core.channel.filters import (
     BOUND_NAMES,

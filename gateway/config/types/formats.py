@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gateway.config.source.substitution import find_closest
+from gateway.config.types.substitution import find_closest
 from gateway.errors import FormatError
 
 

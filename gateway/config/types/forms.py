@@ -44,12 +44,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
-from gateway.config.source.substitution import (
-    SubstitutedText,
-    describe_not_text,
-    safe_repr,
-    suggest,
-)
+from gateway.config.types.substitution import SubstitutedText, describe_not_text, safe_repr, suggest
 
 from .fields import SUBSTITUTION_SCHEMA, Text
 from .section import (

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from gateway.config.source.substitution import UnresolvedText
+from gateway.config.types.substitution import UnresolvedText
 
 from .section import ErrorKey, Loc, Problem, read_errors
 

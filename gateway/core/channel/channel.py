@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from gateway.core.channel.tail import Tail, TailEntry, TailUpdate
 from gateway.core.log.record import (
     Entry,
     Gap,
@@ -26,7 +27,6 @@ from gateway.core.log.record import (
     StreamItem,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail, TailEntry, TailUpdate
 from gateway.core.token.resume_token import seal_token
 
 from .chunk_ring import ByteSum, ChannelEvent, Chunk, ChunkRing, CohortKey, CountedBytes, RingBudget

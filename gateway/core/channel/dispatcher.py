@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from gateway.core.channel.tail import Tail, TailUpdate
 from gateway.core.log.record import Entry, Fault, Ready, Record, Skip
-from gateway.core.log.tail import Tail, TailUpdate
 
 from .channel import Channel, Encoder, build_event
 from .chunk_ring import ChannelEvent

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterator
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk_ring import Chunk, CohortKey
+from gateway.core.channel.tail import Tail
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import (
     NO_EPOCH,
@@ -20,7 +21,6 @@ from gateway.core.log.record import (
     Position,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import TokenWriter
 from gateway.telemetry.traffic import StreamCounts
 

@@ -3,6 +3,5 @@
 Start with `record`, which has the entries of a log and the positions between them.
 `partition_reader` decides what is asked of Kafka next and what an error means, with the table of
 errors in `recovery`. `partition_log` keeps recent entries in memory, with a `key_index` while many
-readers of single keys are behind, and `tail` merges the partitions of a topic set into one order.
-`gateway.kafka.fetch` drives the readers, `gateway.hub` the logs and tails.
+readers of single keys are behind. `gateway.kafka.fetch` drives the readers, `gateway.hub` the logs.
 """

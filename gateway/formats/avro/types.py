@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from gateway.config.source.substitution import find_closest
+from gateway.config.types.substitution import find_closest
 from gateway.formats.budget import Budget
 from gateway.formats.plain import describe_json_type
 from gateway.formats.serialization import SchemaMismatch

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, cast
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk_ring import Chunk
 from gateway.core.small_set import SmallSet, add_member, discard_member
+from gateway.hub.reads.pacing import BatchPacing
 from gateway.telemetry.traffic import StreamCounts
-
-from .pacing import BatchPacing
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing

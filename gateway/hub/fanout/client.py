@@ -19,16 +19,16 @@ from gateway.core.channel.chunk_ring import ByteSum
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import ClientKey, EndReason, SlowClientPolicy, Throttle
 from gateway.core.log.record import TopicPartition
+from gateway.hub.reads.pacing import WallClockTimer
 from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.reads.shared_tail import SharedTail
+from gateway.hub.reads.view import View
 from gateway.hub.wires.wire import Wire
 
 from .broadcaster import Audience
 from .client_source import ClientSource
-from .pacing import WallClockTimer
 from .pulled_bytes import PulledBytes
-from .shared_tail import SharedTail
 from .state_log import log as state_logger
-from .view import View
 
 if TYPE_CHECKING:
     from .hub import Hub

@@ -18,8 +18,7 @@ from gateway.telemetry.logs import LogRateLimit
 if TYPE_CHECKING:
     from gateway.core.channel.channel import Channel
     from gateway.core.client.terms import ClientKey
-
-    from .view import View
+    from gateway.hub.reads.view import View
 
 log = logging.getLogger(__name__)
 log.addFilter(LogRateLimit())

@@ -18,14 +18,14 @@ from gateway.core.client.terms import EndReason, SubscriptionTerms
 from gateway.core.log.partition_reader import TimestampStart
 from gateway.core.log.record import GapReason, Position, TopicPartition
 from gateway.hub.reads.backfill import Backfill
+from gateway.hub.reads.pacing import RateLimiter
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.services import ReadServices
+from gateway.hub.reads.shared_tail import SharedTail
 from gateway.hub.wires.wire import Beginning, Wire
 from gateway.telemetry.logs import log_context
 from gateway.telemetry.traffic import CATCHING_UP, NO_CREDIT, SLOW, THROTTLED
 
-from .pacing import RateLimiter
-from .shared_tail import SharedTail
 from .state_log import LIVE, StateLog
 from .state_log import log as state_logger
 

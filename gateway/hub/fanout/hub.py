@@ -25,13 +25,13 @@ from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.config import Kafka, Settings
 from gateway.core.channel.channel import Channel, Encoder
 from gateway.core.channel.chunk_ring import RingBudget
+from gateway.core.channel.tail import Tail
 from gateway.core.client.snapshot import Snapshot
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason, SubscriptionTerms
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.record import Position
-from gateway.core.log.tail import Tail
 from gateway.errors import MemoryFull
 from gateway.formats import create_format
 from gateway.formats.exact_values import wrap_format
@@ -40,12 +40,15 @@ from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.dictionaries import Dictionaries
 from gateway.hub.reads.documents import DocumentReader
 from gateway.hub.reads.key_indexes import KeyIndexBuilder, KeyPartitions
+from gateway.hub.reads.pacing import BatchPacing, RateLimiter
 from gateway.hub.reads.position_resolver import LookupTurns, StreamStart, fetch_ends, resolve_starts
 from gateway.hub.reads.services import LATER_EPOCH_TIMEOUT_S, ReadServices
 from gateway.hub.reads.shared_reads import SharedReads
+from gateway.hub.reads.shared_tail import ChannelKey, SharedTail, SteppedTail
 from gateway.hub.reads.snapshots import Snapshots
 from gateway.hub.reads.token_verifier import TokenVerifier
 from gateway.hub.reads.topic_opener import TopicOpener
+from gateway.hub.reads.view import View
 from gateway.hub.wires.models import Models
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Wire, end_retries
@@ -58,11 +61,8 @@ from .broadcaster import Broadcaster
 from .client import Client, ClientOptions, ClientRegistry
 from .client_shares import ClientShares
 from .lag_scan import LagScan
-from .pacing import BatchPacing, RateLimiter
 from .shared_catch_up import SharedCatchUps
-from .shared_tail import ChannelKey, SharedTail, SteppedTail
 from .state_log import log as state_logger
-from .view import View
 
 if TYPE_CHECKING:
     from gateway.telemetry.traces import Tracing

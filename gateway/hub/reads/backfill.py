@@ -32,7 +32,7 @@ from .services import ReadServices
 from .snapshots import SnapshotRead
 
 if TYPE_CHECKING:
-    from gateway.hub.fanout.shared_tail import SharedTail
+    from gateway.hub.reads.shared_tail import SharedTail
 
 log = logging.getLogger(__name__)
 

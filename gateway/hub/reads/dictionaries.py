@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.core.channel.channel import Encoder
+from gateway.core.channel.tail import Tail
 from gateway.core.log.record import (
     NO_EPOCH,
     UNVERIFIED_LINEAGE,
@@ -33,11 +34,10 @@ from gateway.core.log.record import (
     Record,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token, seal_token
 from gateway.errors import BrokerUnavailable, GatewayError, RecordTooLarge, TokenForeign
-from gateway.hub.fanout.shared_tail import SharedTail
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.shared_tail import SharedTail
+from gateway.hub.reads.view import View
 from gateway.wire import sse
 from gateway.wire.zstd import CompressionDictionary
 

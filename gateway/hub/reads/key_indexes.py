@@ -14,7 +14,7 @@ from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import KafkaError
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.produce.pending_records import compute_partition

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
+from gateway.core.channel.tail import Tail
 from gateway.core.client.terms import ClientKey, PartitionPredicate
 from gateway.core.log.partition_reader import EARLIEST, LATEST, TimestampStart
 from gateway.core.log.record import (
@@ -26,7 +27,6 @@ from gateway.core.log.record import (
     Position,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import ResumeToken, digest_text
 from gateway.core.token.token_parser import TokenTopic
 from gateway.errors import KafkaError, TokenForeign

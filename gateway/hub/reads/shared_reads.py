@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import TypeAlias, assert_never
 
 from gateway.config import Topic
+from gateway.core.channel.tail import Tail
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import (
     LiveStart,
@@ -44,9 +45,8 @@ from gateway.core.log.record import (
     TopicPartition,
 )
 from gateway.core.log.recovery import Backoff
-from gateway.core.log.tail import Tail
-from gateway.hub.fanout.pacing import BatchPacing
-from gateway.hub.fanout.shared_tail import SharedTail
+from gateway.hub.reads.pacing import BatchPacing
+from gateway.hub.reads.shared_tail import SharedTail
 from gateway.hub.wires.models import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange

@@ -24,7 +24,7 @@ from .shared_reads import SharedReads
 from .tables import Tables
 
 if TYPE_CHECKING:
-    from gateway.hub.fanout.shared_tail import SharedTail
+    from gateway.hub.reads.shared_tail import SharedTail
 
 log = logging.getLogger(__name__)
 

@@ -25,14 +25,14 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from gateway.config import Tokens
+from gateway.core.channel.tail import Tail
 from gateway.core.log.partition_reader import LATEST
 from gateway.core.log.record import RETIRED_EPOCH, PartitionPosition, TopicPartition
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import ResumeToken, TokenSeal
 from gateway.core.token.signing import TokenSigner
 from gateway.core.token.token_parser import TokenTopic
 from gateway.errors import BrokerUnavailable, KafkaError, TokenForeign, TokenTooOld
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.offsets import OffsetAndTimestamp

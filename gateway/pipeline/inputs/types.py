@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from gateway.config.source.substitution import suggest
+from gateway.config.types.substitution import suggest
 
 TYPE_NAMES = (
     "boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long", "float",

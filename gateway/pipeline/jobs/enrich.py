@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from gateway.config.sections.pipelines import Broadcast, Redis
-from gateway.config.source.substitution import suggest
+from gateway.config.types.substitution import suggest
 from gateway.errors import PipelineError
 from gateway.pipeline.inputs import types
 from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES

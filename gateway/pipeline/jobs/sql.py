@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
-from gateway.config.source.substitution import suggest
+from gateway.config.types.substitution import suggest
 from gateway.pipeline.inputs.types import RECORD_COLUMN_TYPES
 
 # Text in quotes, names in backticks, and comments, as Spark's lexer reads them.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from gateway.config.source.substitution import find_closest
+from gateway.config.types.substitution import find_closest
 
 INT64_BOUND = 2.0**63
 _BRANCHES = ("allOf", "anyOf", "oneOf")

@@ -19,8 +19,8 @@ import orjson
 from ruamel.yaml import YAML
 from starlette.requests import Request
 
-from gateway.config.source.substitution import find_closest
 from gateway.config.types.formats import SERIALIZATION_FORMATS
+from gateway.config.types.substitution import find_closest
 from gateway.core.times import parse_time
 from gateway.version import __version__
 

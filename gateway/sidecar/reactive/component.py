@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.background_tasks import run_supervised
-from gateway.config.source.substitution import suggest
 from gateway.config.types.address import join_url
+from gateway.config.types.substitution import suggest
 from gateway.core.log.record import TopicPartition
 from gateway.errors import NotOwned
 from gateway.sidecar.context import Component, Context

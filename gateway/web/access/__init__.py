@@ -3,8 +3,8 @@
 A guard reads credentials from a request and returns a `Grant`; all grants of a client together are
 a `Granted`. `routing.routes` asks for every stream and write, and `admin` for operators. A route's
 guards are asked by `admission`. Each kind has a module of its own (`jwt`, `http`, `inline`,
-`x509`), listed there, and a section of its own in `gateway.config.guards`, which says how to add
-one. Start with `admission`.
+`x509`), listed there, and a section in `gateway.config.sections.guards`, which says how to add one.
+Start with `admission`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from starlette.requests import HTTPConnection, cookie_parser
 
 from gateway.config import Credentials
-from gateway.config.guards.guard_section import CREDENTIALS_PLACEHOLDER
+from gateway.config.sections.guard_section import CREDENTIALS_PLACEHOLDER
 
 MAX_EXPIRES_S = 253_402_300_799.0  # seconds since 1970: the last second of the year 9999
 

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection
 
 from gateway.config import Credentials, GuardSection, PathPattern, Route
 from gateway.config.capabilities import parse_location
-from gateway.config.guards.guard_section import CREDENTIALS_PLACEHOLDER
+from gateway.config.sections.guard_section import CREDENTIALS_PLACEHOLDER
 from gateway.errors import GuardUnavailable, NotGranted
 from gateway.web.access.external_http import ExternalHttp
 from gateway.web.access.grant import AmbiguousCredentials, CredentialsLocations, Grant

@@ -30,8 +30,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlencode
 
 from gateway.config import Http
-from gateway.config.guards.guard_section import CREDENTIALS_PLACEHOLDER
-from gateway.config.source.template import find_field
+from gateway.config.sections.guard_section import CREDENTIALS_PLACEHOLDER
+from gateway.config.types.template import find_field
 from gateway.core.times import parse_time
 
 from .external_http import ExternalHttp, ExternalHttpError, Headers, UnsendableRequest, parse_json

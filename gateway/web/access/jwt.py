@@ -30,7 +30,7 @@ from jwt import exceptions as jwt_errors
 from jwt.utils import base64url_decode
 
 from gateway.config import Jwt
-from gateway.config.source.template import find_field
+from gateway.config.types.template import find_field
 from gateway.errors import NotGranted
 
 from .grant import CredentialsLocations, Grant, format_claim, parse_roles

@@ -27,20 +27,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway.config.source.substitution import safe_repr, suggest
 from gateway.config.types.address import is_loopback
+from gateway.config.types.substitution import safe_repr, suggest
 from gateway.core.client.terms import EndReason
 from gateway.core.times import parse_time
 from gateway.errors import NotGranted, RequestError
 from gateway.telemetry import logs
 from gateway.web.access import Granted
 from gateway.web.access.admission import Guards
-from gateway.web.app.health import build_readiness
-from gateway.web.app.metrics import Metrics
-from gateway.web.app.reload import Reloader
+from gateway.web.admin.health import build_readiness
+from gateway.web.admin.metrics import Metrics
+from gateway.web.admin.reload import Reloader
 from gateway.web.http.browsers import is_foreign_request
+from gateway.web.http.limits import Limits, get_client_address
 from gateway.web.http.problems import EXCEPTION_HANDLERS, build_problem
-from gateway.web.routing.limits import Limits, get_client_address
 from gateway.web.routing.routes import Routes
 from gateway.web.workers.bus import Bus
 from gateway.wire.host import get_requested_host

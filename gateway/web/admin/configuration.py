@@ -16,7 +16,7 @@ from gateway.config import Settings
 from gateway.config.sections.reload import apply_reload
 from gateway.config.source.yaml_document import dumps
 from gateway.errors import GatewayError, RequestError
-from gateway.web.app.reload import Reloader, ReloadOutcome, SettingsLoader
+from gateway.web.admin.reload import Reloader, ReloadOutcome, SettingsLoader
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
 
 RELOAD_TOPIC = "reload"

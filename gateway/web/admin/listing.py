@@ -20,12 +20,12 @@ from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from gateway.core.channel.tail import Tail
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason
 from gateway.core.log.partition_reader import PartitionReader
 from gateway.core.log.record import PartitionPosition, Position, TopicPartition
 from gateway.core.log.recovery import Cause
-from gateway.core.log.tail import Tail
 from gateway.errors import RequestError
 from gateway.hub.fanout.lag_scan import LagScan
 from gateway.hub.reads.shared_reads import STALE_S, SharedRead

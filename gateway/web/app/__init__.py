@@ -1,5 +1,7 @@
-"""Build the application and run its process: health, metrics, reload, and a graceful end.
+"""Build the application and run its processes.
 
-`app` puts the parts together as one ASGI application, and `server` runs it with uvicorn. `cli`
-calls `server.serve`; programs that mount the gateway call `app.create_app`. Start with `app`.
+`app` puts the parts together as one ASGI application, and `server` runs it with uvicorn: in this
+process, or with `listen.workers` above 1 in `worker` processes, which the `supervisor` starts, and
+starts again when they crash. `cli` calls `server.serve`; programs that mount the gateway call
+`app.create_app`. Start with `app`.
 """

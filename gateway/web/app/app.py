@@ -48,18 +48,19 @@ from gateway.hub.fanout.hubs import Hubs
 from gateway.web import discovery
 from gateway.web.access import Access, allow_anyone
 from gateway.web.access.admission import Guards
+from gateway.web.admin import health
 from gateway.web.admin.app import AdminApi
-from gateway.web.app import assets, health
-from gateway.web.app.assets import CoHostedApp, CoHostedAppFactory
-from gateway.web.app.metrics import Metrics
-from gateway.web.app.reload import Reloader
+from gateway.web.admin.metrics import Metrics
+from gateway.web.admin.reload import Reloader
 from gateway.web.console.console import Console
+from gateway.web.http import assets
 from gateway.web.http.asgi_middleware import TracingMiddleware
+from gateway.web.http.assets import CoHostedApp, CoHostedAppFactory
 from gateway.web.http.browsers import NOSNIFF_HEADERS, PAGE_HEADERS
+from gateway.web.http.limits import Limits
 from gateway.web.http.problems import EXCEPTION_HANDLERS
-from gateway.web.routing.limits import Limits
+from gateway.web.http.shared_counts import KeyLocks
 from gateway.web.routing.routes import Routes
-from gateway.web.routing.shared_counts import KeyLocks
 from gateway.web.streams.http_stream import TokenRenewer
 from gateway.web.streams.middleware import PagePaths, StreamMiddleware
 from gateway.web.workers.bus import Bus
@@ -195,7 +196,7 @@ def create_app(
         app.router.routes = build_routes(settings)
         page_paths.set_routes(app.router.routes)
 
-    app.reload = reloader = Reloader(app, routes, guards, update_pages)
+    app.reload = reloader = Reloader(gateway, routes, guards, update_pages)
     metrics.collectors += [
         guards.collect_metrics,
         partial(reloader.counts.collect_metrics, is_one_of_several=bus.worker_count > 1),

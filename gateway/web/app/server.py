@@ -15,14 +15,17 @@ from pathlib import Path
 from types import FrameType
 
 from gateway.config import Logs, Settings
-from gateway.config.guards import X509
+from gateway.config.sections.guards import X509
 from gateway.errors import GatewayError
 from gateway.extras import find_missing_modules, format_install_command
 from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry import logs
 from gateway.telemetry.logs import announce
+from gateway.web.admin.reload import SettingsLoader, reload_on_hangup
+from gateway.web.app.supervisor import supervise
 from gateway.web.http import edge
 from gateway.web.http.asgi_middleware import get_allowed_names
+from gateway.web.http.assets import CoHostedAppFactory
 from gateway.web.http.certificate import TlsContext
 from gateway.web.http.edge import (
     EdgeServer,
@@ -32,8 +35,8 @@ from gateway.web.http.edge import (
     create_uvicorn_config,
     describe_fallback,
 )
+from gateway.web.http.limits import Limits
 from gateway.web.http.tls import TlsListener
-from gateway.web.routing.limits import Limits
 from gateway.web.websocket.connection import WebSocketConnection
 from gateway.web.websocket.protocol import WebSocketProtocol
 from gateway.web.workers.sockets import (
@@ -43,11 +46,8 @@ from gateway.web.workers.sockets import (
     refuse_exposed_sidecar,
     take_inherited_sockets,
 )
-from gateway.web.workers.supervisor import supervise
 
 from .app import Application, Startup, collect_garbage_forever, create_app, tune_garbage_collector
-from .assets import CoHostedAppFactory
-from .reload import SettingsLoader, reload_on_hangup
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def serve(
             ready, pages=pages, startup=startup, co_hosted_app_factory=co_hosted_app_factory
         )
         if load_again is not None:
-            app.add_startup(partial(reload_on_hangup, app, load_again))
+            app.add_startup(partial(reload_on_hangup, app.reload, load_again))
             app.admin.reload_coordinator.load = load_again
         if inherited.clients:
             listening = inherited.clients[0]

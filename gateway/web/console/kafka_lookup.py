@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from gateway.config import Settings
 from gateway.config.sections.pipelines import Pipelines
-from gateway.config.source.substitution import suggest
+from gateway.config.types.substitution import suggest
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import (
     AccessDenied,

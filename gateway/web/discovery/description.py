@@ -14,14 +14,14 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from gateway.config import Route, Settings
-from gateway.config.source.template import Template
 from gateway.config.types.path import PathPattern
+from gateway.config.types.template import Template
 from gateway.config.types.units import format_duration
 from gateway.version import __version__
 from gateway.web.access.guard import SecurityScheme
-from gateway.web.app.assets import VERSIONED_MODULE_PATH
 from gateway.web.discovery.messages import build_security_schemes
 from gateway.web.exchange.dispatch import get_exchange
+from gateway.web.http.assets import VERSIONED_MODULE_PATH
 
 SSE_MEDIA_TYPE, NDJSON_MEDIA_TYPE = "text/event-stream", "application/x-ndjson"
 SUBPROTOCOL = "gateway.v1"

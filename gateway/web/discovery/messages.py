@@ -26,7 +26,7 @@ from gateway.formats.event import (
 from gateway.hub.wires.control_events import CONTROL_EVENTS, ControlEvent
 from gateway.web.access.admission import get_guard_class
 from gateway.web.access.guard import SecurityScheme
-from gateway.web.websocket.messages import MESSAGE_MODELS
+from gateway.web.routing.messages import MESSAGE_MODELS
 
 _KEY_MEMBERS = {"key": build_ref("bytes")}
 _SCHEMAS: Mapping[str, Schema] = {

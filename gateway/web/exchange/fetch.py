@@ -22,8 +22,8 @@ from gateway.errors import RequestError, StreamEnded
 from gateway.formats import FORMATS, create_format
 from gateway.formats.exact_values import InvalidValue, RawValue, wrap_format
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.reads.view import View
 from gateway.web.http.content import (
     SAFE_HEADERS,
     build_etag,
@@ -31,10 +31,10 @@ from gateway.web.http.content import (
     matches_if_none_match,
     parse_preferences,
 )
+from gateway.web.http.outlet import run_while_connected
+from gateway.web.http.query import get_query_pairs
 from gateway.web.routing.paths import Match
-from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.http_stream import run_while_connected
 
 
 class LatestDocument(NamedTuple):

@@ -25,16 +25,16 @@ from gateway.config import ProduceWith, With
 from gateway.core.channel.filters import MATCH_ALL, Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RequestError
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.hub.wires.models import header_names
 from gateway.hub.writes.publisher import Produced
 from gateway.web.http import content
 from gateway.web.http.head import build_bad_request
+from gateway.web.http.query import get_query_pairs
+from gateway.web.routing.messages import ProduceMessage, QueryPairs, parse_target
 from gateway.web.routing.paths import Match
-from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.routing.views import TemplateValues
-from gateway.web.websocket.messages import ProduceMessage, QueryPairs, parse_target
 
 # The limits of `web/http/transport.py` on a body are for our own server only. These are for any.
 MAX_BODY_BYTES = 64 * 1024

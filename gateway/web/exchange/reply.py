@@ -28,13 +28,13 @@ from gateway.errors import RequestError
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.writes.publisher import Produced
 from gateway.web.http.content import SAFE_HEADERS, get_media_type, parse_preferences
+from gateway.web.http.outlet import run_while_connected
 from gateway.web.routing.paths import Match
+from gateway.web.routing.replies import REPLY_WINDOW_S, Reply, ReplyReader
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.http_stream import run_while_connected
 
 from . import produce
 from .produce import hash_requester
-from .replies import REPLY_WINDOW_S, Reply, ReplyReader
 
 DEFAULT_TIMEOUT_S = 30.0  # how long a request waits for its reply
 RETRY_AFTER_S = "1"  # when a client is to ask for a reply again

@@ -36,7 +36,7 @@ from gateway.config.types.address import is_loopback
 from gateway.core.caches import cache_short
 from gateway.errors import RequestError
 from gateway.telemetry.logs import redact_url
-from gateway.web.http import certificate
+from gateway.web.access.x509 import store_forwarded_certificate
 from gateway.web.http.problems import build_problem
 from gateway.wire.host import normalize_host, parse_host
 
@@ -86,7 +86,7 @@ class ForwardedMiddleware:
             is_named = not self._trusts_all and self._is_listed(client[0])
             # Where every peer is trusted, any client could send somebody else's certificate.
             if is_named:
-                certificate.store_forwarded_certificate(scope)
+                store_forwarded_certificate(scope)
             if is_named or self._trusts_all:
                 self._apply_headers(scope)
         await self._app(scope, receive, send)

@@ -37,10 +37,10 @@ from starlette.responses import Response
 from gateway.config import Route, Topic
 from gateway.core.caches import cache_short
 from gateway.core.log.record import Record
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.hub.wires.wire import Wire
 from gateway.hub.wires.wrapping import GzipWire
-from gateway.web.routing.query import MAX_WAIT_S
+from gateway.web.http.query import MAX_WAIT_S
 from gateway.wire import gzip
 
 # One list member. A comma inside a quoted string does not end it; the quote that closes may be

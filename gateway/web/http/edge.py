@@ -21,7 +21,7 @@ import math
 import socket
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -32,20 +32,17 @@ from gateway.config.types.address import is_loopback
 from gateway.errors import GatewayError
 from gateway.internals import Internals, find_missing
 from gateway.telemetry.logs import announce
-from gateway.web.app.assets import CoHostedApp
 from gateway.web.http.asgi_middleware import (
     ForwardedMiddleware,
     HostCheckMiddleware,
     TrustedProxies,
 )
+from gateway.web.http.assets import CoHostedApp
 from gateway.web.http.certificate import TlsContext
+from gateway.web.http.limits import Limits, PortLimits
 from gateway.web.http.tls import TlsListener
-from gateway.web.routing.limits import Limits, PortLimits
 from gateway.web.workers.sockets import LISTEN_BACKLOG, bind, format_url
 from gateway.wire.message_reader import MessageReader
-
-if TYPE_CHECKING:
-    from gateway.web.websocket.protocol import WebSocketProtocol
 
 FALLBACK_MAX_HEAD_BYTES = 64 * 1024  # as in `GatewayProtocol`
 USER_TIMEOUT_S = 60.0
@@ -116,7 +113,7 @@ def create_uvicorn_config(
     port_limits: PortLimits | None = None,
     client_memory: ClientMemory | None = None,
     allowed_names: frozenset[str] | None = None,
-    websocket_protocol: type[WebSocketProtocol] | None = None,
+    websocket_protocol: type[asyncio.Protocol] | None = None,
     **options: Any,
 ) -> uvicorn.Config:
     proxies = settings.listen.forwarded
@@ -150,7 +147,7 @@ def _choose_protocols(
     co_hosted_app: CoHostedApp | None,
     port_limits: PortLimits | None,
     client_memory: ClientMemory,
-    websocket_protocol: type[WebSocketProtocol] | None,
+    websocket_protocol: type[asyncio.Protocol] | None,
 ) -> dict[str, Any]:
     """Return uvicorn's options for our protocols, or for its own if it lacks what ours need."""
     if not find_missing_internals():

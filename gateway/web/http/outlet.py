@@ -9,6 +9,8 @@ An application asks for the connection by the ASGI extension `TAKEOVER`, best th
 Without the extension, and where a response cannot be taken over, the application sends the bytes
 of the stream by ASGI's `send`.
 
+`run_while_connected` is for responses that are not taken over: it ends work with its connection.
+
 A stream that was taken over holds 170 bytes beside its transport. A write of 290 bytes takes
 1.59 us, 1.53 of them in uvloop. `os.write` past the transport takes 1.38 us, but it releases the
 interpreter's lock: beside one thread that computes in Python it returned after 1500 us.
@@ -17,9 +19,12 @@ interpreter's lock: beside one thread that computes in Python it returned after 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from collections.abc import Coroutine, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
+from starlette.requests import Request
+
+from gateway.background_tasks import run_unless
 from gateway.client_memory import ClientMemory, HeldPart, Holder
 from gateway.core.client.terms import EndReason
 
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
 
     from .transport import GatewayProtocol
 
+
+T = TypeVar("T")
 
 TAKEOVER = "gateway.takeover"
 """Name of the ASGI extension. Its value is a callable that `take_over` calls."""
@@ -352,3 +359,16 @@ class HttpOutlet(asyncio.Protocol):
         """Drop the connection and the owner, which also breaks the reference cycle with them."""
         self._transport = CLOSED_TRANSPORT
         self._owner = self._pipelined = None
+
+
+async def run_while_connected(request: Request, coro: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine; raise `Interrupted` if the client disconnects.
+
+    The body of the request must have been read.
+    """
+    return await run_unless(coro, _wait_for_disconnect(request))
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

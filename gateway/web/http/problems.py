@@ -49,7 +49,7 @@ DEFAULT_RETRY_AFTER_S = 5.0
 
 
 problem_counts: Counter[int] = Counter()
-"""How many problems this process has responded with, by status. `web/app/metrics.py` reads it."""
+"""How many problems this process has responded with, by status. `web/admin/metrics.py` reads it."""
 
 
 def build_problem(exc: Exception, instance: str) -> Response:

@@ -46,11 +46,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.errors import RequestError
 from gateway.telemetry.logs import LogRateLimit
-from gateway.web.app.assets import CoHostedApp
-from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection, PortLimits
-from gateway.web.websocket.protocol import WebSocketProtocol
+from gateway.web.access.x509 import TLS_EXTENSION, build_tls_extension
+from gateway.web.http.assets import CoHostedApp
+from gateway.web.http.limits import OPEN_CONNECTION, OpenConnection, PortLimits
 
-from . import certificate, head
+from . import head
 from .outlet import TAKEOVER, HttpOutlet, OutletOwner, TakeoverOffer, hold_unsent
 
 if TYPE_CHECKING:
@@ -177,9 +177,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.server = (own, None) if isinstance(own, str) else _parse_address(own)
         self.client = _parse_address(peer)
         self.scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
-        self._tls_extension = (
-            certificate.build_tls_extension(transport) if self.scheme == "https" else None
-        )
+        self._tls_extension = build_tls_extension(transport) if self.scheme == "https" else None
 
     def connection_lost(self, exc: Exception | None) -> None:
         # uvicorn cancels it only after an orderly end, and it holds this protocol.
@@ -370,7 +368,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._release_all_memory()
         self._ignores_input = True
         self.connections.discard(self)
-        protocol_class = cast("type[WebSocketProtocol]", self.ws_protocol_class)
+        protocol_class = cast("type[Any]", self.ws_protocol_class)
         protocol = protocol_class(self.config, self.server_state, self.app_state)
         self.parser = None  # type: ignore[assignment]  # or it and this protocol would be a cycle
         protocol.start_handshake(
@@ -515,8 +513,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._takeover_offer = TakeoverOffer(self)
         self.scope["extensions"] = {TAKEOVER: self._takeover_offer}  # type: ignore[dict-item]
         if self._tls_extension is not None:
-            tls_extension = certificate.TLS_EXTENSION
-            self.scope["extensions"][tls_extension] = self._tls_extension  # type: ignore[assignment]
+            self.scope["extensions"][TLS_EXTENSION] = self._tls_extension  # type: ignore[assignment]
         if self.open_connection is not None:
             self.scope["extensions"][OPEN_CONNECTION] = self.open_connection  # type: ignore[assignment]
             if self.open_connection.refusal is not None:

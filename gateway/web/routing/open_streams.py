@@ -27,11 +27,11 @@ from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.errors import Busy, GatewayError, KafkaError, RequestError, UnknownTopic
 from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.fanout.hubs import ClusterTopic
-from gateway.hub.fanout.pacing import WallClockTimer
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.pacing import WallClockTimer
+from gateway.hub.reads.view import View
 from gateway.web.access import Granted
+from gateway.web.routing.messages import QueryPairs
 from gateway.web.routing.paths import AccessRevoked, Match, RoutePaused
-from gateway.web.websocket.messages import QueryPairs
 
 if TYPE_CHECKING:
     from .routes import Routes

@@ -10,13 +10,13 @@ from starlette.exceptions import HTTPException
 
 from gateway.config import PathPattern, ProduceWith, Route, Settings
 from gateway.config.capabilities import parse_location
-from gateway.config.guards.guard_section import RESERVED_QUERY_PARAMETERS
-from gateway.config.source.substitution import find_closest, suggest
-from gateway.config.source.template import Template
+from gateway.config.sections.guard_section import RESERVED_QUERY_PARAMETERS
+from gateway.config.types.substitution import find_closest, suggest
+from gateway.config.types.template import Template
 from gateway.core.client.terms import EndReason
 from gateway.errors import NotGranted, RequestError
 from gateway.web.access import NO_GRANTS, Granted
-from gateway.web.websocket.messages import QueryPairs
+from gateway.web.routing.messages import QueryPairs
 
 
 class PathMatch(NamedTuple):

@@ -18,8 +18,8 @@ from gateway.errors import RequestError, TokenError, TokenTooOld
 from gateway.hub.fanout.client import Client, ClientOptions, Handover
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
-from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.reads.view import View
 from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.wires.wire import Wire
 from gateway.telemetry.logs import bind_log_context, redact_url
@@ -30,7 +30,7 @@ from gateway.web.access import (
     RequestedAction,
     get_bearer_token,
 )
-from gateway.web.exchange.replies import ReplyReaders
+from gateway.web.http import query
 from gateway.web.http.asgi_middleware import ROUTE_SCOPE_KEY
 from gateway.web.http.browsers import (
     LISTEN_OPTION,
@@ -40,11 +40,11 @@ from gateway.web.http.browsers import (
     is_listed_origin,
     refuse_foreign_origin,
 )
+from gateway.web.http.limits import Limits, get_client_address
+from gateway.web.routing.messages import QueryPairs, build_request, merge_query
 from gateway.web.routing.open_streams import StreamRegistry
-from gateway.web.websocket.messages import QueryPairs, build_request, merge_query
+from gateway.web.routing.replies import ReplyReaders
 
-from . import query
-from .limits import Limits, get_client_address
 from .paths import Match, Parameters, PathMatch, Paths
 from .views import Views
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from gateway.config import Route, Settings, StreamWith, parse_fields, parse_filters
 from gateway.config.capabilities.options import Shown
-from gateway.config.source.template import Template
 from gateway.config.types.filters import build_route_filters
+from gateway.config.types.template import Template
 from gateway.core.channel.filters import Filters, is_glob, matches_glob
 from gateway.errors import RequestError, UnknownTopic
 from gateway.hub.fanout.hubs import Hubs
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.telemetry.logs import LogRateLimit
 from gateway.web.access import NO_GRANTS, Granted
 from gateway.web.http.head import build_bad_request

@@ -1,7 +1,5 @@
 """Respond with one stream, on the connection itself or by ASGI where that cannot be taken over.
 
-`run_while_connected` cancels work for a client that disconnects while it waits.
-
 The token of an open stream is renewed by `POST /streams/NAME/token`, at any worker. The name is
 sent only to the client of the stream, by its `challenge` event. The guards of the stream's route
 check the request as they would check a request for the stream, and it must come from the same
@@ -13,28 +11,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.background_tasks import Interrupted, run_unless
+from gateway.background_tasks import Interrupted
 from gateway.core.client.terms import EndReason
 from gateway.errors import GatewayError, MemoryFull, RequestError
 from gateway.hub.fanout.client import Client, Handover
 from gateway.hub.wires.wire import Wire
 from gateway.hub.wires.wrapping import ChunkedWire, DictionaryWire
 from gateway.web.access import Granted
-from gateway.web.http.outlet import TAKEOVER, HttpOutlet, abort_response, buffer_head, take_over
-from gateway.web.routing.limits import ReleaseSlot
+from gateway.web.http.limits import ReleaseSlot
+from gateway.web.http.outlet import (
+    TAKEOVER,
+    HttpOutlet,
+    abort_response,
+    buffer_head,
+    run_while_connected,
+    take_over,
+)
+from gateway.web.http.query import get_query_pairs
 from gateway.web.routing.open_streams import OpenStream, get_end_reason
 from gateway.web.routing.paths import Match
-from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.workers.bus import Bus
 
@@ -217,22 +222,6 @@ class HttpStream(OpenStream):
             self._client.send_event(
                 "challenge", {"guard": guard, "expires": expires_at, "url": url}
             )
-
-
-T = TypeVar("T")
-
-
-async def run_while_connected(request: Request, coro: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine; raise `Interrupted` if the client disconnects.
-
-    The body of the request must have been read.
-    """
-    return await run_unless(coro, _wait_for_disconnect(request))
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def open_client(

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.background_tasks import Interrupted
 from gateway.config import Route as StreamRoute
 from gateway.errors import Busy, GatewayError
-from gateway.web.app import assets
-from gateway.web.app.assets import CoHostedApp
 from gateway.web.exchange import dispatch
+from gateway.web.http import assets, query
+from gateway.web.http.assets import CoHostedApp
 from gateway.web.http.browsers import (
     CorsPolicy,
     CorsRequest,
@@ -28,7 +28,6 @@ from gateway.web.http.browsers import (
     parse_cors_request,
 )
 from gateway.web.http.problems import build_problem
-from gateway.web.routing import query
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
 from gateway.web.websocket import endpoint as websocket

@@ -36,15 +36,15 @@ from gateway.errors import (
     RequestError,
     UnknownTopic,
 )
+from gateway.hub.fanout import page
 from gateway.hub.fanout.client import Handover
-from gateway.hub.fanout.view import View
-from gateway.hub.reads import page
 from gateway.hub.reads.dictionaries import Dictionaries, ViewDictionary
+from gateway.hub.reads.view import View
 from gateway.hub.wires.ndjson import NdjsonWire
 from gateway.hub.wires.sse import SseWire, encode_control
 from gateway.hub.wires.wire import Wire
 from gateway.hub.wires.wrapping import ChunkedWire, DictionaryWire
-from gateway.web.http import problems
+from gateway.web.http import problems, query
 from gateway.web.http.browsers import NOSNIFF_HEADERS
 from gateway.web.http.content import (
     NOT_ACCEPTABLE,
@@ -55,9 +55,9 @@ from gateway.web.http.content import (
     negotiate_wire,
     prefers_dcz,
 )
-from gateway.web.routing import query
+from gateway.web.http.outlet import run_while_connected
+from gateway.web.http.query import get_query_pairs
 from gateway.web.routing.paths import SELECTION_PARAMETERS, Match, RoutePaused
-from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.web.streams.http_stream import (
     AsgiResponse,
@@ -65,7 +65,6 @@ from gateway.web.streams.http_stream import (
     HttpStream,
     choose_wire,
     open_client,
-    run_while_connected,
 )
 from gateway.wire import sse
 

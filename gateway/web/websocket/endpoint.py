@@ -27,10 +27,10 @@ from gateway.hub.wires.websocket import WebSocketWire
 from gateway.web.access import NO_GRANTS, get_bearer_token
 from gateway.web.access.grant import get_subprotocol_token
 from gateway.web.http import problems
+from gateway.web.http.limits import ConnectionSlot
 from gateway.web.http.outlet import TAKEOVER
-from gateway.web.routing.limits import ConnectionSlot
+from gateway.web.http.query import get_query_pairs
 from gateway.web.routing.paths import Match, RoutePaused
-from gateway.web.routing.query import get_query_pairs
 from gateway.web.routing.routes import Routes
 from gateway.wire.websocket import iter_texts
 

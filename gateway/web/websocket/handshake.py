@@ -30,7 +30,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import StatusLike
 from websockets.utils import accept_key
 
-from gateway.web.http.certificate import CLIENT_EXTENSIONS
+from gateway.web.access.x509 import CLIENT_EXTENSIONS
 from gateway.wire.websocket import WINDOW_BITS
 
 WEBSOCKET_VERSION = "13"

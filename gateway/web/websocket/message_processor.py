@@ -25,17 +25,17 @@ from gateway.hub.wires.websocket import WebSocketWire
 from gateway.hub.writes.writer import RecordWriter
 from gateway.web.exchange.produce import check_current, encode_content, parse_produce_message
 from gateway.web.http import problems
-from gateway.web.routing.limits import Attempts, ConnectionSlot
-from gateway.web.routing.routes import Routes
-from gateway.web.websocket import messages
-from gateway.web.websocket.connection import MEMORY_REASON, Socket
-from gateway.web.websocket.handshake import HandshakeScope
-from gateway.web.websocket.messages import (
+from gateway.web.http.limits import Attempts, ConnectionSlot
+from gateway.web.routing import messages
+from gateway.web.routing.messages import (
     BadMessageError,
     ClientMessage,
     ProduceMessage,
     TokenMessage,
 )
+from gateway.web.routing.routes import Routes
+from gateway.web.websocket.connection import MEMORY_REASON, Socket
+from gateway.web.websocket.handshake import HandshakeScope
 
 log = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from websockets.datastructures import Headers
 from websockets.http11 import Response
 
 from gateway.client_memory import ClientMemory, HeldPart
-from gateway.web.http import certificate
+from gateway.web.access.x509 import TLS_EXTENSION, build_tls_extension
+from gateway.web.http.limits import OPEN_CONNECTION, OpenConnection
 from gateway.web.http.outlet import TAKEOVER
-from gateway.web.routing.limits import OPEN_CONNECTION, OpenConnection
 from gateway.wire.message_reader import MessageReader
 
 from .connection import (
@@ -151,9 +151,9 @@ class WebSocketProtocol(asyncio.Protocol):
         extensions: dict[str, Any] = {"websocket.http.response": {}, TAKEOVER: self._take_over}
         if self._open_connection is not None:
             extensions[OPEN_CONNECTION] = self._open_connection
-        tls_extension = certificate.build_tls_extension(self.transport)
+        tls_extension = build_tls_extension(self.transport)
         if tls_extension is not None:
-            extensions[certificate.TLS_EXTENSION] = tls_extension
+            extensions[TLS_EXTENSION] = tls_extension
         return extensions
 
     async def _run_app(self, scope: Any) -> None:

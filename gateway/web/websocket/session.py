@@ -20,7 +20,20 @@ from gateway.errors import Busy, GatewayError, RequestError
 from gateway.hub.fanout.client import Handover
 from gateway.web.access import Granted
 from gateway.web.http import problems
-from gateway.web.routing.limits import Attempts, ConnectionSlot, normalize_address
+from gateway.web.http.limits import Attempts, ConnectionSlot, normalize_address
+from gateway.web.routing.messages import (
+    BadMessageError,
+    ChangeMessage,
+    ClientMessage,
+    CreditMessage,
+    PingMessage,
+    ProduceMessage,
+    QueryPairs,
+    SubscribeMessage,
+    TokenMessage,
+    UnsubscribeMessage,
+    build_target,
+)
 from gateway.web.routing.open_streams import StreamChange
 from gateway.web.routing.paths import Match
 from gateway.web.routing.routes import Routes
@@ -37,19 +50,6 @@ from .message_processor import (
     CoroutineFactory,
     MessageProcessor,
     SocketProducer,
-)
-from .messages import (
-    BadMessageError,
-    ChangeMessage,
-    ClientMessage,
-    CreditMessage,
-    PingMessage,
-    ProduceMessage,
-    QueryPairs,
-    SubscribeMessage,
-    TokenMessage,
-    UnsubscribeMessage,
-    build_target,
 )
 from .stream import WebSocketStream, has_selection
 

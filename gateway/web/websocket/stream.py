@@ -16,11 +16,7 @@ from gateway.core.client.terms import EndReason
 from gateway.hub.fanout.client import Handover
 from gateway.hub.wires.websocket import WebSocketWire, encode_label
 from gateway.web.access import Granted
-from gateway.web.routing.open_streams import OpenStream, StreamChange
-from gateway.web.routing.paths import Match
-from gateway.wire.websocket import insert_member
-
-from .messages import (
+from gateway.web.routing.messages import (
     QueryPairs,
     Selection,
     build_request,
@@ -28,6 +24,9 @@ from .messages import (
     merge_query,
     parse_target,
 )
+from gateway.web.routing.open_streams import OpenStream, StreamChange
+from gateway.web.routing.paths import Match
+from gateway.wire.websocket import insert_member
 
 if TYPE_CHECKING:
     from .session import Session

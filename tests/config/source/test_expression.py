@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.source.substitution import (
+from gateway.config.types.substitution import (
     Expression,
     escape,
     find_closest,

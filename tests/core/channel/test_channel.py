@@ -6,6 +6,7 @@ from support.per_event_encoder import PerEventEncoder
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk_ring import MAX_FOLLOWERS_WITHOUT_RING, RingBudget
+from gateway.core.channel.tail import Tail
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import (
     Entry,
@@ -16,7 +17,6 @@ from gateway.core.log.record import (
     Skip,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)

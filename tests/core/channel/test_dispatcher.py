@@ -17,6 +17,7 @@ from gateway.core.channel.dispatcher import (
     ChannelDispatcher,
 )
 from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.tail import Tail
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import (
     Entry,
@@ -30,7 +31,6 @@ from gateway.core.log.record import (
     Skip,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)

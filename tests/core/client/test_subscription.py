@@ -10,6 +10,7 @@ from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk_ring import RingBudget
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
+from gateway.core.channel.tail import Tail
 from gateway.core.client.private_reader import PrivateReader
 from gateway.core.client.read_buffer import MAX_BUFFER_BYTES, EntryRun, ReadAnswer
 from gateway.core.client.subscription import Subscription
@@ -29,7 +30,6 @@ from gateway.core.log.record import (
     Skip,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import parse_token
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)

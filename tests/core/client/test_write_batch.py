@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from support.snapshot_model import PARTITIONS, KeyedTopic
 
+from gateway.core.channel.tail import Tail
 from gateway.core.client.catch_up import WriteBatch
 from gateway.core.client.shared_cursor import PrivatePositions, SharedCursor
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.record import Gap, GapReason, PartitionPosition, Skip
-from gateway.core.log.tail import Tail
 
 A, B = PARTITIONS
 

@@ -22,7 +22,7 @@ from support.waiting import wait_until
 from gateway.core.client.terms import EndReason, SlowClientPolicy
 from gateway.core.log.record import Skip
 from gateway.hub.fanout.client import Client
-from gateway.hub.fanout.pacing import MAX_REST_S, BatchPacing
+from gateway.hub.reads.pacing import MAX_REST_S, BatchPacing
 from gateway.hub.wires.sse import SseWire
 
 HEARTBEAT = SseWire().encode_heartbeat()

@@ -17,8 +17,8 @@ from gateway.core.log.record import Gap, GapReason
 from gateway.errors import MemoryFull
 from gateway.hub.fanout.broadcaster import Audience
 from gateway.hub.fanout.client import Client
-from gateway.hub.fanout.pacing import RateLimiter
 from gateway.hub.fanout.pulled_bytes import MAX_UNREAD_BYTES, PulledBytes
+from gateway.hub.reads.pacing import RateLimiter
 from gateway.hub.wires.sse import SseWire
 from gateway.telemetry.traffic import SLOW
 

@@ -10,7 +10,7 @@ from gateway.core.channel.channel import Channel
 from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.errors import Busy
 from gateway.hub.fanout.client_shares import MAX_CLIENT_CONDITIONS, ClientShares
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 
 MIB = 1 << 20
 

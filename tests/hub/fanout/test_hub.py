@@ -37,8 +37,8 @@ from gateway.core.token.resume_token import (
 from gateway.errors import AccessDenied, Busy, TokenForeign, UnknownTopic
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import CLIENTS_PER_SLICE, DEFAULT_LIMITS, Hub, HubLimits
-from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import MAX_LOOKUPS_AT_ONCE, LookupTurns, StreamStart
+from gateway.hub.reads.view import View
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.protocol.requests import MetadataRequest

@@ -11,7 +11,7 @@ from support.virtual_time import in_virtual_time
 
 from gateway.core.client.terms import SlowClientPolicy, Throttle
 from gateway.hub.fanout.client import Client
-from gateway.hub.fanout.pacing import RateLimiter
+from gateway.hub.reads.pacing import RateLimiter
 from gateway.telemetry.traffic import NO_CREDIT, THROTTLED
 
 HOUR = 3600.0

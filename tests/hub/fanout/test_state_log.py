@@ -19,8 +19,8 @@ from gateway.core.channel.filters import Filters
 from gateway.core.token.resume_token import parse_token
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.reads.view import View
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 

@@ -4,7 +4,7 @@ import asyncio
 
 from support.virtual_time import run_in_virtual_time
 
-from gateway.hub.fanout.pacing import WallClockTimer
+from gateway.hub.reads.pacing import WallClockTimer
 
 
 class WallClock:

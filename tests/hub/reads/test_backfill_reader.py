@@ -16,6 +16,7 @@ from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
 from gateway.config import Topic
+from gateway.core.channel.tail import Tail
 from gateway.core.client.read_buffer import EntryRun
 from gateway.core.client.terms import ClientKey
 from gateway.core.log.partition_log import PartitionLog
@@ -28,7 +29,6 @@ from gateway.core.log.partition_reader import (
     TimestampStart,
 )
 from gateway.core.log.record import Entry, Gap, GapReason, PartitionPosition, Record, TopicPartition
-from gateway.core.log.tail import Tail
 from gateway.hub.reads.backfill_reader import BackfillReader
 from gateway.hub.reads.position_resolver import fetch_ends
 from gateway.kafka.client.offsets import OffsetAndTimestamp

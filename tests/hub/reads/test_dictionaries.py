@@ -21,8 +21,8 @@ from gateway.core.log.record import NO_EPOCH, PartitionPosition, TopicPartition
 from gateway.errors import GatewayError
 from gateway.formats import create_format
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.fanout.view import View
 from gateway.hub.reads.dictionaries import MAX_DICTIONARIES, Dictionaries
+from gateway.hub.reads.view import View
 from gateway.hub.wires.sse import SseWire
 from gateway.hub.wires.wire import Encoder
 from gateway.kafka.embedded import EmbeddedKafka

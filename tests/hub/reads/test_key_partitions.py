@@ -18,8 +18,8 @@ from gateway.core.token.resume_token import (
     seal_token,
 )
 from gateway.errors import BrokerUnavailable
-from gateway.hub.fanout.view import View
 from gateway.hub.reads.key_indexes import KeyPartitions
+from gateway.hub.reads.view import View
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.produce.pending_records import compute_partition

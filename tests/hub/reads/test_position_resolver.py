@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.core.channel.tail import Tail
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import (
     NO_EPOCH,
@@ -12,7 +13,6 @@ from gateway.core.log.record import (
     PartitionPosition,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import (
     ResumeToken,
     TokenWriter,

@@ -15,14 +15,14 @@ from support.waiting import wait_until
 from gateway.config import Topic
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.filters import Filters
+from gateway.core.channel.tail import Tail
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.record import Fault, Gap, GapReason, Ready, Record, TopicPartition
-from gateway.core.log.tail import Tail
 from gateway.formats import create_format
-from gateway.hub.fanout.pacing import BatchPacing
-from gateway.hub.fanout.shared_tail import SharedTail
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.pacing import BatchPacing
 from gateway.hub.reads.shared_reads import SharedReads
+from gateway.hub.reads.shared_tail import SharedTail
+from gateway.hub.reads.view import View
 from gateway.hub.wires.sse import SseEncoder, SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 

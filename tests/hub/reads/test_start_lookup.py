@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support.virtual_time import run_in_virtual_time
 
+from gateway.core.channel.tail import Tail
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import Start, TimestampStart
 from gateway.core.log.record import PartitionPosition, TopicPartition
-from gateway.core.log.tail import Tail
 from gateway.hub.reads.position_resolver import (
     MAX_LOOKUPS_AT_ONCE,
     OTHERS_TIMEOUT_S,

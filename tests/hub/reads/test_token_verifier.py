@@ -22,9 +22,9 @@ from gateway.core.token.resume_token import ResumeToken, parse_token
 from gateway.errors import BrokerUnavailable, TokenForeign, TokenTooOld
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
-from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
 from gateway.hub.reads.token_verifier import MAX_UNKNOWN_PARTITIONS
+from gateway.hub.reads.view import View
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
 

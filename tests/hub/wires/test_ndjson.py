@@ -13,6 +13,7 @@ from support.ndjson_parser import NdjsonParser
 
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.chunk_ring import ChannelEvent
+from gateway.core.channel.tail import Tail
 from gateway.core.client.terms import EndReason
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import (
@@ -25,7 +26,6 @@ from gateway.core.log.record import (
     Skip,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import seal_token
 from gateway.formats import create_format
 from gateway.hub.wires.ndjson import NdjsonWire

@@ -11,7 +11,7 @@ from support.clients.client import ProcessClient, ReceivedEvent
 from support.clients.node_sse import ensure_installed
 from support.waiting import wait_until
 
-from gateway.web.app import assets
+from gateway.web.http import assets
 
 MODULE_PATH = assets.JS_DIRECTORY / "gateway.js"
 

@@ -25,7 +25,7 @@ from support.app_server import running_app
 from support.clients.client import ReceivedEvent
 from support.waiting import wait_until
 
-from gateway.web.app import assets
+from gateway.web.http import assets
 
 PAGE_PATH = Path(__file__).parent / "module.html"
 PAGE_TIMEOUT_S = 60.0  # s

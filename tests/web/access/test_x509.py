@@ -14,8 +14,7 @@ from support.access_requests import build_access_request, build_connection
 from gateway.config import X509
 from gateway.errors import NotGranted
 from gateway.web.access.grant import Grant
-from gateway.web.access.x509 import X509Guard
-from gateway.web.http.certificate import FORWARDED_EXTENSION, TLS_EXTENSION
+from gateway.web.access.x509 import FORWARDED_EXTENSION, TLS_EXTENSION, X509Guard
 
 KEY = ec.derive_private_key(7, ec.SECP256R1())
 ENDS = datetime.datetime(2096, 10, 2, 7, 6, 40, tzinfo=datetime.UTC)

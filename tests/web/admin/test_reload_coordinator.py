@@ -8,7 +8,7 @@ from typing import Any
 from support.worker_buses import worker_buses
 
 from gateway.web.admin.configuration import RELOAD_TOPIC, ReloadCoordinator
-from gateway.web.app.reload import ReloadOutcome
+from gateway.web.admin.reload import ReloadOutcome
 
 OUTCOME = ReloadOutcome(2, 1, 0, 0, {"kept": 5}, 0.25, ())
 

@@ -12,7 +12,7 @@ from support.gateways import build_config
 from support.in_process_gateway import running_in_process_gateway
 from support.waiting import wait_until
 
-from gateway.web.app.health import MAX_OPEN
+from gateway.web.admin.health import MAX_OPEN
 from gateway.web.http.transport import GatewayProtocol
 
 PATH = "/health/front"

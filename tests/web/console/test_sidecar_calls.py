@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.cli.sidecar import create_sidecar
 from gateway.config import loads
 from gateway.web.app.app import create_app
-from gateway.web.app.assets import CoHostedApp
+from gateway.web.http.assets import CoHostedApp
 
 ORIGIN = "http://127.0.0.1:9901"
 PAGE = {"Origin": ORIGIN, "Gateway-Console": "1"}

@@ -12,9 +12,9 @@ from gateway.api.events import Record
 from gateway.config import Settings, Topic
 from gateway.errors import RequestError
 from gateway.web.access import Grant, Granted
-from gateway.web.exchange.replies import Reply
 from gateway.web.exchange.reply import build_correlation_id, build_response
 from gateway.web.routing.paths import Match
+from gateway.web.routing.replies import Reply
 
 TOPIC = Topic.model_validate({"name": "replies", "value": {"model": "json"}})
 TOPICS = SimpleNamespace(get_settings=lambda name: TOPIC)

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.channel.filters import Filters
 from gateway.core.log.record import Record, TopicPartition
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.web.http.content import build_etag, build_record_id, lists_record
 
 RECORD = Record(TopicPartition("orders", 3), 42, 7, 0, b"k", b"v")

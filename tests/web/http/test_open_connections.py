@@ -18,15 +18,10 @@ from support.worker_buses import worker_buses
 
 from gateway.config import Limits as Settings
 from gateway.errors import Busy
+from gateway.web.http.limits import LimitReached, Limits, OpenConnection, PortLimits
 from gateway.web.http.outlet import TAKEOVER, HttpOutlet, take_over
+from gateway.web.http.shared_counts import serve_counts
 from gateway.web.http.transport import GatewayProtocol
-from gateway.web.routing.limits import (
-    LimitReached,
-    Limits,
-    OpenConnection,
-    PortLimits,
-)
-from gateway.web.routing.shared_counts import serve_counts
 from gateway.web.websocket.endpoint import DeafListener
 from gateway.web.websocket.protocol import WebSocketProtocol
 from gateway.web.workers.bus import Bus

@@ -29,14 +29,9 @@ from gateway.web.http.edge import (
     create_port_limits,
     create_uvicorn_config,
 )
+from gateway.web.http.limits import LimitReached, Limits
+from gateway.web.http.shared_counts import MAX_HANDSHAKES, ConnectionCounts, LimitKind, serve_counts
 from gateway.web.http.tls import TlsListener
-from gateway.web.routing.limits import LimitReached, Limits
-from gateway.web.routing.shared_counts import (
-    MAX_HANDSHAKES,
-    ConnectionCounts,
-    LimitKind,
-    serve_counts,
-)
 from gateway.web.workers.bus import Bus
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}

@@ -13,7 +13,7 @@ from gateway.config import Route, Settings, Template
 from gateway.core.channel.filters import Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RequestError, UnknownTopic
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.web.access import NO_GRANTS, Grant, Granted
 from gateway.web.routing.views import (
     MAX_PATTERNS,

@@ -11,8 +11,9 @@ from starlette.requests import Request
 from gateway.background_tasks import Interrupted
 from gateway.config import Route
 from gateway.hub.wires.sse import SseWire
+from gateway.web.http.outlet import run_while_connected
 from gateway.web.routing.paths import Match
-from gateway.web.streams.http_stream import open_client, run_while_connected
+from gateway.web.streams.http_stream import open_client
 
 
 def build_request(*messages: str, query: bytes = b"") -> Request:

@@ -15,7 +15,7 @@ from support.waiting import wait_until
 
 from gateway.config import Settings
 from gateway.core.client.terms import EndReason
-from gateway.hub.reads.page import Page
+from gateway.hub.fanout.page import Page
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.app.app import create_app
 from gateway.web.streams.responses import (

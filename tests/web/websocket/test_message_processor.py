@@ -11,6 +11,7 @@ from support.waiting import wait_until
 
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.errors import RequestError
+from gateway.web.routing.messages import ClientMessage, PingMessage, TokenMessage
 from gateway.web.websocket.message_processor import (
     MAX_BAD_MESSAGES,
     MAX_HELD_BYTES,
@@ -19,7 +20,6 @@ from gateway.web.websocket.message_processor import (
     CoroutineFactory,
     MessageProcessor,
 )
-from gateway.web.websocket.messages import ClientMessage, PingMessage, TokenMessage
 from gateway.wire.websocket import iter_texts
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.guards import X509
+from gateway.config.sections.guards import X509
 from gateway.config.sections.listen import AccessControl
 from gateway.web.http.browsers import has_ambient_credentials, is_origin_allowed
 

@@ -10,10 +10,10 @@ import pytest
 from gateway.config import Limits as Rates
 from gateway.config import Settings
 from gateway.errors import RequestError
-from gateway.web.routing.limits import Attempts, ConnectionSlot, Limits
+from gateway.web.http.limits import Attempts, ConnectionSlot, Limits
+from gateway.web.routing.messages import BadMessageError, ProduceMessage, parse_message
 from gateway.web.websocket.handshake import HandshakeScope
 from gateway.web.websocket.message_processor import MAX_IN_FLIGHT, SocketProducer
-from gateway.web.websocket.messages import BadMessageError, ProduceMessage, parse_message
 from gateway.web.workers.bus import Bus
 
 

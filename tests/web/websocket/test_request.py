@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from gateway.web.websocket.messages import (
+from gateway.web.routing.messages import (
     ChangeMessage,
     SubscribeMessage,
     build_request,

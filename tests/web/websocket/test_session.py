@@ -17,9 +17,9 @@ from gateway.config import Limits as Settings
 from gateway.core.client.terms import EndReason
 from gateway.errors import RequestError
 from gateway.hub.fanout.client import Client
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.web.access import NO_GRANTS, Granted
-from gateway.web.routing.limits import Limits
+from gateway.web.http.limits import Limits
 from gateway.web.routing.open_streams import StreamChange, StreamRegistry
 from gateway.web.routing.views import parse_selection
 from gateway.web.websocket.handshake import HandshakeScope

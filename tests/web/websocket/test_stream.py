@@ -14,10 +14,10 @@ from gateway.core.client.terms import EndReason
 from gateway.core.log.record import Ready
 from gateway.hub.fanout.client import Client, Handover
 from gateway.web.access import NO_GRANTS
+from gateway.web.routing.messages import ChangeMessage, QueryPairs
 from gateway.web.routing.open_streams import StreamRegistry
 from gateway.web.routing.paths import Match
 from gateway.web.websocket.handshake import HandshakeScope
-from gateway.web.websocket.messages import ChangeMessage, QueryPairs
 from gateway.web.websocket.stream import WebSocketStream
 from gateway.wire.websocket import iter_texts
 

@@ -199,7 +199,7 @@ async def test_alone_all_of_it_works():
 
 
 async def test_only_the_own_user_can_reach_the_supervisor():
-    from gateway.web.workers.supervisor import private_folder
+    from gateway.web.app.supervisor import private_folder
 
     with private_folder() as folder:
         assert os.stat(folder).st_mode & 0o077 == 0

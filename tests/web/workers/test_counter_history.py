@@ -7,12 +7,7 @@ from itertools import count
 
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.app.metrics import (
-    CounterHistory,
-    ProcessSamples,
-    build_report,
-    merge_answers,
-)
+from gateway.web.admin.metrics import CounterHistory, ProcessSamples, build_report, merge_answers
 
 clock = count(1)  # when each answer is collected
 

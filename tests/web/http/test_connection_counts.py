@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Limits, loads
-from gateway.web.routing.shared_counts import (
+from gateway.web.http.shared_counts import (
     MIN_SWEPT_NAMES,
     TOTAL_KEY,
     ConnectionCounts,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Template
-from gateway.config.source.template import Placeholder, find_field
+from gateway.config.types.template import Placeholder, find_field
 from gateway.errors import RequestError
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,8}", fullmatch=True)

@@ -26,11 +26,10 @@ from gateway.telemetry.samples import MetricSamples
 from gateway.web.access.admission import find_changed_guards
 
 if TYPE_CHECKING:
+    from gateway.api.gateway import Gateway
     from gateway.web.access.admission import Guards
     from gateway.web.routing.open_streams import StreamOutcomes
     from gateway.web.routing.routes import Routes
-
-    from .app import Application
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class Reloader:
     here, or sent to others before this process was started.
     """
 
-    _app: Application
+    _gateway: Gateway
     _routes: Routes
     _guards: Guards
     _update_pages: Callable[[Settings], None]
@@ -132,7 +131,7 @@ class Reloader:
         # First all that can fail, so that a refused configuration changes nothing.
         settings, kept_options = apply_reload(running, loaded)
         guards = self._guards.apply_settings(settings)
-        topics = self._app.gateway.adopt(settings)
+        topics = self._gateway.adopt(settings)
         self._routes.apply_settings(settings)
         self._update_pages(settings)
         logs.set_levels(
@@ -155,7 +154,7 @@ class Reloader:
         streams = await self._routes.stream_registry.predict_reload(
             self._routes.with_settings(settings),
             find_changed_guards(running.guards, settings.guards),
-            self._app.gateway.hubs.find_changed_topics(settings),
+            self._gateway.hubs.find_changed_topics(settings),
         )
         seconds = time.perf_counter() - started_at
         return _build_outcome(running.routes, settings.routes, streams, seconds, kept_options)
@@ -189,7 +188,7 @@ def log_reload_errors(counts: ReloadCounts) -> Iterator[None]:
         log.exception("configuration not reloaded")
 
 
-async def reload_on_hangup(app: Application, load: SettingsLoader) -> None:
+async def reload_on_hangup(reloader: Reloader, load: SettingsLoader) -> None:
     """Reload at each SIGHUP, one reload after the other, until cancelled."""
     loop, hangup_event = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup_event.set)
@@ -197,7 +196,7 @@ async def reload_on_hangup(app: Application, load: SettingsLoader) -> None:
         while True:
             await hangup_event.wait()
             hangup_event.clear()
-            await app.reload.try_reload(load)
+            await reloader.try_reload(load)
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
 

@@ -27,8 +27,8 @@ from gateway.api.stream import Stream
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.core.channel.filters import Filters
 from gateway.errors import BrokerUnavailable, GatewayError
-from gateway.hub.fanout.view import View
 from gateway.hub.reads.position_resolver import StreamStart
+from gateway.hub.reads.view import View
 from gateway.telemetry.logs import create_detached_task
 
 if TYPE_CHECKING:

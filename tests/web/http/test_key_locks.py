@@ -7,12 +7,7 @@ from support.worker_buses import WorkerBuses, worker_buses
 
 from gateway.config import Limits
 from gateway.core.produce.idempotency import IdempotencyKey
-from gateway.web.routing.shared_counts import (
-    ConnectionCounts,
-    KeyLocks,
-    SharedCounts,
-    serve_counts,
-)
+from gateway.web.http.shared_counts import ConnectionCounts, KeyLocks, SharedCounts, serve_counts
 
 ADA, BOB = IdempotencyKey("orders", "/orders", "ada"), IdempotencyKey("orders", "/orders", "bob")
 

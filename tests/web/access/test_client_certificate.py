@@ -6,14 +6,14 @@ from urllib.parse import quote
 
 import pytest
 
-from gateway.web.http.asgi_middleware import ForwardedMiddleware
-from gateway.web.http.certificate import (
+from gateway.web.access.x509 import (
     FORWARDED_EXTENSION,
     MAX_HEADER_CHARS,
     TLS_EXTENSION,
     get_certificate,
     store_forwarded_certificate,
 )
+from gateway.web.http.asgi_middleware import ForwardedMiddleware
 
 ADA, EVE = (
     f"-----BEGIN CERTIFICATE-----\n{name}+/=\n-----END CERTIFICATE-----\n"

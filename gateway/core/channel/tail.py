@@ -14,10 +14,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from gateway.core.token.resume_token import TokenWriter, TopicPositions, overlay_positions
-
-from .partition_log import PartitionLog, estimate_entry_size
-from .record import (
+from gateway.core.log.partition_log import PartitionLog, estimate_entry_size
+from gateway.core.log.record import (
     NO_EPOCH,
     RETIRED_EPOCH,
     REWIND_REASONS,
@@ -32,6 +30,7 @@ from .record import (
     Ready,
     TopicPartition,
 )
+from gateway.core.token.resume_token import TokenWriter, TopicPositions, overlay_positions
 
 # Bytes of memory: of a tail, of each partition, of each update and each position that it moved.
 TAIL_BYTES, PARTITION_BYTES, MOVE_BYTES = 8192, 400, 160

@@ -19,7 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.config.source.substitution import UnresolvedText, safe_repr
 from gateway.config.types.address import validate_url
 from gateway.config.types.fields import Duration, Flag, SecretText, Text, in_range
 from gateway.config.types.forms import TextOrList
@@ -30,6 +29,7 @@ from gateway.config.types.section import (
     create_section_error,
     create_value_error,
 )
+from gateway.config.types.substitution import UnresolvedText, safe_repr
 from gateway.config.types.units import format_duration
 
 from .guard_section import (

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from gateway.core.channel.tail import Tail
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import (
     NO_EPOCH,
@@ -13,7 +14,6 @@ from gateway.core.log.record import (
     Record,
     TopicPartition,
 )
-from gateway.core.log.tail import Tail
 from gateway.core.token.resume_token import TokenTopic, digest_text, parse_token, seal_token
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)

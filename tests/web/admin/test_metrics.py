@@ -20,8 +20,8 @@ from gateway.hub.fanout.hubs import Hubs
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.app.metrics import BUS_TOPIC, Metrics
-from gateway.web.routing.limits import Limits
+from gateway.web.admin.metrics import BUS_TOPIC, Metrics
+from gateway.web.http.limits import Limits
 from gateway.web.workers.bus import Bus
 
 KAFKA = {"kafka": {"servers": ["127.0.0.1:9"], "topics": [{"name": "orders"}]}}

@@ -15,8 +15,8 @@ from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config import Topic
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.hub.reads.position_resolver import StreamStart
-from gateway.web.exchange import replies as module
-from gateway.web.exchange.replies import REPLY_WINDOW_S, Reply, ReplyCache, ReplyReader
+from gateway.web.routing import replies as module
+from gateway.web.routing.replies import REPLY_WINDOW_S, Reply, ReplyCache, ReplyReader
 
 
 def build_record(id: str | None, value: bytes = b"v", offset: int = 0) -> Record:

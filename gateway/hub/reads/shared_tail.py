@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.dispatcher import ChannelDispatcher
 from gateway.core.channel.filters import Filters
+from gateway.core.channel.tail import Tail, TailUpdate
 from gateway.core.log.partition_log import estimate_entry_size
 from gateway.core.log.partition_reader import PartitionReader
 from gateway.core.log.record import Entry, Ready, Record
-from gateway.core.log.tail import Tail, TailUpdate
 from gateway.hub.reads.position_resolver import count_partitions
 from gateway.hub.wires.wire import Wire
 

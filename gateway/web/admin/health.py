@@ -25,8 +25,8 @@ from gateway.hub.fanout.hub import Hub
 from gateway.hub.fanout.hubs import Hubs
 from gateway.web.access.admission import Guards
 from gateway.web.http.content import GZIP_HEADERS, get_accept_encoding, prefers_gzip
+from gateway.web.http.limits import Limits
 from gateway.web.http.problems import build_problem
-from gateway.web.routing.limits import Limits
 from gateway.web.routing.routes import NOT_STARTED_MESSAGE
 from gateway.web.streams.responses import STREAM_HEADERS, SseResponse
 from gateway.wire import sse

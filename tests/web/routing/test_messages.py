@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.web.websocket.messages import (
+from gateway.web.routing.messages import (
     BadMessageError,
     CreditMessage,
     ProduceMessage,

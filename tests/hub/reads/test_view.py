@@ -11,7 +11,7 @@ import pytest
 from gateway.core.channel.filter_index import FilterIndex
 from gateway.core.channel.filters import Condition, Filter, Filters
 from gateway.formats import create_format
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 
 ADA = Filters((Filter(key=b"ada", headers=(("region", b"eu"),), fields=(("/status", "paid"),)),))
 VIEW = View(("orders", "refunds"), ADA, "value", "error")
@@ -66,7 +66,7 @@ def test_another_process_gives_a_view_the_same_digest():
         "from decimal import Decimal\n"
         "from gateway.core.channel.filters import Condition\n"
         "from gateway.core.channel.filters import Filter, Filters\n"
-        "from gateway.hub.fanout.view import View\n"
+        "from gateway.hub.reads.view import View\n"
         f"for view in ({VIEW!r}, {CHOSEN!r}): print(view.digest.decode())"
     )
     said = subprocess.run(

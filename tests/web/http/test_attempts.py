@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config import Limits as Settings
-from gateway.web.routing.limits import (
+from gateway.web.http.limits import (
     FREE_ATTEMPTS,
     MAX_RATE_LIMITED_IN_A_ROW,
     MAX_WRONG_TOKENS,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import loads
-from gateway.config.source.substitution import Expression, safe_repr, substitute
+from gateway.config.types.substitution import Expression, safe_repr, substitute
 from gateway.errors import ConfigError
 
 HERE = Path()

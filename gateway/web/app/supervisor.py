@@ -1,7 +1,7 @@
 """Run several processes on one port, and restart those that crash.
 
 The supervisor binds the port, starts the workers, forwards their messages (`relay`), counts
-connections and locks keys for them (`routing.shared_counts`), logs their outages of Kafka
+connections and locks keys for them (`http.shared_counts`), logs their outages of Kafka
 (`outage_log`), keeps the operators' blocklist, and restarts workers that crashed. It serves no
 clients. It also holds the listening sockets: clients that connect while their worker is being
 restarted wait a moment and are served. If that takes longer because the worker crashed again, its
@@ -38,18 +38,16 @@ from gateway.errors import GatewayError
 from gateway.telemetry import catalog
 from gateway.telemetry.logs import announce
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.admin import configuration
+from gateway.web.admin import configuration, metrics
 from gateway.web.admin.blocklist import BlocklistEntry, serve_blocklist
-from gateway.web.app import metrics
-from gateway.web.app.assets import CoHostedAppFactory
-from gateway.web.app.metrics import CounterHistory
-from gateway.web.app.reload import ReloadCounts, SettingsLoader, log_reload_errors
+from gateway.web.admin.metrics import CounterHistory
+from gateway.web.admin.reload import ReloadCounts, SettingsLoader, log_reload_errors
+from gateway.web.http.assets import CoHostedAppFactory
 from gateway.web.http.edge import bind_admin_socket
-from gateway.web.routing.shared_counts import serve_counts
-
-from .outage_log import serve_outages
-from .relay import Relay
-from .sockets import (
+from gateway.web.http.shared_counts import serve_counts
+from gateway.web.workers.outage_log import serve_outages
+from gateway.web.workers.relay import Relay
+from gateway.web.workers.sockets import (
     NO_SOCKETS,
     InheritedSockets,
     bind_additional,

@@ -17,7 +17,7 @@ from gateway.core.log.record import UNVERIFIED_LINEAGE, PartitionPosition
 from gateway.core.token.resume_token import parse_token
 from gateway.errors import KafkaError, MemoryFull
 from gateway.hub.fanout.client import Client
-from gateway.hub.reads.page import Page, PageBuffer, read_page
+from gateway.hub.fanout.page import Page, PageBuffer, read_page
 from gateway.hub.wires.ndjson import NdjsonWire
 
 PLAIN, MARKED = NdjsonWire(), NdjsonWire(positions=True)

@@ -19,8 +19,8 @@ import pytest
 from support.waiting import WAIT_TIMEOUT_S, wait_until
 
 from gateway.config import Settings
+from gateway.web.app.supervisor import ListeningSockets, Supervisor, private_folder
 from gateway.web.workers.sockets import bind_shared
-from gateway.web.workers.supervisor import ListeningSockets, Supervisor, private_folder
 
 pytestmark = pytest.mark.needs("process")
 

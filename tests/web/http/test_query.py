@@ -10,8 +10,8 @@ from starlette.requests import Request
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, seal_token
 from gateway.errors import RequestError, TokenCorrupt
 from gateway.hub.reads.position_resolver import StreamStart
-from gateway.web.routing import query
-from gateway.web.routing.query import is_event_source, parse_start_request
+from gateway.web.http import query
+from gateway.web.http.query import is_event_source, parse_start_request
 
 NOW = 1_800_000_000_000  # 2027-01-15T08:00:00Z, in ms
 HOUR = 3_600_000

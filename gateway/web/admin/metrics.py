@@ -22,8 +22,8 @@ from gateway.telemetry.prometheus import expose
 from gateway.telemetry.samples import MetricSamples, reset_counters, select_counters
 from gateway.version import __version__
 from gateway.web.http import problems
-from gateway.web.routing.limits import Limits
-from gateway.web.routing.shared_counts import LimitKind
+from gateway.web.http.limits import Limits
+from gateway.web.http.shared_counts import LimitKind
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
 
 log = logging.getLogger(__name__)

@@ -8,18 +8,18 @@ import pytest
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.exact_json import parse_json
 from gateway.core.channel.filters import Filter, Filters
+from gateway.core.channel.tail import Tail
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Record, TopicPartition
-from gateway.core.log.tail import Tail
 from gateway.formats import create_format, projection
-from gateway.hub.fanout.shared_tail import (
+from gateway.hub.reads.shared_tail import (
     ANNOUNCE_INTERVAL_S,
     MAX_ANNOUNCED_AT_ONCE,
     MAX_ANNOUNCED_PER_SWEEP,
     SharedTail,
 )
-from gateway.hub.fanout.view import View
+from gateway.hub.reads.view import View
 from gateway.hub.wires.sse import SseWire
 
 TP = TopicPartition("orders", 0)

@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 from starlette.requests import HTTPConnection
 
-from gateway.config.source.substitution import find_closest
+from gateway.config.types.substitution import find_closest
 from gateway.errors import RequestError
 from gateway.formats.exact_values import has_inexact_number
 from gateway.web.http.head import check_query

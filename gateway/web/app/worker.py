@@ -1,4 +1,4 @@
-"""Run one of several processes of a gateway: `python -m gateway.web.workers.worker NUMBER`.
+"""Run one of several processes of a gateway: `python -m gateway.web.app.worker NUMBER`.
 
 Its supervisor (`supervisor`) passes it a listening socket, and its `WorkerSpec` over the standard
 input. The pipe stays open: new settings come through it, and its end means that the supervisor is
@@ -22,8 +22,8 @@ from gateway.errors import GatewayError
 from gateway.telemetry.logs import format_output
 from gateway.web.app.app import Application, create_app
 from gateway.web.app.server import configure_logging, run_server
+from gateway.web.workers.bus import Bus
 
-from .bus import Bus
 from .supervisor import LENGTH_BYTES, SettingsMessage, WorkerSpec
 
 

@@ -12,8 +12,8 @@ from support.worker_buses import WorkerBuses, worker_buses
 from gateway.config import Limits as Settings
 from gateway.errors import Busy
 from gateway.web.access import NO_GRANTS, Grant, Granted
-from gateway.web.routing.limits import ConnectionSlot, Limits, normalize_address
-from gateway.web.routing.shared_counts import ConnectionCounts, serve_counts
+from gateway.web.http.limits import ConnectionSlot, Limits, normalize_address
+from gateway.web.http.shared_counts import ConnectionCounts, serve_counts
 from gateway.web.workers.bus import Bus
 
 

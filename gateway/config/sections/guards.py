@@ -3,7 +3,7 @@
 A guard verifies a signed token (`jwt`), asks the application (`http`), reads a client certificate
 (`x509`), or knows the users that the file lists (`inline`).
 
-To add a kind, write a subclass of `guard_section.GuardSection`, which has its options and their
+To add a kind, write a subclass of `GuardSection`, which has its options and their
 meaning for other sections, and enter it in `GUARD_KINDS`; then write a subclass of
 `gateway.web.access.guard.Guard`, which admits clients and describes for documents how they identify
 themselves, and enter it in `gateway.web.access.admission.GUARD_LOADERS`. They are two classes
@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from gateway.config.guards.guard_section import (
+from gateway.config.sections.guard_section import (
     BEARER_CREDENTIALS,
     ChallengeDuration,
     Credentials,
@@ -26,7 +26,7 @@ from gateway.config.guards.guard_section import (
     QueryName,
     check_issuer_url,
 )
-from gateway.config.guards.jwt import Jwt
+from gateway.config.sections.jwt import Jwt
 from gateway.config.sections.listen import Listen
 from gateway.config.types.address import Url
 from gateway.config.types.fields import (

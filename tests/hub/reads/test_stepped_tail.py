@@ -8,10 +8,10 @@ from typing import Any
 
 from support.virtual_time import in_virtual_time
 
+from gateway.core.channel.tail import Tail, TailUpdate
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import Entry, Ready, Record, TopicPartition
-from gateway.core.log.tail import Tail, TailUpdate
-from gateway.hub.fanout.shared_tail import SteppedTail
+from gateway.hub.reads.shared_tail import SteppedTail
 
 A = TopicPartition("prices", 0)
 

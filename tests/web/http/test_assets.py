@@ -16,8 +16,8 @@ from support.gateways import build_config
 import gateway
 from gateway.config import Settings
 from gateway.core.client.terms import EndReason
-from gateway.web.app import assets
 from gateway.web.app.app import create_app
+from gateway.web.http import assets
 
 MODULE = (assets.JS_DIRECTORY / "gateway.js").read_text()
 TYPES = (assets.JS_DIRECTORY / "gateway.d.ts").read_text()
