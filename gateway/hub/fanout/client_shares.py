@@ -1,8 +1,9 @@
 """Bound what the channels of one client may cost, however many connections it has.
 
 A client is known by its identity or address. It may have a share of the memory that cannot be
-freed, and a number of conditions that are asked about each record. Most channels are in no account:
-those of a small view that an index finds by a value cost a client no more than its connection.
+freed, and a number of conditions that are asked about each record. The bytes of a small view are in
+no account, nor is the condition by which an index finds it: all views may have the same value, but
+most ask for nothing else.
 """
 
 from __future__ import annotations
@@ -28,10 +29,7 @@ MAX_CLIENT_CONDITIONS = 16_000
 
 
 class ClientShares:
-    """The bytes and conditions of channels by the client for which they were created.
-
-    `Hubs` has one. A channel counts for that client also while others follow it, until it is
-    removed.
+    """The bytes and conditions of channels by the clients that follow them. `Hubs` has one.
 
     Attributes:
         max_bytes: Of the views of one client; None for any number of bytes and conditions.
@@ -40,36 +38,41 @@ class ClientShares:
     def __init__(self) -> None:
         self.max_bytes: int | None = None
         self._used: dict[ClientKey, tuple[int, int]] = {}  # bytes and conditions
-        self._owners: dict[Channel, tuple[ClientKey, View]] = {}
+        # How many streams of the client follow the channel, and its bytes and conditions.
+        self._followed: dict[tuple[ClientKey, Channel], tuple[int, int, int]] = {}
 
-    def add(
-        self, client_key: ClientKey, channel: Channel, view: View, *, replaces_other: bool = False
-    ) -> None:
-        """Count a channel, or raise Busy if it is too much for the client.
+    def add(self, client_key: ClientKey, channel: Channel, view: View) -> None:
+        """Count a channel for a client that follows it, or raise Busy if it is too much.
 
-        One that replaces another counts beside it until that is removed, so twice as much may be
-        used. The only channel of a client may have any size.
+        The only channel of a client may have any size.
         """
-        if not client_key or (view.size <= MAX_UNCOUNTED_BYTES and view.filters.has_index_terms):
-            return
-        size, conditions = self._used.get(client_key, (0, 0))
-        used = size + view.size, conditions + view.condition_count
-        if self.max_bytes is not None and size:
-            factor = 2 if replaces_other else 1
-            if used[0] > factor * self.max_bytes:
-                self._refuse(client_key, "take as much memory")
-            if used[1] > factor * MAX_CLIENT_CONDITIONS:
-                self._refuse(client_key, f"have as many conditions ({MAX_CLIENT_CONDITIONS})")
-        self._used[client_key] = used
-        self._owners[channel] = client_key, view
+        streams, size, conditions = self._followed.get((client_key, channel), (0, 0, 0))
+        if not streams:
+            size = view.size if view.size > MAX_UNCOUNTED_BYTES else 0
+            conditions = view.condition_count if size else view.filters.condition_count
+            if conditions and view.filters.has_index_terms:
+                conditions -= 1
+            if not client_key or not (size or conditions):
+                return
+            others = self._used.get(client_key, (0, 0))
+            used = others[0] + size, others[1] + conditions
+            if self.max_bytes is not None and any(others):
+                if used[0] > self.max_bytes:
+                    self._refuse(client_key, "take as much memory")
+                if used[1] > MAX_CLIENT_CONDITIONS:
+                    self._refuse(client_key, f"have as many conditions ({MAX_CLIENT_CONDITIONS})")
+            self._used[client_key] = used
+        self._followed[client_key, channel] = streams + 1, size, conditions
 
-    def remove(self, channel: Channel) -> None:
-        """Count a channel no more. It may be one that was not counted."""
-        client_key, view = self._owners.pop(channel, ("", None))
-        if view is not None:
-            size, conditions = self._used.pop(client_key)
-            if size > view.size:
-                self._used[client_key] = size - view.size, conditions - view.condition_count
+    def remove(self, client_key: ClientKey, channel: Channel) -> None:
+        """Note that a stream of a client leaves a channel. It may be one that was not counted."""
+        streams, size, conditions = self._followed.pop((client_key, channel), (0, 0, 0))
+        if streams > 1:
+            self._followed[client_key, channel] = streams - 1, size, conditions
+        elif streams:
+            used = self._used.pop(client_key)
+            if used != (size, conditions):
+                self._used[client_key] = used[0] - size, used[1] - conditions
 
     def _refuse(self, client_key: ClientKey, what: str) -> None:
         detail = f"your streams {what} as those of one client may; close some"

@@ -344,6 +344,8 @@ class Hub:
     def remove_client(self, client: Client) -> None:
         self.own_clients.discard(client)
         self.clients.discard(client)
+        subscription = client.subscription
+        self.client_shares.remove(subscription.client_key, subscription.channel)
 
     async def subscribe(
         self, view: View, start: StreamStart, wire: Wire, options: ClientOptions
@@ -398,6 +400,7 @@ class Hub:
                 if self._tails.get((view.topics, view.interval)) is shared_tail:
                     break
                 # Other settings ended its reads meanwhile. A follower would keep it for ever.
+                self.client_shares.remove(options.client_key, subscription.channel)
                 subscription.close()
                 shared_tail.on_client_left(subscription.channel)
         shared_view = cast("ChannelKey", subscription.channel.key)[0]
@@ -555,9 +558,8 @@ class Hub:
                 topics_ending_on_loss=topics_ending_on_loss,
                 ring_budget=self.rings,
             )
-            self.client_shares.add(
-                options.client_key, channel, view, replaces_other=options.handover is not None
-            )
+        self.client_shares.add(options.client_key, channel, view)
+        if channel.key is None:
             shared_tail.add_channel(key, channel, view.filters)
         return channel
 
@@ -666,7 +668,6 @@ class Hub:
         for shared_tail in self.iter_tails():
             for channel in shared_tail.remove_left_channels(CHANNELS_PER_SLICE):
                 self.broadcaster.remove_channel(channel)
-                self.client_shares.remove(channel)
         self._replaced_tails = [each for each in self._replaced_tails if each.channels]
         return any(shared_tail.has_left_channels for shared_tail in self.iter_tails())
 

@@ -375,6 +375,31 @@ async def test_an_end_is_of_the_log_that_was_there_when_it_was_asked_for(embedde
         assert (handover.until, handover.end_lineages) == ({tp: 0}, {tp: 1})
 
 
+async def test_a_stream_that_replaces_another_stays_within_the_share_of_its_client(embedded):
+    """While both were counted twice the share could be used, and was for good."""
+
+    def build_wide_view(size: int) -> View:
+        listed = Condition(one_of=tuple(f"{size}-{n}" for n in range(size)))
+        return View(("orders",), Filters((Filter(key=listed),)), "value", "error")
+
+    async def subscribe(size: int, replaced: Client | None = None) -> Client:
+        handover = None
+        if replaced is not None:
+            replaced.end(EndReason.CHANGED)
+            handover = replaced.take_handover()
+            replaced.close()
+        options = ClientOptions(60, handover=handover, client_key="10.0.0.1")
+        return await hub.subscribe(build_wide_view(size), LIVE_START, SseWire(), options)
+
+    embedded.create_topic("orders", 1)
+    async with running_hub(embedded) as hub:
+        hub.client_shares.max_bytes = build_wide_view(2000).size
+        client, _ = await subscribe(990), await subscribe(991)
+        with pytest.raises(Busy, match="memory"):
+            await subscribe(1500, client)
+        await subscribe(993, await subscribe(992))
+
+
 async def test_rings_are_counted_until_their_channels_are_gone(embedded: EmbeddedKafka):
     embedded.create_topic("orders", 1)
     async with running_hub(embedded) as hub:
