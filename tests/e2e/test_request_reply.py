@@ -15,6 +15,7 @@ import pytest_asyncio
 from ruamel.yaml import YAML
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from support.admin_api import ADMIN_SECTION, open_admin_api
 from support.app_server import running_app
 from support.brokers import embedded_kafka
 from support.gateways import (
@@ -85,7 +86,7 @@ async def service(kafka: EmbeddedKafka) -> AsyncIterator[ReplyService]:
 
 @pytest_asyncio.fixture(**of_module)
 async def gateway(kafka: EmbeddedKafka, service: ReplyService) -> AsyncIterator[GatewayThread]:
-    config = build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
+    config = build_config(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS, admin=ADMIN_SECTION)
     async with running_gateway(config) as running:
         yield running
 
@@ -246,6 +247,39 @@ async def test_nobody_is_told_the_reply_of_another(gateway: GatewayThread):
         same = {"Idempotency-Key": "of-both"}
         assert (await ada.post("/mine/1", content=b"1", headers=same)).status_code == 200
         assert (await bob.post("/mine/1", content=b"1", headers=same)).status_code == 200
+
+
+async def test_who_was_revoked_during_a_request_neither_writes_nor_gets_a_reply(
+    gateway: GatewayThread, service: ReplyService
+):
+    """A reply was sent for up to five minutes after, and a record written whose body was slow."""
+    is_revoked = asyncio.Event()
+
+    async def send_slowly() -> AsyncIterator[bytes]:
+        yield b"{"
+        await is_revoked.wait()
+        yield b"}"
+
+    async with (
+        browsing(gateway, authorization="Bearer of-ada") as ada,
+        open_admin_api(gateway) as admin,
+    ):
+        location = (await ada.post("/mine/1", content=HOLD, headers=ASYNC)).headers["location"]
+        waiting = [
+            asyncio.create_task(ada.get(location, headers={"Prefer": "wait=60"})),
+            asyncio.create_task(ada.post("/mine/2", content=send_slowly())),
+            asyncio.create_task(ada.post("/mine/3", content=HOLD)),
+        ]
+        await wait_until(lambda: len(service.held_requests) == 2, "both requests")
+        revoked = {"identity": "ada", "guard": "dev"}
+        await admin.post("/revocations", json=revoked)
+        is_revoked.set()
+        await service.answer_held()
+        try:
+            answers = await asyncio.gather(*waiting)
+            assert [answer.status_code for answer in answers] == [403, 403, 403]
+        finally:
+            await admin.delete("/revocations", params=revoked)
 
 
 async def test_a_reply_is_of_a_route_too_and_its_guards(gateway: GatewayThread):

@@ -82,8 +82,8 @@ async def read_write_request(routes: Routes, match: Match, request: Request) -> 
         raise RequestError(415, "Unsupported media type", detail)
     value = await _read_value(request)
     # To read the body may have taken long, and the configuration was reloaded meanwhile.
-    if not routes.is_current(match):
-        match = await routes.refresh(match, request)
+    before, match = match, await routes.refresh(match, request)
+    if match is not before:
         view = await _get_view(routes, match, query)
     headers: list[tuple[str, bytes]] = []
     if "content-type" in request.headers:

@@ -29,7 +29,7 @@ from gateway.hub.fanout.hub import Hub
 from gateway.hub.writes.publisher import Produced
 from gateway.web.http.content import SAFE_HEADERS, get_media_type, parse_preferences
 from gateway.web.http.outlet import run_while_connected
-from gateway.web.routing.paths import Match
+from gateway.web.routing.paths import AccessRevoked, Match
 from gateway.web.routing.replies import REPLY_WINDOW_S, Reply, ReplyReader
 from gateway.web.routing.routes import Routes
 
@@ -102,6 +102,10 @@ async def request_reply(routes: Routes, match: Match, request: Request) -> Respo
         except Interrupted:
             reader.mark_missed(correlation_id, "left")
             raise
+    refusal = routes.stream_registry.find_refusal(match)
+    # A paused route still answers: who repeats the request might write it again.
+    if isinstance(refusal, AccessRevoked):
+        raise refusal
     if reply is not None:
         reader.count_answered()
         return build_response(routes.get_hub(match.route), reader.topic, reply)

@@ -153,7 +153,10 @@ class Routes:
 
         Call it just before the effect, and await nothing in between. It raises as `admit`.
         """
-        return match if self.is_current(match) else await self.admit(match, connection, token)
+        if not self.is_current(match):
+            return await self.admit(match, connection, token)
+        self.check_blocklist(match)
+        return match
 
     async def respond_as_configured(
         self,
