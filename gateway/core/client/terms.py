@@ -51,8 +51,8 @@ class SubscriptionTerms:
         reads_partition: Whether a partition may hold records of the view. The others' positions of
             a token are neither verified nor read.
         delivered_sum: The sum over the earlier bytes; None on wires without sums.
-        client_key: The client's identity or address, by which clients take turns in being read for;
-            a set of them for what is read for several.
+        client_key: The client's guard and identity, or its address, by which clients take turns in
+            being read for; a set of them for what is read for several.
     """
 
     slow_policy: SlowClientPolicy = SlowClientPolicy.CATCH_UP

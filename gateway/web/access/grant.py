@@ -135,6 +135,11 @@ class Granted(Mapping[str, Grant]):
         return self._grants[0].identity if self._grants else None
 
     @property
+    def client_key(self) -> str:
+        """Return the first guard and the identity, by which one client is counted; "" for none."""
+        return ":".join(self._grants[0].subject) if self._grants else ""
+
+    @property
     def identities(self) -> dict[str, str]:
         return {grant.guard: grant.identity for grant in self._grants}
 

@@ -269,12 +269,9 @@ class Limits(SharedCounts):
 
         If several guards admitted the client, the identity is the one of the first guard.
         """
-        guard = next(iter(granted), None) if self._settings.per_identity is not None else None
-        return (
-            []
-            if guard is None
-            else [LimitKind.IDENTITY.build_key(f"{guard}:{granted[guard].identity}")]
-        )
+        if self._settings.per_identity is None or not granted:
+            return []
+        return [LimitKind.IDENTITY.build_key(granted.client_key)]
 
     async def acquire(self, keys: Sequence[str]) -> None:
         refusal = await self._acquire_counting_refusals(keys)

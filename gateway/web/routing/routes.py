@@ -309,7 +309,7 @@ class Routes:
         self.check_parameters(match, query_pairs)
         view = await self.get_view(match, query_pairs)
         start, has_unreadable_token = self._resolve_start(match.route, view, request)
-        client_key = match.granted.identity or get_client_address(request.scope)
+        client_key = match.granted.client_key or get_client_address(request.scope)
         if start.credit is not None and not isinstance(wire, WebSocketWire):
             detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
             raise RequestError(400, "Bad request", detail)
@@ -354,7 +354,7 @@ class Routes:
             match.route, view, build_request("/", merge_query(query_pairs, overrides))
         )
         start = replace(start, max_records=handover.records_left, credit=handover.credit)
-        client_key = match.granted.identity or handover.client_key
+        client_key = match.granted.client_key or handover.client_key
         return await self._subscribe(
             match, view, start, wire, client_key, position_refused=False, handover=handover
         )
