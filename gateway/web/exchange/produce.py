@@ -9,8 +9,6 @@ repeated stays a single record, as for WebSockets (`gateway/hub/writes/writer.py
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -239,7 +237,6 @@ class WriteRequest(NamedTuple):
 async def parse_produce_message(
     routes: Routes,
     message: ProduceMessage,
-    content: tuple[bytes | None, bytes | None],
     path: str | None,
     connection: HTTPConnection,
     token: str | None,
@@ -247,9 +244,9 @@ async def parse_produce_message(
     """Return the record that a `produce` message asks to write, and admit its client.
 
     A client that reads a part of a topic may write only that part: the record must pass the filters
-    of the route. Without a path, the route is found by the topic. `content` is of `encode_content`.
+    of the route. Without a path, the route is found by the topic.
     """
-    key, value = content
+    key, value = message.content
     path, query = parse_target(
         path if path is not None else _find_write_path(routes, message.topic)
     )
@@ -372,31 +369,6 @@ def _choose_topic(topics: Sequence[str], topic: str | None) -> str:
     if topic is None or topic not in topics:
         raise build_bad_request(f"'topic' must be one of {', '.join(topics)}")
     return topic
-
-
-def encode_content(message: ProduceMessage) -> tuple[bytes | None, bytes | None]:
-    """Return the key and value of a message. A value that is no string is written as JSON."""
-    if message.base64:
-        return _decode_base64("key", message.key), _decode_base64("value", message.value)
-    key = None if message.key is None else message.key.encode()
-    if message.value is None:
-        return key, None
-    if isinstance(message.value, str):
-        return key, message.value.encode()
-    try:
-        text = json.dumps(message.value, ensure_ascii=False, separators=(",", ":"))
-    except RecursionError:
-        raise build_bad_request("'value' is nested too deep; flatten it") from None
-    return key, text.encode()
-
-
-def _decode_base64(name: str, text: Any) -> bytes | None:
-    if text is None:
-        return None
-    try:
-        return base64.b64decode(text, validate=True)
-    except (TypeError, ValueError, binascii.Error):
-        raise build_bad_request(f"'{name}' is not base64 text") from None
 
 
 def get_idempotency_scope(match: Match) -> str:

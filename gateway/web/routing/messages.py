@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 
@@ -20,7 +23,7 @@ from starlette.requests import HTTPConnection
 from gateway.config.types.substitution import find_closest
 from gateway.errors import RequestError
 from gateway.formats.exact_values import has_inexact_number
-from gateway.web.http.head import check_query
+from gateway.web.http.head import build_bad_request, check_query
 
 MAX_ID_CHARS = 64
 MAX_SELECTION_BYTES = 64 * 1024  # of a filter, or of a list of fields, as JSON in UTF-8
@@ -111,6 +114,22 @@ class ProduceMessage(Message):
     headers: RecordHeaders = {}
     base64: bool = False
     idempotency_key: str | None = Field(None, min_length=1, max_length=255)
+
+    @cached_property
+    def content(self) -> tuple[bytes | None, bytes | None]:
+        """The key and value of the record. A value that is no string is written as JSON."""
+        if self.base64:
+            return _decode_base64("key", self.key), _decode_base64("value", self.value)
+        key = None if self.key is None else self.key.encode()
+        if self.value is None:
+            return key, None
+        if isinstance(self.value, str):
+            return key, self.value.encode()
+        try:
+            text = json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
+        except RecursionError:
+            raise build_bad_request("'value' is nested too deep; flatten it") from None
+        return key, text.encode()
 
 
 class TokenMessage(Message):
@@ -212,6 +231,15 @@ def _parse_object(text: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise BadMessageError("Bad message", "send a JSON object with a member 'type'")
     return raw
+
+
+def _decode_base64(name: str, text: Any) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        return base64.b64decode(text, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise build_bad_request(f"'{name}' is not base64 text") from None
 
 
 def _json_size(value: object) -> int:

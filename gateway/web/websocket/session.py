@@ -46,7 +46,6 @@ from .message_processor import (
     POLICY_VIOLATION,
     SERVICE_RESTART,
     TRY_AGAIN_LATER,
-    AcceptedRecord,
     CoroutineFactory,
     MessageProcessor,
     SocketProducer,
@@ -390,18 +389,18 @@ class Session(MessageProcessor):
         if self._producer is None:
             self._producer = SocketProducer(self.routes, self.handshake_scope, self._slot)
         accepted = self._producer.accept(message, is_closing=self._pending_close is not None)
-        writing = self._write_record(self._producer, message.id, accepted, self.hold_message())
+        writing = self._write_record(self._producer, accepted, self.hold_message())
         self.start_task(writing)
 
     async def _write_record(
-        self, producer: SocketProducer, label: str, accepted: AcceptedRecord, held_bytes: int
+        self, producer: SocketProducer, message: ProduceMessage, held_bytes: int
     ) -> None:
         path = self._path_stream.match.path if self._path_stream is not None else None
         try:
-            members = await producer.write_record(accepted, path, self._token, self._attempts)
-            self.send_message("produced", label, **members)
+            members = await producer.write_record(message, path, self._token, self._attempts)
+            self.send_message("produced", message.id, **members)
         except (GatewayError, HTTPException) as exc:
-            self.send_error(label, exc)
+            self.send_error(message.id, exc)
         finally:
             self.release_held(held_bytes)
             if self._pending_close is not None and not producer.in_flight:

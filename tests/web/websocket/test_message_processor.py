@@ -93,6 +93,19 @@ async def test_what_comes_while_something_waits_is_done_behind_it_in_order(talk:
     assert talk.resume_count
 
 
+async def test_a_large_message_is_parsed_outside_the_event_loop_and_in_its_order(talk):
+    """Ten sockets had 1 MiB each parsed in each turn of the loop, of 1 KB that they had sent."""
+    talk.receive_message("produce", id="1", path="/", value=[1.5] * 10_000)
+    talk.receive_message("ping")
+    assert not talk.sent
+    await wait_until(lambda: len(talk.sent) == 2)
+    assert talk.list_sent_types() == ["error", "pong"]
+    talk.receive_message("produce", id="1", path="/", vlaue="a" * 10_000)
+    await wait_until(lambda: len(talk.sent) == 3)
+    assert "did you mean 'value'" in str(talk.sent[-1])
+    assert talk.memory.total == 0
+
+
 async def test_a_client_that_says_much_while_something_waits_is_not_heard_on(talk):
     talk.receive_message("token", jwt="t")
     for _ in range(MAX_QUEUED_MESSAGES):
