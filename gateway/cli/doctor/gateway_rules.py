@@ -157,8 +157,8 @@ def find_refused_load(observation: Observation) -> Iterator[str]:
 
 
 def find_refused_access(observation: Observation) -> Iterator[str]:
-    opened = observation.growth(catalog.STREAMS_OPENED)
-    least = max(MIN_REFUSALS, opened)
+    served = map(observation.growth, (catalog.STREAMS_OPENED, catalog.PRODUCED_RECORDS))
+    least = max(MIN_REFUSALS, sum(served))
     yield from _iter_refusals(observation, _ACCESS_STATUSES, least)
 
 

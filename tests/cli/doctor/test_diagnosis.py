@@ -147,6 +147,13 @@ HEALTHY: dict[str, tuple[Series, Series]] = {
         {catalog.PARTITION_LAG_RECORDS: {P0: 4000}},
     ),
     "a wrong token now and then": ({}, {catalog.REFUSED_REQUESTS: {("401",): 2}}),
+    "some wrong tokens among many writes": (
+        {},
+        {
+            catalog.REFUSED_REQUESTS: {("401",): 9},
+            catalog.PRODUCED_RECORDS: {("orders", "written"): 5000},
+        },
+    ),
     "slow clients that catch up": (
         {
             catalog.CLIENTS_BEHIND: {("/events", "slow"): 3},
