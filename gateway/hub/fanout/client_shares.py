@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 log.addFilter(LogRateLimit())
 
-# Of one client: up to 8 ms of each record. 50 sockets of 100 streams with 3 conditions fit in.
+# Of one client: 9 to 25 ms of each record. 50 sockets of 100 streams with 3 conditions fit in.
 MAX_CLIENT_CONDITIONS = 16_000
 
 
