@@ -12,7 +12,8 @@ of four digits can express. So:
   its type afterwards.
 - Times must have one of the forms of `_JSON_OPTIONS`, and be in the years 1 to 9999.
 - If a text may have a number that a double changes, the field is parsed once more, with each number
-  of the JSON in quotes, and the text gets the digits that the JSON has.
+  of the JSON in quotes, and the text gets the digits that the JSON has. In the same way, times of
+  too many seconds are found.
 - A text with half of a surrogate pair (`\ud800`, RFC 8259 8.2) is refused before it is parsed:
   Spark would read a question mark in its place.
 - A decimal with a long exponent is refused before it is parsed: Spark writes out all of its digits,
@@ -131,13 +132,17 @@ def is_out_of_range(
     out_of_range = _test_values(
         value, declared, partial(_is_leaf_out_of_range, require_finite=require_finite)
     )
-    if declared.typeName() == "timestamp":
+    if places := set(_iter_leaves(declared, T.TimestampType, name)):
         # Spark reads a number as seconds. A great one overflows, and the result may be a valid
-        # time. Only a text that looks like this is parsed once more, by `get_json_object`.
-        suspect = text.rlike(rf'"{_build_name_pattern(name)}"\s*:\s*-?[0-9]{{13}}')
-        raw_value = F.get_json_object(text, f"$['{name}']")
-        assert out_of_range is not None
-        out_of_range = out_of_range | (suspect & raw_value.rlike("^-?[0-9]{13,}$"))
+        # time. Only a text that looks like this is parsed once more.
+        before = (
+            r"[\[:,]" if is_nested else rf'"{_build_name_pattern(leaf)}"\s*+:'
+            for leaf, is_nested in places
+        )
+        is_suspect = text.rlike(rf"(?:{'|'.join(before)})\s*+-?[0-9]{{13}}")
+        has_long = _test_values(_parse_exact(text, name, declared), declared, _is_long_time)
+        assert out_of_range is not None and has_long is not None
+        out_of_range = out_of_range | F.when(is_suspect, has_long)
     return out_of_range
 
 
@@ -217,10 +222,15 @@ def _get_value(parsed: Column, text: Column, name: str, declared: DataType) -> C
     is_suspect = _test_values(value, read_type, _is_suspect_text)
     if is_suspect is None:
         return value
-    text_type = _replace_leaves(read_type, lambda _: T.StringType())
+    exact = _parse_exact(text, name, read_type)
+    return F.when(is_suspect, _restore_digits(value, exact, read_type)).otherwise(value)
+
+
+def _parse_exact(text: Column, name: str, data_type: DataType) -> Column:
+    """Return a field with texts in place of its values, of which numbers begin with U+0001."""
+    text_type = _replace_leaves(data_type, lambda _: T.StringType())
     quoted = F.regexp_replace(text, F.lit(_NUMBER_PATTERN), F.lit(_QUOTED_NUMBER))
-    exact = F.from_json(quoted, T.StructType([T.StructField(name, text_type)]), _JSON_OPTIONS)
-    return F.when(is_suspect, _restore_digits(value, exact[name], read_type)).otherwise(value)
+    return F.from_json(quoted, T.StructType([T.StructField(name, text_type)]), _JSON_OPTIONS)[name]
 
 
 def _restore_digits(value: Column, exact: Column, data_type: DataType) -> Column:
@@ -243,6 +253,10 @@ def _restore_digits(value: Column, exact: Column, data_type: DataType) -> Column
 
 def _is_suspect_text(value: Column, data_type: DataType) -> Column | None:
     return value.rlike(_SUSPECT_TEXT_PATTERN) if isinstance(data_type, T.StringType) else None
+
+
+def _is_long_time(value: Column, data_type: DataType) -> Column | None:
+    return value.rlike(r"^\x01-?[0-9]{13}") if isinstance(data_type, T.TimestampType) else None
 
 
 def _is_leaf_out_of_range(
@@ -308,7 +322,7 @@ def _build_exponent_pattern(data_type: DataType) -> str:
     match that reads on to the end begins at the start.
     """
     names_by_nesting: dict[bool, set[str]] = {False: set(), True: set()}
-    for name, is_nested in _iter_decimals(data_type, "", is_nested=False):
+    for name, is_nested in _iter_leaves(data_type, T.DecimalType, ""):
         names_by_nesting[is_nested].add(_build_name_pattern(name))
     plain, nested = ("|".join(sorted(names)) for names in names_by_nesting.values())
     patterns = [rf'"(?:{plain})"\s*+:{_LONG_DECIMAL_PATTERN}'] if plain else []
@@ -336,17 +350,15 @@ def _build_name_pattern(name: str) -> str:
     return "".join(patterns)
 
 
-def _iter_decimals(
-    data_type: DataType, name: str, *, is_nested: bool
+def _iter_leaves(
+    data_type: DataType, leaf_type: type[DataType], name: str, *, is_nested: bool = False
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the decimal fields, and whether the decimal is in an array or a map of the field."""
+    """Yield the names of fields of a type, and whether it is in an array or a map of the field."""
     match data_type:
-        case T.DecimalType():
-            yield name, is_nested
-        case T.ArrayType():
-            yield from _iter_decimals(data_type.elementType, name, is_nested=True)
-        case T.MapType():
-            yield from _iter_decimals(data_type.valueType, name, is_nested=True)
+        case T.ArrayType(elementType=inner) | T.MapType(valueType=inner):
+            yield from _iter_leaves(inner, leaf_type, name, is_nested=True)
         case T.StructType():
             for field in data_type.fields:
-                yield from _iter_decimals(field.dataType, field.name, is_nested=False)
+                yield from _iter_leaves(field.dataType, leaf_type, field.name)
+    if isinstance(data_type, leaf_type):
+        yield name, is_nested

@@ -47,11 +47,12 @@ def test_json_becomes_typed_columns_beside_those_of_the_record(spark):
 
 
 def test_columns_may_have_other_names_in_the_json(spark):
-    """Logs have names such as `@timestamp` and `service.name`, which no column can have."""
-    names = {"at": "@timestamp", "user": "user.name", "place": "Date Time", "id": "user-id"}
+    """Logs have names such as `@timestamp` and `service.name`, which no column can have. With a
+    single quote in the name, too many seconds were another time."""
+    names = {"at": "@time'stamp", "user": "user.name", "place": "Date Time", "id": "user-id"}
     kinds = {"user": "string", "at": "timestamp", "place": "string", "id": "decimal(3,1)"}
     logs = given(value={"fields": kinds, "jsonNames": names})
-    value = '{"@timestamp":%s,"user.name":1.10,"user":"no","Date Time":"here","user-id":%s}'
+    value = '{"@time\'stamp":%s,"user.name":1.10,"user":"no","Date Time":"here","user-id":%s}'
     known, overflow = '"2026-01-02T03:04:05Z"', "18446744075409"
     rows = raw(spark, value % (known, 1.5), value % (overflow, 1.5), value % (known, 1.55))
     (row,) = parse_records(rows, logs).collect()
@@ -160,7 +161,8 @@ def values_of(cases):
 
 
 def test_values_out_of_the_range_of_their_type_are_invalid(spark):
-    """A nanosecond time in a `timestamp_ms` ended the job, others overflowed without a word."""
+    """A nanosecond time in a `timestamp_ms` ended the job, others overflowed without a word, those
+    within arrays and objects until later."""
     from pyspark.sql import functions as F
 
     out, within = values_of(BAD_VALUES), values_of(GOOD_VALUES)
