@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
@@ -49,7 +49,7 @@ class ReadTopic(NamedTuple):
 
 
 class InputTopics:
-    """The topics of a query's inputs as they were when it started.
+    """The topics that a query reads, as they were when it started.
 
     A job creates one for each run of its query, and closes it. `check` waits for Kafka, and the
     query calls it in its batches. `find_recreated` does not wait, and the runner polls it.
@@ -57,40 +57,43 @@ class InputTopics:
 
     def __init__(
         self,
-        inputs: Mapping[str, tuple[Mapping[str, Any], str]],
+        read: Mapping[str, tuple[Mapping[str, Any], str]],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        tables: Container[str] = (),
     ) -> None:
         """Ask Kafka for the topics.
 
         Args:
-            inputs: librdkafka's properties of the cluster and the topic's name, by input.
+            read: librdkafka's properties of the cluster and the topic's name, by input.
+            tables: Those that are no streams. They may be recreated, and only their ends are asked.
 
         Raises:
             TopicMissing: A topic does not exist.
         """
         self._admin_clients = {
             name: (clusters.create_admin_client(client), topic)
-            for name, (client, topic) in inputs.items()
+            for name, (client, topic) in read.items()
         }
-        requests = {
-            name: clusters.request_topic(admin, topic)
-            for name, (admin, topic) in self._admin_clients.items()
+        self._described = {
+            name: clusters.await_topic(future, read[name][1])
+            for name, future in self._request_topics(read).items()
         }
-        self.topics = {
-            name: clusters.await_topic(future, inputs[name][1]) for name, future in requests.items()
-        }
+        self._partitions = {name: topic.partitions for name, topic in self._described.items()}
+        self.topics = {name: topic for name, topic in self._described.items() if name not in tables}
         self.read_topics = tuple(
-            ReadTopic(inputs[name][0], topic) for name, topic in self.topics.items()
+            ReadTopic(read[name][0], topic) for name, topic in self.topics.items()
         )
         self._clock = clock
-        self._futures: list[tuple[Future[Any], TopicDescription]] | None = None
+        self._futures: dict[str, Future[Any]] | None = None
         self._next_check_at = clock() + CHECK_INTERVAL_S
         self._ends: list[tuple[_Place, Future[Any], Future[Any]]] | None = None
         self._next_ends_at = clock()
 
     def check(self) -> None:
         """Raise PipelineError if a topic was recreated."""
-        if error := _find_recreated(self._request_topics()):
+        answers = self._request_topics(self.topics)
+        if error := _find_recreated((answers[name], topic) for name, topic in self.topics.items()):
             raise error
 
     def find_recreated(self) -> PipelineError | None:
@@ -99,20 +102,23 @@ class InputTopics:
         Every `CHECK_INTERVAL_S` a call sends requests, and a later call evaluates their answers.
         """
         if self._futures is None and self._clock() >= self._next_check_at:
-            self._futures = self._request_topics()
-        if self._futures is None or not all(future.done() for future, _ in self._futures):
+            self._futures = self._request_topics(self._described)
+        if self._futures is None or not all(future.done() for future in self._futures.values()):
             return None
         answers, self._futures = self._futures, None
         self._next_check_at = self._clock() + CHECK_INTERVAL_S
+        for name, future in answers.items():
+            if future.exception() is None:
+                self._partitions[name] = len(future.result().partitions)
         try:
-            return _find_recreated(answers)
+            return _find_recreated((answers[name], topic) for name, topic in self.topics.items())
         except PipelineError:
             return None  # the query itself fails if Kafka does not answer
 
     def fetch_ends(self) -> dict[_Place, LogEnd] | None:
         """Return the ends of all partitions if their answers have arrived since the last call.
 
-        It does not wait for Kafka, as `find_recreated`. Partitions that are added are left out.
+        It does not wait for Kafka, as `find_recreated`, which finds partitions that are added.
         """
         if self._ends is None and self._clock() >= self._next_ends_at:
             self._ends = self._request_ends()
@@ -132,17 +138,13 @@ class InputTopics:
         # An AdminClient has no `close`: it is closed when its last reference is gone.
         self._admin_clients, self._futures, self._ends = {}, None, None
 
-    def _request_topics(self) -> list[tuple[Future[Any], TopicDescription]]:
-        return [
-            (clusters.request_topic(admin, topic), self.topics[name])
-            for name, (admin, topic) in self._admin_clients.items()
-        ]
+    def _request_topics(self, names: Iterable[str]) -> dict[str, Future[Any]]:
+        return {name: clusters.request_topic(*self._admin_clients[name]) for name in names}
 
     def _request_ends(self) -> list[tuple[_Place, Future[Any], Future[Any]]]:
         requests = []
         for name, (admin, topic) in self._admin_clients.items():
-            described = self.topics[name]
-            partitions = [Partition(topic, n) for n in range(described.partitions)]
+            partitions = [Partition(topic, n) for n in range(self._partitions[name])]
             specs = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
             stable, ends = (
                 admin.list_offsets(
@@ -151,7 +153,8 @@ class InputTopics:
                 for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
             )
             requests += [
-                ((described, each.partition), stable[each], ends[each]) for each in partitions
+                ((self._described[name], each.partition), stable[each], ends[each])
+                for each in partitions
             ]
         return requests
 

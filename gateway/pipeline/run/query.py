@@ -45,6 +45,7 @@ from gateway.pipeline.job_settings import (
     get_key_columns,
     get_output,
     has_side_outputs,
+    list_read_topics,
     resolve_inputs,
     retires_itself,
 )
@@ -82,7 +83,7 @@ class QueryContext:
             `retires_itself`).
         replay_state: Run only the batch that was begun last, to restore its state, and discard its
             rows, which were written before (see `checkpoint.repair`).
-        topics: The topics of the inputs as they are now.
+        topics: The topics of the inputs, and of a broadcast table, as they are now.
         side_outputs: Those of the running query, if it has any.
     """
 
@@ -98,12 +99,13 @@ class QueryContext:
 
     def __post_init__(self) -> None:
         """Ask Kafka for the topics; raise TopicMissing if one does not exist."""
-        clusters = self.settings.clusters
+        clusters, read = self.settings.clusters, list_read_topics(self.job)
         self.topics = InputTopics(
             {
-                name: (build_client_config(find_cluster(clusters, each.kafka)), each.topic)
-                for name, each in resolve_inputs(self.job).items()
-            }
+                name: (build_client_config(find_cluster(clusters, kafka)), topic)
+                for name, (kafka, topic) in read.items()
+            },
+            tables=read.keys() - get_inputs(self.job).keys(),
         )
 
     @property

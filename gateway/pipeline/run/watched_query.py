@@ -74,8 +74,7 @@ class WatchedQuery(StreamingQuery):
         transactions = OpenTransactions(self._context.job.name, self._context.reports)
         while not self._await_end():
             try:
-                if is_waiting(self):
-                    self._poll(transactions)
+                self._poll(transactions)
             except Exception as error:  # Kafka may answer the next time
                 log.warning("query %s: %s", self._context.job.name, error)
         transactions.close()
@@ -90,6 +89,8 @@ class WatchedQuery(StreamingQuery):
         context = self._context
         if ends := context.topics.fetch_ends():
             transactions.update(ends)
+        if not is_waiting(self):
+            return
         if (error := context.topics.find_recreated()) is not None:
             self._recreated = error
             super().stop()

@@ -72,24 +72,33 @@ def test_a_recreated_topic_is_found_in_each_way_of_asking_and_a_missing_one_is_n
         inputs.close()
 
 
-def test_the_ends_of_a_topic_show_an_open_transaction(kafka: KafkaCluster):
+def test_the_ends_of_streams_and_tables_show_an_open_transaction(kafka: KafkaCluster):
+    """One in the topic of a table, or in a partition that was added, was no alert."""
     client_config = {"bootstrap.servers": kafka.bootstrap_servers}
-    topic, now = kafka.create_unique_topic(2), [0.0]
+    topic, other, now = kafka.create_unique_topic(2), kafka.create_unique_topic(), [0.0]
     producer = Producer(client_config | {"transactional.id": topic})
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(topic, b"open", partition=1)
     assert producer.flush(30) == 0
-    inputs = InputTopics({"from": (client_config, topic)}, lambda: now[0])
+    read = {"from": (client_config, other), "table": (client_config, topic)}
+    inputs = InputTopics(read, lambda: now[0], tables={"table"})
 
     def fetch_ends() -> dict[int, tuple[int, int]]:
         now[0] += 1
-        return {partition: end for (_, partition), end in (inputs.fetch_ends() or {}).items()}
+        assert inputs.find_recreated() is None
+        ends = inputs.fetch_ends() or {}
+        return {partition: end for (at, partition), end in ends.items() if at.name == topic}
 
     try:
         block_until(lambda: fetch_ends() == {0: (0, 0), 1: (0, 1)}, "the open transaction")
         producer.abort_transaction(30)
         block_until(lambda: fetch_ends() == {0: (0, 0), 1: (2, 2)}, "its end")
+        kafka.admin.add_partitions(topic, 3)
+        block_until(lambda: 2 in fetch_ends(), "the partition that was added")
+        kafka.admin.delete_topic(topic)
+        kafka.create_topic(topic)
+        block_until(lambda: fetch_ends() == {0: (0, 0)}, "the ends of the table's new topic")
     finally:
         inputs.close()
 

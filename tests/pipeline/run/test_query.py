@@ -12,6 +12,7 @@ from support.waiting import block_until
 
 from gateway.config import Kafka, Settings, loads
 from gateway.config.sections.job import Output
+from gateway.pipeline.checkpoint.job_checkpoint import JobCheckpoint
 from gateway.pipeline.run import query
 from gateway.pipeline.spark.internals import is_idle, retire_query
 
@@ -50,6 +51,26 @@ def test_the_owner_of_rows_is_the_same_job_with_its_servers_written_in_another_w
     name = build_name(kafka.bootstrap)
     assert build_name(kafka.bootstrap * 2) == name
     assert build_name(kafka.bootstrap, "visits") != name
+
+
+def test_the_topic_of_a_table_is_watched_beside_the_inputs(kafka, tmp_path):
+    """Nothing told of an open transaction, by which the table stayed as it was."""
+    clicks, users = kafka.create_unique_topic(), kafka.create_unique_topic()
+    read = {"topic": clicks, "value": {"fields": {"user": "string"}}}
+    table = {"kind": "broadcast", "topic": users, "fields": {"age": "int"}}
+    made = {"name": "few", "type": "enrich", "from": read, "on": "user", "table": table}
+    pipelines = {"jobs": [{**made, "to": {"topic": "few"}}]}
+    settings = loads(json.dumps({"kafka": {"servers": kafka.bootstrap}, "pipelines": pipelines}))
+    assert settings.pipelines is not None
+    checkpoint = JobCheckpoint(str(tmp_path), 1, "query", ())
+    context = query.QueryContext(None, settings.pipelines.jobs[0], settings, checkpoint)
+    ends: dict[Any, Any] = {}
+    try:
+        block_until(lambda: ends.update(context.topics.fetch_ends() or {}) or ends, "the ends")
+        assert {topic.name for topic, _ in ends} == {clicks, users}
+        assert context.topics.topics.keys() == {"from"}
+    finally:
+        context.close()
 
 
 @pytest.mark.needs("java17")
