@@ -507,8 +507,8 @@ PIPELINE_LATE_ROWS = _counter(
 )  # fmt: skip
 PIPELINE_GAPS = _counter(
     "gateway_pipeline_gaps",
-    "Ranges of input that Kafka deleted before they were read, each with a gap record or a line "
-    "in the log.",
+    "Ranges of input that Kafka deleted before they were read, or scanned for late and invalid "
+    "records, each in the log. Jobs without gap records look when they start.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_BEHIND_OFFSETS = _gauge(

@@ -625,7 +625,8 @@ FAULTS: Sequence[Fault] = (
     Fault(
         "Kafka deleted input before a job read it",
         "Raise the retention of the topic, and look whether the job is [behind](#pipelinebehind).",
-        look="The output has a gap record for each range.",
+        look="The log has each range, and `<output>.gaps` those that were not read, if the job "
+        "writes it.",
         alert=Alert(
             "PipelineRecordsLost",
             "critical",

@@ -12,7 +12,7 @@ gap is reported twice. Some records of a gap may have been processed by a batch 
 interrupted.
 
 Jobs that write no gap records, because that needs a call of Python in each batch, have their gaps
-logged when they start (`log_gaps`).
+logged when they start (`log_gaps`), and not those of later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -90,8 +90,27 @@ def find_deleted(positions: PartitionOffsets, input_config: Mapping[str, Any]) -
         return find_gaps(positions, fetch_log_starts(consumer, positions), {})
 
 
+def count_gaps(
+    job: str, found: Sequence[InputGap], reports: Reports, max_records: int | None = None
+) -> None:
+    """Count gaps, and log how many batches Spark needs to go through the offsets in them."""
+    for gap in found:
+        reports.increment_counter(catalog.PIPELINE_GAPS, 1, job, gap.topic)
+    offsets = sum(gap.end - gap.start for gap in found)
+    if max_records and (batches := offsets // max_records) > 1:
+        log.warning(
+            "job %s: about %d batches will be empty, as maxRecords counts records that are gone, "
+            "too: start with a larger one until then",
+            *(job, batches),
+        )
+
+
 def log_gaps(
-    job: str, positions: PartitionOffsets, input_config: Mapping[str, Any], reports: Reports
+    job: str,
+    positions: PartitionOffsets,
+    input_config: Mapping[str, Any],
+    reports: Reports,
+    max_records: int | None = None,
 ) -> None:
     consumer = _create_consumer(input_config)
     with closing(consumer), explain_kafka_errors(f"gaps of {job} cannot be found"):
@@ -100,8 +119,8 @@ def log_gaps(
             places = ((topic, partition) for partition in metadata.partitions)
             positions = add_partitions(positions, places)
         gaps = find_gaps(positions, fetch_log_starts(consumer, positions), {})
+    count_gaps(job, gaps, reports, max_records)
     for gap in gaps:
-        reports.increment_counter(catalog.PIPELINE_GAPS, 1, job, gap.topic)
         log.warning("job %s did not read records that are gone: %s", job, gap.build_record(job))
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
@@ -31,7 +31,6 @@ from gateway.pipeline.checkpoint.checkpoint import SCANNED_FILE, BatchOffsets, C
 from gateway.pipeline.checkpoint.files import refuse_damaged
 from gateway.pipeline.clusters import build_client_config, find_cluster
 from gateway.pipeline.reports import Reports
-from gateway.telemetry import catalog
 
 from . import gaps
 from .gaps import GapReporter
@@ -85,8 +84,8 @@ class ScanState(NamedTuple):
 class SideOutputs:
     """All side outputs of one run of a query.
 
-    A job creates one when it starts its query, and calls `begin_batch` before it reads a batch, in
-    the thread of the query. The runner calls `scan_idle` in its own thread while the query waits. A
+    A job creates one when it starts its query, and reads each batch within `enter_batch`, in the
+    thread of the query. The runner calls `scan_idle` in its own thread while the query waits. A
     lock lets one of these calls wait for the other. Between calls, `_pending_batches` has the
     batches that are written and were not scanned, in their order, and `_current_batch` is the batch
     that was begun last.
@@ -127,18 +126,20 @@ class SideOutputs:
         self._scan_state: ScanState | None = None
         self._lock = Lock()
 
-    def begin_batch(self, epoch: int) -> BatchOffsets:
-        """Scan the batches before a batch if that is due, and report the gaps before it."""
+    @contextmanager
+    def enter_batch(self, epoch: int) -> Iterator[None]:
+        """Scan the batches before a batch if that is due, and report its gaps.
+
+        Records that are deleted while the context is entered are reported before Spark commits the
+        batch.
+        """
         with self._lock:
             batch = self.checkpoint.read_batch(epoch)
             if self._side_outputs or self._scan_state is None:
                 self._scan_when_due(epoch)
             self._current_batch = batch
             self._report_gaps(batch, gaps.RETENTION)
-            return batch
-
-    def end_batch(self, batch: BatchOffsets) -> None:
-        """Report the records that were deleted since the batch began, before Spark commits it."""
+        yield
         with self._lock:
             self._report_gaps(batch, gaps.RETENTION_IN_BATCH)
 
@@ -250,8 +251,9 @@ class SideOutputs:
                 span = f"{batches[0].number} to {batches[-1].number}"
                 topic = side_output.topic
                 log.info("%s: %d records of batches %s to %s", self.job, count, span, topic)
-            for gap in side_output.find_deleted(batches):
-                self.reports.increment_counter(catalog.PIPELINE_GAPS, 1, self.job, gap.topic)
+            deleted = side_output.find_deleted(batches)
+            gaps.count_gaps(self.job, deleted, self.reports)
+            for gap in deleted:
                 log.warning(
                     "%s: records were deleted before those that are late or invalid were written "
                     "to %s: %s",
@@ -360,10 +362,8 @@ class SideOutputs:
             for starts in selected.start:
                 if starts and job_input.on_data_loss == "gap":
                     positions = gaps.add_partitions(starts, places)
-                    for gap in self._get_gap_reporter(name).report_gaps(positions, reason):
-                        self.reports.increment_counter(
-                            catalog.PIPELINE_GAPS, 1, self.job, gap.topic
-                        )
+                    found = self._get_gap_reporter(name).report_gaps(positions, reason)
+                    gaps.count_gaps(self.job, found, self.reports, job_input.max_records)
 
     def _get_gap_reporter(self, input_name: str) -> GapReporter:
         if input_name not in self._gap_reporters:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -333,10 +334,8 @@ def _create_batch_function(
         options = build_sink_options(output, kafka)
 
         def write_at_least_once(rows: DataFrame, epoch: int) -> None:
-            batch = None if side_outputs is None else side_outputs.begin_batch(epoch)
-            rows.write.format("kafka").options(**options).save()
-            if side_outputs is not None and batch is not None:
-                side_outputs.end_batch(batch)
+            with nullcontext() if side_outputs is None else side_outputs.enter_batch(epoch):
+                rows.write.format("kafka").options(**options).save()
 
         return write_at_least_once
 
@@ -357,9 +356,8 @@ def _create_batch_function(
     def write_exactly_once(rows: DataFrame, epoch: int) -> None:
         # First, so that a refused checkpoint writes no side outputs either.
         exactly_once_output.prepare(epoch)
-        batch = side_outputs.begin_batch(epoch)
-        exactly_once_output(rows, epoch)
-        side_outputs.end_batch(batch)
+        with side_outputs.enter_batch(epoch):
+            exactly_once_output(rows, epoch)
 
     return write_exactly_once
 
@@ -417,7 +415,8 @@ def _log_gaps(context: QueryContext, sources: Sources) -> None:
             positions = checkpoint.read_positions(sources, name)
             cluster = find_cluster(context.settings.clusters, job_input.kafka)
             client_config = build_client_config(cluster)
-            gaps.log_gaps(job.name, positions, client_config, reports)
+            limit = job_input.max_records
+            gaps.log_gaps(job.name, positions, client_config, reports, limit)
             if isinstance(job, config.Load):
                 read_at_ms = checkpoint.read_last_time_ms()
                 gaps.log_removed_tombstones(job.name, positions, read_at_ms, client_config, reports)

@@ -111,8 +111,8 @@ class Process:
 
     def batches(self, numbers: Sequence[int], seconds: float = 1.0) -> None:
         for number in numbers:
-            self.beside.begin_batch(number)
-            self.now += seconds
+            with self.beside.enter_batch(number):
+                self.now += seconds
             self.held.last = number
 
 
