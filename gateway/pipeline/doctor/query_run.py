@@ -306,13 +306,14 @@ def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
         watermark=_parse_time(times.get("watermark")),
         tasks=_parse_tasks(record["tasks"]) if record.get("tasks") else None,
         sink_seconds=(record.get("notes") or {}).get("sink"),
-        invalid_counts=_parse_invalid_counts(record.get("observedMetrics") or {}),
+        invalid_counts=parse_invalid_counts(record.get("observedMetrics") or {}),
     )
 
 
-def _parse_invalid_counts(observed: Mapping[str, Any]) -> dict[str, int]:
-    counts = {name: int(each.get("invalid") or 0) for name, each in observed.items()}
-    return {name: count for name, count in counts.items() if count}
+def parse_invalid_counts(observed: Mapping[str, Any]) -> dict[str, int]:
+    """Return the invalid records by input. A program may observe metrics of its own."""
+    counts = {name: row["invalid"] for name, row in observed.items() if "invalid" in row}
+    return {name: count for name, count in counts.items() if count and isinstance(count, int)}
 
 
 def _parse_operator(data: Mapping[str, Any]) -> StateOperatorProgress:

@@ -30,6 +30,7 @@ from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline.checkpoint.checkpoint import SCANNED_FILE, BatchOffsets, Checkpoint, Sources
 from gateway.pipeline.checkpoint.files import refuse_damaged
 from gateway.pipeline.clusters import build_client_config, find_cluster
+from gateway.pipeline.doctor.query_run import parse_invalid_counts
 from gateway.pipeline.reports import Reports
 
 from . import gaps
@@ -408,7 +409,5 @@ def create_batch_counter(get_query: Any, inputs: Collection[str]) -> BatchCounte
 def _parse_counts(progress: Any, inputs: Collection[str]) -> BatchCounts:
     operators = progress["stateOperators"] or []
     late = sum(int(operator["numRowsDroppedByWatermark"]) for operator in operators)
-    observed = progress["observedMetrics"] or {}
-    # A program may observe metrics of its own.
-    invalid = {name: int(observed[name]["invalid"]) for name in inputs if name in observed}
-    return BatchCounts(late, invalid)
+    invalid = parse_invalid_counts(progress["observedMetrics"] or {})
+    return BatchCounts(late, {name: count for name, count in invalid.items() if name in inputs})
