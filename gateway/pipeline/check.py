@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gateway.config import Settings, create_locator
 from gateway.config.sections import pipelines as config
-from gateway.config.sections.job import Input, Job
+from gateway.config.sections.job import Input, Job, Output
 from gateway.config.types.formats import needs_catalog
 from gateway.config.types.substitution import find_closest, suggest
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
@@ -22,8 +22,10 @@ from gateway.pipeline import clusters
 from gateway.pipeline.clusters import build_spark_options, find_cluster
 from gateway.pipeline.inputs import schemas, source, types
 from gateway.pipeline.job_settings import (
+    get_dead_letter_topic,
     get_inputs,
     get_output,
+    has_side_outputs,
     list_read_topics,
     list_side_output_options,
     resolve_inputs,
@@ -68,6 +70,7 @@ def find_static_problems(settings: Settings, jobs: Sequence[Job] | None = None) 
     return [
         *_check_conf(settings, [job for _, job in located]),
         *_check_loads(settings, [job for _, job in located]),
+        *_check_topics(settings, located),
         *(
             problem._replace(loc=(*loc, *problem.loc))
             for loc, job in located
@@ -142,6 +145,42 @@ def _check_loads(settings: Settings, jobs: Sequence[Job]) -> Iterator[JobProblem
         if job in jobs and is_same_server and prefix.startswith(other_prefix):
             message = f"'{prefix}' begins with '{other_prefix}', the prefix of job {other.name}"
             yield JobProblem((*loc, "into", "prefix"), f"{message}; use another one")
+
+
+def _check_topics(settings: Settings, located: Sequence[tuple[Loc, Job]]) -> Iterator[JobProblem]:
+    """Compare the topics of jobs with those that any job of the file writes beside its rows."""
+    only = next(iter(settings.clusters))  # a single cluster need not be named
+    writers = {
+        (to.kafka or only, topic): job.name
+        for _, job in _iter_located_jobs(settings, None)
+        if (to := get_output(job)) is not None
+        for topic in _iter_side_topics(job, to)
+    }
+    for loc, job in located:
+        to = get_output(job)
+        if to is not None and (writer := writers.get((to.kafka or only, to.topic))):
+            message = f"job {writer} writes others than rows to '{to.topic}'; write to another"
+            yield JobProblem((*loc, "to", "topic"), message)
+        for name, (kafka, topic) in list_read_topics(job).items():
+            writer = writers.get((kafka or only, topic))
+            if writer is not None and topic.endswith(".ledger"):
+                message = f"'{topic}' is the ledger of job {writer}, not of rows; read another"
+                yield JobProblem((*loc, *_input_loc(job, name), "topic"), message)
+
+
+def _iter_side_topics(job: Job, to: Output) -> Iterator[str]:
+    is_exactly_once = to.guarantee == "exactly-once"
+    dead_letter_topic = get_dead_letter_topic(to.topic)
+    if dead_letter_topic != to.topic and (is_exactly_once or needs_catalog(to.model)):
+        yield dead_letter_topic
+    if not (is_exactly_once or has_side_outputs(job)):
+        return
+    yield from (f"{to.topic}.ledger", f"{to.topic}.gaps")
+    for each in get_inputs(job).values():
+        if each.on_invalid == "dead-letter":
+            yield f"{each.topic}.dlq"
+        if each.late == "topic" and hasattr(import_job_module(job), "select_late"):
+            yield f"{each.topic}.late"
 
 
 def _check_job(job: Job, resolved: Mapping[str, Input]) -> Iterator[JobProblem]:

@@ -84,6 +84,10 @@ def test_what_is_right_is_ok_and_what_one_job_writes_another_may_read(written):
         ),
         # The topic of a table was not looked for, and the job began again without end.
         ("path: /tmp/users, key: id", "topic: users", "17:39", "no topic 'users'; create it"),
+        # Rows and dead letters, or entries of the ledger, were in one topic.
+        ("topic: rich", "topic: clicks.late", "18:19", "job visits writes others than rows to"),
+        ("topic: rich", "topic: visits.ledger", "18:19", "writes others than rows to"),
+        ("from: {topic: visits", "from: {topic: visits.ledger", "15:21", "is the ledger of job"),
         # It named topics that were nothing like it, also those of Kafka itself.
         ("topic: clicks", "topic: payments", "8:16", "no topic 'payments'; create it"),
     ],

@@ -103,9 +103,9 @@ def observe_rows(name: str, table: DataFrame) -> DataFrame:
 
     Only rows that pass a filter below the watermark would end windows, and the last windows would
     never end. Spark pushes no filter through `observe`. (It does push one through another filter,
-    even one with `rand()`.) Progress has the number of rows as `read_<name>`.
+    even one with `rand()`.) Progress has the number of rows as `read <name>`.
     """
-    return table.observe(f"read_{name}", F.count(F.lit(1)).alias("rows"))
+    return table.observe(f"read {name}", F.count(F.lit(1)).alias("rows"))
 
 
 def create_label(name: str) -> str:

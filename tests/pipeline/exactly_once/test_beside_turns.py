@@ -245,7 +245,7 @@ def test_invalid_records_of_an_input_named_late_are_counted():
             "stateOperators": [{"numRowsDroppedByWatermark": 1}],
             "observedMetrics": {
                 "late": {"invalid": 4},
-                "read_late": {"rows": 9},
+                "read late": {"rows": 9},
                 "quality": {"invalid": None},  # of the program
             },
         }

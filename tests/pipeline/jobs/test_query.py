@@ -89,6 +89,19 @@ def test_streams_join_within_a_bound(spark: Any, tmp_path: Path) -> None:
     assert found == sorted((user, amount) for _, user, amount in PAYMENTS)
 
 
+def test_a_table_may_have_any_name_beside_another(spark: Any) -> None:
+    """`read_orders` was also the name of a count of the rows of `orders`: the job ended."""
+    from pyspark.sql import functions as F
+
+    empty = spark.readStream.format("rate").load()
+    tables = {
+        name: empty.observe(name, F.count(F.lit(1)).alias("rows"))
+        for name in ("orders", "read_orders")
+    }
+    union = "SELECT value FROM orders UNION ALL SELECT value FROM read_orders"
+    assert query.build(settings(union, *tables), tables).columns == ["value"]
+
+
 def test_windows_end_also_by_rows_that_where_takes_out(spark: Any, tmp_path: Path) -> None:
     """Spark pushes a filter below the watermark: the second window then never ended, as no row
     that passes comes after it."""
