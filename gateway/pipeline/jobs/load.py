@@ -26,8 +26,9 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Literal, TypeVar
 from uuid import UUID
 
 from gateway.errors import CheckpointRefused
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from gateway.config.sections.pipelines import Load
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Of the rows that `write_batches` returns: the next offset after each record that was written.
 _WRITTEN_SCHEMA = "topic string, partition int, next bigint"
@@ -75,7 +78,8 @@ class BatchLoader:
         self._settings, self._server = settings, RedisConfig.from_settings(settings.into)
         self._owner = UUID(query_id).int
         self._may_replace_owner = not is_first
-        self._processes = [secrets.randbits(62)]
+        self._process = secrets.randbits(62)
+        self._previous_process: int | None = None  # until the first batch
 
     def __call__(self, rows: DataFrame, epoch: int) -> None:
         """Write a batch, and then the loaded offsets. Wait while Redis does not answer.
@@ -91,23 +95,76 @@ class BatchLoader:
         name = self._settings.name
         is_stored = False
         while not is_stored:
-            token = begin_batch(
-                server,
-                name,
-                epoch,
-                self._owner,
-                self._processes,
-                may_replace_owner=self._may_replace_owner,
-            )
-            self._may_replace_owner = False
+            token = self._begin_batch(epoch)
             latest = build(self._settings, {"from": rows})
             written = latest.mapInArrow(write_partition, _WRITTEN_SCHEMA)
             ends = written.groupBy("topic", "partition").agg({"next": "max"}).collect()
             positions = {f"{topic}:{partition}": end for topic, partition, end in ends}
-            is_stored = store_loaded_positions(server, name, epoch, positions, token)
+            is_stored = self._store_positions(epoch, positions, token)
             if not is_stored:
                 problem = f"Redis at {server.display_url} has lost rows of {server.prefix}*"
                 log.warning("job %s: %s; batch %d is written again", name, problem, epoch)
+
+    def _begin_batch(self, epoch: int) -> int:
+        """Verify that Redis has the batch before, and return the token of this one."""
+        token = secrets.randbits(62)
+
+        def verify_and_store() -> None:
+            stored = redis.fetch_positions()
+            self._verify(stored, epoch)
+            begun = {"token": token, "owner": self._owner, "process": self._process}
+            fields = {f"{name} of {self._settings.name}": value for name, value in begun.items()}
+            redis.store_positions(fields, stored.get("at", 0))
+
+        with closing(RedisTable(self._server)) as redis:
+            _retry_while_unavailable(self._server, verify_and_store)
+        self._may_replace_owner = False
+        return token
+
+    def _verify(self, stored: Mapping[str, int], epoch: int) -> None:
+        job, prefix, url = self._settings.name, self._server.prefix, self._server.display_url
+        owner = stored.get(f"owner of {job}")
+        if owner not in (None, self._owner) and not self._may_replace_owner:
+            raise CheckpointRefused(
+                f"job {job}: query {UUID(int=owner)} has loaded {prefix}* into Redis at {url}: put "
+                "its checkpoint back (see `pipelines.checkpoints`), or start again with --fresh, "
+                "which loads all"
+            )
+        if stored and owner != self._owner and epoch == 0:
+            log.warning(
+                "job %s: rows of earlier loads stay in Redis at %s, also of keys that the topic "
+                "does not have any more: to drop them, delete %s* and start with --fresh",
+                *(job, url, prefix),
+            )
+        process = stored.get(f"process of {job}", 0)
+        if self._previous_process is None:
+            self._previous_process = process
+        if process not in (0, self._process, self._previous_process):
+            raise CheckpointRefused(
+                f"job {job}: another process with this checkpoint has begun to load {prefix}* into "
+                f"Redis at {url} since: run only one. This one may have written older rows over "
+                "newer ones; --fresh loads all again"
+            )
+        last = stored.get(f"batch of {job}", -1)
+        if last < epoch - 1:
+            raise CheckpointRefused(
+                f"job {job}: Redis at {url} has lost rows of {prefix}*: it has {last + 1} of "
+                f"{epoch} batches; start again with --fresh, which loads all"
+            )
+
+    def _store_positions(self, epoch: int, positions: Mapping[str, int], token: int) -> bool:
+        """Store the progress, and return True, if Redis still has the token of the batch."""
+        job = self._settings.name
+
+        def verify_and_store() -> bool:
+            is_kept = redis.fetch_positions().get(f"token of {job}") == token
+            if is_kept:
+                progress = {**positions, f"batch of {job}": epoch}
+                redis.store_positions(progress, int(time.time() * 1000))
+            return is_kept
+
+        with closing(RedisTable(self._server)) as redis:
+            return _retry_while_unavailable(self._server, verify_and_store)
 
 
 def get_output_mode(settings: Load) -> Literal["append", "update"]:
@@ -144,86 +201,13 @@ def write_batches(
     redis.close()
 
 
-def begin_batch(
-    server: RedisConfig,
-    job: str,
-    epoch: int,
-    owner: int,
-    processes: list[int],
-    *,
-    may_replace_owner: bool,
-) -> int:
-    """Verify that Redis has the batch before, and return the token that was stored for this one.
-
-    Args:
-        processes: This process, to which its first call appends the one before.
-    """
-    redis, token = RedisTable(server), secrets.randbits(62)
-
-    def verify_and_store() -> None:
-        stored = redis.fetch_positions()
-        stored_owner = stored.get(f"owner of {job}")
-        if stored_owner not in (None, owner) and not may_replace_owner:
-            raise CheckpointRefused(
-                f"job {job}: query {UUID(int=stored_owner)} has loaded {server.prefix}* into Redis "
-                f"at {server.display_url}: put its checkpoint back (see `pipelines.checkpoints`), "
-                "or start again with --fresh, which loads all"
-            )
-        if stored and stored_owner != owner and epoch == 0:
-            log.warning(
-                "job %s: rows of earlier loads stay in Redis at %s, also of keys that the topic "
-                "does not have any more: to drop them, delete %s* and start with --fresh",
-                *(job, server.display_url, server.prefix),
-            )
-        process = stored.get(f"process of {job}")
-        if len(processes) == 1:
-            processes.append(process or 0)
-        if process and process not in processes:
-            raise CheckpointRefused(
-                f"job {job}: another process with this checkpoint has begun to load "
-                f"{server.prefix}* into Redis at {server.display_url} since: run only one. This "
-                "one may have written older rows over newer ones; --fresh loads all again"
-            )
-        last = stored.get(f"batch of {job}", -1)
-        if last < epoch - 1:
-            problem = f"Redis at {server.display_url} has lost rows of {server.prefix}*"
-            raise CheckpointRefused(
-                f"job {job}: {problem}: it has {last + 1} of {epoch} batches; start again with "
-                "--fresh, which loads all"
-            )
-        begun = {"token": token, "owner": owner, "process": processes[0]}
-        fields = {f"{name} of {job}": number for name, number in begun.items()}
-        redis.store_positions(fields, stored.get("at", 0))
-
-    _retry_while_unavailable(server, verify_and_store)
-    redis.close()
-    return token
-
-
-def store_loaded_positions(
-    server: RedisConfig, job: str, epoch: int, positions: Mapping[str, int], token: int
-) -> bool:
-    """Store the progress, and return True, if Redis still has the token of the batch."""
-    redis, is_stored = RedisTable(server), False
-
-    def verify_and_store() -> None:
-        nonlocal is_stored
-        is_stored = redis.fetch_positions().get(f"token of {job}") == token
-        if is_stored:
-            progress = {**positions, f"batch of {job}": epoch}
-            redis.store_positions(progress, int(time.time() * 1000))
-
-    _retry_while_unavailable(server, verify_and_store)
-    redis.close()
-    return is_stored
-
-
-def _retry_while_unavailable(server: RedisConfig, operation: Any) -> None:
+def _retry_while_unavailable(server: RedisConfig, operation: Callable[[], T]) -> T:
     backoff = OutageBackoff(f"Redis at {server.display_url}")
     while True:
         try:
-            operation()
+            result = operation()
         except RedisUnavailable as error:
             backoff.wait_for_retry(error, "the batch waits")
         else:
-            return backoff.reset()
+            backoff.reset()
+            return result
