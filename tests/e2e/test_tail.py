@@ -180,7 +180,7 @@ async def test_filters_and_fields_are_asked_of_the_gateway(
         assert [await it.wait_ended(), await direct.wait_ended()] == [0, 0]
     passed = [n for n in range(10, 30) if n % 7 == 3]
     assert [json.loads(line) for line in it.complete_lines] == [{"n": n} for n in passed]
-    assert [json.loads(json.loads(line)["value"]) for line in direct.complete_lines] == [
+    assert [json.loads(line)["value"] for line in direct.complete_lines] == [
         {"n": n} for n in passed
     ]
 

@@ -8,7 +8,9 @@ async with tail(f"{gateway.base_url}/records/orders", "--from", "earliest") as i
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -16,6 +18,12 @@ from contextlib import ExitStack, asynccontextmanager
 from support.fork_server import ForkedCommand
 from support.received import ReceivedRecord, parse_envelope
 from support.waiting import wait_until
+
+_JSON_VALUE = re.compile(r'(?<="value":)[{].*[}](?=,"headers":)')
+
+
+def _quote_value(value: re.Match[str]) -> str:
+    return json.dumps(value[0])
 
 
 @asynccontextmanager
@@ -74,8 +82,11 @@ class TailProcess:
         return self.stdout.split(b"\n")[:-1]
 
     def parse_records(self) -> list[ReceivedRecord]:
-        """The lines as envelopes, for the oracle."""
-        return [parse_envelope({"data": line}) for line in self.complete_lines]
+        """The lines as envelopes, for the oracle: values that are JSON are text again."""
+        return [
+            parse_envelope({"data": _JSON_VALUE.sub(_quote_value, line.decode())})
+            for line in self.complete_lines
+        ]
 
     async def wait_for_output(self, condition: int | Callable[[], object]) -> None:
         """Until there are so many lines, or the condition holds."""

@@ -132,13 +132,13 @@ def tail(
 
     \b
     pretty  for people: time, partition:offset, key, value
-    json    for jq: one JSON value per line, as in the stream's NDJSON
+    json    for jq: one JSON value per line, in which objects and arrays are no text
     value   only the values, byte for byte
 
     \b
     gateway tail http://localhost:8080/events/orders
     gateway tail http://localhost:8080/events/orders --filter '/amount>=100'
-    gateway tail orders --servers localhost:9092 --from earliest --until latest | jq .value
+    gateway tail orders --servers localhost:9092 --from earliest --until latest | jq .value.total
     gateway tail orders --position orders.position --format value >> orders.jsonl
     """
     import asyncio

@@ -87,6 +87,21 @@ def test_json_of_an_envelope_is_the_envelope():
     assert json.loads(line(OutputFormat.JSON, item(None)))["@delete"]["offset"] == 1042
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (b'{\n"n": 100000000000000000000.10}', b'{ "n": 100000000000000000000.10}'),
+        (b" [1]", b" [1]"),
+        (b"{1}", b'"{1}"'),
+        (b"null", b'"null"'),
+        (b"1", b'"1"'),
+    ],
+)
+def test_json_of_an_envelope_has_objects_and_arrays_as_json(value, shown):
+    """`gateway tail orders | jq .value.total` had to be `.value | fromjson | .total`."""
+    assert b'"value":' + shown in printer(OutputFormat.JSON).format_line(item(value))
+
+
 @pytest.mark.parametrize("value", [b"a\nb\x1b\x00", b"\xff\xfe", "ä".encode(), b""])
 def test_value_is_exact_to_the_byte_of_an_envelope(value):
     assert printer(OutputFormat.VALUE).format_line(item(value)) == value + b"\n"
