@@ -68,14 +68,14 @@ async def test_the_page_lives_and_outlives_its_server(tab: Browser):
         await tab.open_url(f"{first.url}/")
         await is_alive(tab)
         assert await tab.get_text("#partitions") == "12, all ready"
-        await shows(tab, "checked", "steps, none lost, none twice")
+        await shows(tab, "checked", "order updates, none lost, none twice")
         await first.send_signal(signal.SIGKILL)
         await live(tab, 0)
         async with running_demo(first.port):
             await is_alive(tab)
             await shows(tab, "gaps", "^1: position-refused$")
             checked = int((await tab.get_text("#checked")).partition(" ")[0])
-            await shows(tab, "checked", f"^(?!{checked} )[0-9]+ steps, none lost, none twice")
+            await shows(tab, "checked", f"^(?!{checked} )[0-9]+ order updates, none lost, none twice")
 
 
 @pytest.mark.night

@@ -191,7 +191,7 @@ function drawWire() {
   const { type, data, lastEventId } = lastEvent;
   $("count").textContent = count.toLocaleString("en");
   $("checked").textContent = checked
-    ? `${checked.toLocaleString("en")} steps, ${wrong ? `${wrong} lost or twice` : "none lost, none twice"}` : "–";
+    ? `${checked.toLocaleString("en")} order updates, ${wrong ? `${wrong} lost or twice` : "none lost, none twice"}` : "–";
   $("reconnects").textContent = Math.max(0, orders.openCount - 1);
   $("last-id").textContent = lastEventId || "–";
   const name = type === "message" ? "" : `event: ${type}\n`;
