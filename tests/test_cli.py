@@ -130,6 +130,8 @@ def test_as_a_process_help_is_quick_for_it_imports_no_room():
         (["produce", "t", "--key-seperator", ":"], "--key-separator"),
         (["produec", "t"], "produce"),
         (["tail", "t", "--form", "earliest"], "--from"),
+        (["doctor", "--admin", "http://127.0.0.1:9901"], "URL without an option"),
+        (["dlq", "show", "--name", "orders"], "TOPIC without an option"),
     ],
 )
 def test_a_misspelt_word_is_answered_with_the_nearest(arguments, said):

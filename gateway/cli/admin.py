@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 AdminArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[URL]",
+        metavar="URL",
         show_default=False,
         help="The address that the gateway logs as `admin on`; by default that of --config.",
     ),

@@ -21,6 +21,7 @@ from gateway.telemetry.logs import format_output
 
 EXIT_FAILURE, EXIT_CONFIG_ERROR, EXIT_INTERRUPTED = 1, 78, 130
 
+_UsageError: Any = typer.BadParameter.__base__  # typer's own click or, before 0.20, click's
 _FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -44,6 +45,13 @@ class ErrorReportingGroup(TyperGroup):
             is_config_error = isinstance(exc, ConfigError)
             _print_error(str(exc) if is_config_error else f"gateway: {exc}")
             raise typer.Exit(EXIT_CONFIG_ERROR if is_config_error else EXIT_FAILURE) from None
+        except _UsageError as exc:
+            # An unknown option that is like no other may be meant for an argument.
+            if exc.ctx is not None and getattr(exc, "possibilities", None) == []:
+                arguments = [p for p in exc.ctx.command.params if p.param_type_name == "argument"]
+                names = " and ".join(p.metavar or str(p.name).upper() for p in arguments)
+                exc.message += f"; write {names} without an option" if names else ""
+            raise
         except typer.Abort as exc:
             # A prompt has ended by ^C or by the end of the input; it raises the same for both.
             if isinstance(exc.__context__, KeyboardInterrupt):
