@@ -28,7 +28,8 @@ def format_problems(
     located = list(document.problems)
     for detail in error.errors(include_url=False) if error else ():
         if not isinstance(_get_value(document.values, detail["loc"]), UnresolvedText):
-            located.append(_locate_problem(document, detail, root))
+            mark, message = _locate_problem(document, detail, root)
+            located.append((mark, message + _describe_empty(document, detail["loc"], message)))
     return [document.format_line(mark, message) for mark, message in sorted(set(located))]
 
 
@@ -87,6 +88,16 @@ def _locate_problem(
     value = _get_value(document.values, loc)
     name = format_loc(document.get_written_loc(loc)) or "the file"
     return _find_mark(document, loc), f"{name}: {_describe_error(kind, detail, value)}"
+
+
+def _describe_empty(document: YamlDocument, loc: Loc, message: str) -> str:
+    """Return which options that a message is about are missing because a variable is empty."""
+    sections = document.get_written_loc(loc), document.get_written_loc(loc[:-1])
+    return "".join(
+        f" ('{name}' is empty: {source})"
+        for (*section, name), source in document.empty.items()
+        if tuple(section) in sections and re.search(rf"\b{re.escape(str(name))}\b", message)
+    )
 
 
 def _suggest_key(document: YamlDocument, loc: Loc, root: type[Section]) -> str:

@@ -61,6 +61,7 @@ class YamlDocument:
         moves: For each path of `values` that the file does not have: the path of the file that it
             is from, which holds for everything below it, too.
         origins: The paths of the values that are not from the file, each with its origin.
+        empty: The paths of options that count as not written, each with its empty `${...}`.
     """
 
     name: str
@@ -70,6 +71,7 @@ class YamlDocument:
     value_count: int = 0
     moves: dict[Loc, Loc] = field(default_factory=dict)
     origins: dict[Loc, str] = field(default_factory=dict)
+    empty: dict[Loc, str] = field(default_factory=dict)
 
     def override(self, loc: Loc, value: Any, origin: str) -> None:
         """Replace the value of an option, which the file need not have."""
@@ -172,7 +174,9 @@ class _ValueBuilder:
                 continue
             seen[key.value] = mark
             value = self.build(item, (*loc, key.value), mark)
-            if not (isinstance(value, SubstitutedText) and value == ""):
+            if isinstance(value, SubstitutedText) and value == "":
+                self.document.empty[*loc, key.value] = value.source
+            else:
                 values[key.value] = value
         return values
 

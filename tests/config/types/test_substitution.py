@@ -63,6 +63,20 @@ def test_an_option_whose_substitution_is_empty_is_as_if_not_written():
         loads("kafka: {servers: '${env.RACK:}'}\n", environ={})
 
 
+@pytest.mark.parametrize(
+    ("guard", "empty"),
+    [
+        ("{type: inline, users: {ada: {token: '${env.E}'}}}", r"'token' is empty: \${env.E}"),
+        ("{type: jwt, issuer: '${env.NONE:}'}", r"'issuer' is empty: \${env.NONE:}"),
+        ("{type: jwt, keys: [{kty: oct, k: '${env.E}'}]}", r"'k' is empty: \${env.E}"),
+    ],
+)
+def test_what_is_missing_because_a_variable_is_empty_names_the_variable(guard: str, empty: str):
+    """It only said that the option is missing, which stands there."""
+    with pytest.raises(ConfigError, match=rf"; add .*\({empty}\)$"):
+        loads(f"kafka: {{servers: [a:1]}}\nguards: {{g: {guard}}}\n", environ={"E": ""})
+
+
 def test_a_variable_is_a_number_where_a_number_is_asked_for_and_text_where_text_is():
     text = "name: ${env.N}\nlisten: {port: '${env.N}'}\nkafka: {servers: '${env.S}'}\n"
     settings = loads(text, environ={"N": "8081", "S": "a:1, b:2"})
