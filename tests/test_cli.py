@@ -354,7 +354,8 @@ def test_a_busy_port_is_told_with_another(room):
         port = taken.getsockname()[1]
         result = gateway_with("demo", "--port", str(port))
     assert result.exit_code == 1
-    assert f"port {port} of 127.0.0.1 is in use; try --port {port + 1}" in result.stderr
+    assert result.stderr.startswith(f"gateway: cannot listen on 127.0.0.1:{port} ")
+    assert f"try --port {port + 1}" in result.stderr
     assert not demo
 
 

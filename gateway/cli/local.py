@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -78,17 +76,13 @@ def _parse_origin(text: str) -> str:
 
 
 def require_free_port(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as exc:
-            if exc.errno != errno.EADDRINUSE:
-                raise GatewayError(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
-            raise GatewayError(
-                f"port {port} of {host} is in use; try --port {port + 1}, or --port 0 for any"
-            ) from exc
+    from gateway.web.workers import sockets
+
+    try:
+        sockets.require_free_port(host, port)
+    except GatewayError as exc:
+        reason, hint = str(exc).partition("; ")[0], f"try --port {port + 1}, or --port 0 for any"
+        raise GatewayError(f"{reason}; {hint}") from None
 
 
 def broker(

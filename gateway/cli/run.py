@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.errors import ConfigError
-from gateway.telemetry.logs import announce
 
 from .options import (
-    DEFAULT_CONFIG_FILE,
     DEFAULT_SERVERS,
     MISSING_CONFIG_MESSAGE,
     SERVERS_VARIABLES,
@@ -155,16 +153,12 @@ def _serve(
             replace_file(pid_file, f"{os.getpid()}\n")
             stack.callback(remove_file, pid_file)
         settings = load_settings()
-        if start is not None:
-            if DEFAULT_CONFIG_FILE.is_file():
-                announce(f"{DEFAULT_CONFIG_FILE} of this folder is not used, because of --topic")
-            for line in start.iter_notes(settings):
-                announce(line)
         status = serve(
             settings,
             debug=set(debug or ()),
             load=load_settings,
             co_hosted_app_factory=create_sidecar,
+            notes=() if start is None else start.iter_notes(settings),
         )
     if status:
         raise typer.Exit(status)

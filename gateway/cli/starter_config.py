@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from .options import DEFAULT_SERVERS
+from .options import DEFAULT_CONFIG_FILE, DEFAULT_SERVERS
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -86,6 +86,8 @@ class QuickStart:
         return f"{shlex.join([*words, '--print-config'])} > gateway.yaml"
 
     def iter_notes(self, settings: Settings) -> Iterator[str]:
+        if DEFAULT_CONFIG_FILE.is_file():
+            yield f"{DEFAULT_CONFIG_FILE} of this folder is not used, because of --topic"
         listen = settings.listen
         host = "localhost" if listen.host in ("0.0.0.0", "::") else listen.host
         address = f"[{host}]" if ":" in host else host

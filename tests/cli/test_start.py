@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def serve(settings: Any, **options: Any) -> int:
         served.append(settings)
         assert options["load"]() == settings
+        print(*options["notes"], sep="\n")
         return 0
 
     monkeypatch.setattr("gateway.web.app.server.serve", serve)
@@ -337,6 +339,18 @@ async def test_the_kafka_of_the_default_configuration_is_the_one_that_is_read(fo
             partial(run_forked, *arguments, *options, directory=folder, **environment)
         )
         assert (done.returncode, done.stdout) == (0, b"v\n"), done.stderr
+
+
+@pytest.mark.needs("process")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_busy_port_is_refused_before_anything_is_announced(folder: Path, workers: str):
+    """The addresses of the topics were printed first, as if they were served."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run_forked("run", "-t", "orders", "--port", port, "--workers", workers)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"gateway: cannot listen on 127.0.0.1:{port} ".encode())
+    assert (done.stdout, done.stderr.count(b"\n")) == (b"", 1)
 
 
 @pytest.mark.smoke

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from gateway.web.workers.sockets import (
     bind,
     format_url,
     refuse_exposed_sidecar,
+    require_free_port,
     take_inherited_sockets,
 )
 
@@ -85,11 +86,13 @@ def serve(
     startup: Sequence[Startup] = (),
     load: SettingsLoader | None = None,
     co_hosted_app_factory: CoHostedAppFactory | None = None,
+    notes: Iterable[str] = (),
 ) -> int:
     """Serve until SIGTERM or SIGINT, in as many processes as `listen.workers` says.
 
     Args:
         load: Returns the configuration as it is now, to be applied at SIGHUP.
+        notes: Lines to announce first, unless the port is in use.
 
     Raises:
         GatewayError: The address cannot be bound, the certificate cannot be used, or the installed
@@ -99,6 +102,10 @@ def serve(
     configure_logging(settings.telemetry.logs, debug)
     _check_uvicorn(settings)
     inherited = take_inherited_sockets(settings)
+    if not inherited.clients:
+        require_free_port(settings.listen.host, settings.listen.port)
+    for note in notes:
+        announce(note)
     with run_embedded_kafka(inherited.apply_to(settings)) as ready:
         if ready.listen.tls is not None:
             # A certificate that cannot be used is reported once, and no worker is started.

@@ -34,6 +34,11 @@ def bind(host: str, port: int) -> socket.socket:
     return _start_listening(_bind_exclusive(host, port))
 
 
+def require_free_port(host: str, port: int) -> None:
+    """Refuse a port that another process has, before anything is started or announced."""
+    _bind_exclusive(host, port).close()
+
+
 def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
     """Return this many listening sockets on one port, which no other gateway shares."""
     if not hasattr(socket, "SO_REUSEPORT"):
