@@ -202,15 +202,31 @@ async def test_what_happens_is_listed_as_it_happens(kafka: EmbeddedKafka):
         await expect(page.locator("#connection")).to_have_text("live")
         kafka.lead("stock", 7, None)
         try:
-            items = page.locator("#incident-list li").filter(has_text="stock-7")
+            items = page.locator("#incident-list li").filter(has_text="stock 7:")
             lost = items.and_(page.locator("[data-kind=partition-lost]"))
-            await expect(lost).to_contain_text("stock-7:")
+            await expect(lost).to_be_visible()
         finally:
             kafka.lead("stock", 7, 1)
         back = items.and_(page.locator("[data-kind=partition-back]"))
-        await expect(back).to_contain_text("stock-7: read again")
+        await expect(back).to_contain_text("stock 7: read again")
         await page.get_by_label("Show").select_option("gap client-gap")
         await expect(items).to_have_count(0)
+
+
+async def test_an_outage_that_is_over_stays_on_the_overview(kafka: EmbeddedKafka):
+    """Nothing told of it, although the lines show ten minutes."""
+    async with open_console(config_of(kafka)) as (page, _):
+        await expect(page.locator("#health")).to_have_attribute("data-level", "good")
+        recent = page.locator("#recent-text")
+        kafka.down(1)
+        try:
+            await expect(recent).to_contain_text("Kafka has been away since")
+        finally:
+            kafka.up(1)
+        await expect(recent).to_contain_text(re.compile("Kafka was away from .+ to "))
+        await page.get_by_role("link", name="What happened").click()
+        back = page.locator("#incident-list [data-kind=kafka-back]")
+        await expect(back).to_contain_text("Kafka answers again")
 
 
 async def test_whoever_opens_it_because_of_an_alert_sees_how_that_began(kafka: EmbeddedKafka):

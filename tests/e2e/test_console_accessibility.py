@@ -68,7 +68,7 @@ async def test_no_section_has_barriers(kafka: EmbeddedKafka):
         await expect(page.locator("#client-partitions tr")).to_have_count(3)
         barriers += await list_barriers(page, "clients")
         await page.get_by_role("link", name="Gaps and errors").click()
-        await expect(page.locator("#incident-list")).to_contain_text("stock-7: read again")
+        await expect(page.locator("#incident-list")).to_contain_text("stock 7: read again")
         await page.evaluate(SHOW_ALL_KINDS, list(IncidentKind))
         barriers += await list_barriers(page, "incidents")
         await page.get_by_role("link", name="Try a stream").click()

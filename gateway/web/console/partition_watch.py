@@ -16,7 +16,6 @@ from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 from gateway.core.log.partition_reader import PartitionReader, ReaderState
-from gateway.core.log.record import TopicPartition
 from gateway.core.log.recovery import Cause
 from gateway.hub.reads.shared_reads import STALE_S
 
@@ -230,9 +229,3 @@ def _get_state(reader: PartitionReader, is_moving: bool, now: float) -> Partitio
     if now - reader.last_response_at > STALE_S:
         return PartitionState.STALLED
     return PartitionState.STREAMING if is_moving else PartitionState.READY
-
-
-def name_partition(cluster: str, topic: str, partition: int) -> str:
-    """Return the name of a partition for a text, such as `orders-3` or `east/orders-3`."""
-    tp = str(TopicPartition(topic, partition))
-    return f"{cluster}/{tp}" if cluster else tp

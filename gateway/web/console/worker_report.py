@@ -39,7 +39,6 @@ from gateway.web.console.partition_watch import (
     PartitionState,
     PartitionWatch,
     Transition,
-    name_partition,
 )
 from gateway.web.workers.bus import Bus
 
@@ -216,6 +215,8 @@ class WorkerReport:
             for read in hub.shared_reads.by_partition.values()
         )
         transitions = self._watch.look(readers, now, wall_time)
+        errors = {hub.name: hub.cluster.error for hub in self._iter_started()}
+        self._incidents.add_clusters(errors, wall_time)
         self._incidents.add_transitions(transitions, wall_time)
         gaps, gap_offsets = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         client_gaps = Counter[tuple[str, str]]()
@@ -306,6 +307,8 @@ MAX_NAMED_PARTITIONS = 8  # partitions that a text names; the others are counted
 
 
 class IncidentKind(StrEnum):
+    KAFKA_LOST = "kafka-lost"
+    KAFKA_BACK = "kafka-back"
     PARTITION_LOST = "partition-lost"
     PARTITION_BACK = "partition-back"
     GAP = "gap"
@@ -332,6 +335,7 @@ class IncidentLog:
         self.last_number = 0
         self._incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
         self._gap_counts: dict[tuple[IncidentKind, str, str], tuple[int, int]] = {}
+        self._lost_clusters: set[str] = set()
 
     def add(self, kind: IncidentKind, subject: str, text: str, at: float) -> None:
         self.last_number += 1
@@ -341,6 +345,15 @@ class IncidentLog:
     def list_since(self, number: int) -> list[Incident]:
         return [each for each in self._incidents if each.number > number]
 
+    def add_clusters(self, errors: Mapping[str, Exception | None], at: float) -> None:
+        """Add an incident for each cluster that is lost or back since the last call."""
+        for name, error in errors.items():
+            if (error is not None) == (name in self._lost_clusters):
+                continue
+            kind = IncidentKind.KAFKA_BACK if error is None else IncidentKind.KAFKA_LOST
+            self.add(kind, f"Kafka {name}".rstrip(), str(error or "answers again"), at)
+            self._lost_clusters ^= {name}
+
     def add_transitions(self, transitions: Iterable[Transition], at: float) -> None:
         """Add an incident for each topic and cause of partitions lost or read again."""
         for each in transitions:
@@ -349,7 +362,8 @@ class IncidentLog:
             if not is_lost and each.state == PartitionState.RESOLVING:
                 continue
             kind = IncidentKind.PARTITION_LOST if is_lost else IncidentKind.PARTITION_BACK
-            self.add(kind, each.topic, _describe_transition(each), at)
+            topic = f"{each.cluster}/{each.topic}" if each.cluster else each.topic
+            self.add(kind, topic, _describe_transition(each), at)
 
     def add_gaps(
         self,
@@ -394,10 +408,7 @@ class IncidentHandler(logging.Handler):
 
 def _describe_transition(transition: Transition) -> str:
     partitions = transition.partitions
-    names = ", ".join(
-        name_partition(transition.cluster, transition.topic, each)
-        for each in partitions[:MAX_NAMED_PARTITIONS]
-    )
+    names = ", ".join(map(str, partitions[:MAX_NAMED_PARTITIONS]))
     more = len(partitions) - MAX_NAMED_PARTITIONS
     names += f" and {more} more" if more > 0 else ""
     if transition.state not in TROUBLED_STATES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from gateway.errors import BrokerUnavailable
 from gateway.web.console.partition_watch import Transition
 from gateway.web.console.worker_report import (
     MAX_INCIDENTS,
@@ -31,11 +32,22 @@ def test_lost_and_recovered_partitions_are_named():
         ],
         7.0,
     )
-    stock = ", ".join(f"east/stock-{n}" for n in range(8))
     assert get_texts(incidents) == [
-        ("partition-lost", "orders", "orders-1, orders-5: leaderless (no-leader)"),
-        ("partition-lost", "stock", f"{stock} and 4 more: stalled"),
-        ("partition-back", "orders", "orders-1: read again"),
+        ("partition-lost", "orders", "1, 5: leaderless (no-leader)"),
+        ("partition-lost", "east/stock", "0, 1, 2, 3, 4, 5, 6, 7 and 4 more: stalled"),
+        ("partition-back", "orders", "1: read again"),
+    ]
+
+
+def test_a_cluster_that_is_lost_and_answers_again_is_told_once_each():
+    """Only the warning of the log was there, and not that it was over."""
+    incidents = IncidentLog()
+    refused = BrokerUnavailable("no broker answers")
+    for error in (None, refused, refused, None, None):
+        incidents.add_clusters({"": error, "east": None}, 7.0)
+    assert get_texts(incidents) == [
+        ("kafka-lost", "Kafka", "no broker answers"),
+        ("kafka-back", "Kafka", "answers again"),
     ]
 
 

@@ -84,7 +84,8 @@ async function start() {
   }
   byId("sign-in").hidden = byId("message").hidden = true;
   byId("views").hidden = false;
-  setText("name", `${about.name} ${about.version}`);
+  setText("name", about.name);
+  setText("version", about.version);
   document.title = `${about.name} – gateway console`;
   for (const view of Object.values(views)) view.start?.(about);
   offerSections(about);

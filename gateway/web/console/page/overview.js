@@ -7,12 +7,17 @@ import { Partitions, STATES, STATE_HELP, TROUBLED } from "./partitions.js";
 
 const MAX_TROUBLED_ROWS = 50;
 const CHARTS = ["delivered", "clients", "latency", "memory"]; // in the order of a sample's values
+const SAMPLE_S = 5;
+/** The height of a latency in its chart: one record that was late does not flatten the others. */
+const scaleLatency = (value) => value && Math.max(0, Math.log10(value * 1000)); // from 1 ms
 
 export class OverviewView {
   #partitions = new Partitions();
   #charts = CHARTS.map((id) => new Chart(byId(`${id}-plot`)));
   #history = new Map(); // the values of samples by the number of their interval
   #figures = {};
+  #outages = []; // of Kafka, with the times of begin and end
+  #troubles = []; // the times of other incidents
   #workers = []; // as of the last event that names them: most deltas do not
   #chosen = null;
   #grid;
@@ -35,6 +40,8 @@ export class OverviewView {
     if (isSnapshot) {
       this.#partitions.clear();
       this.#history.clear();
+      this.#outages = [];
+      this.#troubles = [];
     }
     if (isSnapshot || event.partitions || event.removed) {
       const isNew = this.#partitions.apply(event.partitions, event.removed);
@@ -42,10 +49,31 @@ export class OverviewView {
       else this.#grid.render();
       this.#showPartitions();
     }
+    for (const incident of event.incidents ?? []) this.#addIncident(incident);
     if (event.history) this.#showHistory(event.history);
     if (event.figures) this.#showFigures(event.figures);
     if (event.workers) showWorkers((this.#workers = event.workers));
     if (event.figures || event.partitions || event.removed || event.workers) this.#showHealth();
+    if (event.figures) this.#showRecent();
+  }
+
+  #addIncident({ kind, subject, at }) {
+    const open = this.#outages.find((each) => each.subject === subject && each.end === null);
+    if (kind === "kafka-back") open && (open.end = at);
+    else if (kind === "kafka-lost") open || this.#outages.push({ subject, begin: at, end: null });
+    else if (kind !== "partition-back") this.#troubles.push(at);
+  }
+
+  /** What went wrong in the time of the charts, although it may be well again. */
+  #showRecent() {
+    const first = Date.now() / 1000 - SAMPLES * SAMPLE_S;
+    this.#troubles = this.#troubles.filter((at) => at >= first);
+    this.#outages = this.#outages.filter(({ end }) => end === null || end >= first);
+    const parts = this.#outages.map(({ subject, begin, end }) =>
+      end === null ? `${subject} has been away since ${clock(begin)}` : `${subject} was away from ${clock(begin)} to ${clock(end)}`);
+    if (this.#troubles.length) parts.push(`${this.#troubles.length} other incidents`);
+    byId("recent").hidden = !parts.length;
+    setText("recent-text", parts.join("; "));
   }
 
   #buildFilter() {
@@ -77,8 +105,10 @@ export class OverviewView {
     for (const [number, ...values] of samples) this.#history.set(number, values);
     const first = Math.max(...this.#history.keys()) - SAMPLES + 1;
     for (const number of this.#history.keys()) if (number < first) this.#history.delete(number);
-    this.#charts.forEach((chart, n) =>
-      chart.show(Array.from({ length: SAMPLES }, (_, k) => this.#history.get(first + k)?.[n] ?? null)));
+    this.#charts.forEach((chart, n) => {
+      const values = Array.from({ length: SAMPLES }, (_, k) => this.#history.get(first + k)?.[n] ?? null);
+      chart.show(CHARTS[n] === "latency" ? values.map(scaleLatency) : values);
+    });
   }
 
   /** One sentence that says whether anything is wrong. */
@@ -106,6 +136,7 @@ export class OverviewView {
     troubled.sort((one, other) => one.since - other.since || (one.key < other.key ? -1 : 1));
     byId("troubled").hidden = !troubled.length;
     byId("no-partitions").hidden = this.#partitions.size > 0;
+    byId("grid-help").hidden = !this.#partitions.size;
     showRows("troubled-rows", troubled.slice(0, MAX_TROUBLED_ROWS).map((row) =>
       element("tr", {},
         element("th", { scope: "row" }, `${row.topicName} ${row.partition}`),
