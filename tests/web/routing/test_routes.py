@@ -10,8 +10,8 @@ from gateway.config import Settings
 from gateway.hub.fanout.client import ClientOptions
 from gateway.hub.wires.sse import SseWire
 from gateway.web.access import Grant, Granted
+from gateway.web.routing.messages import build_request
 from gateway.web.routing.routes import Routes
-from gateway.web.websocket.messages import build_request
 
 
 async def test_one_identity_of_two_guards_is_two_clients():
