@@ -28,6 +28,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 from uuid import UUID
 
@@ -194,7 +195,7 @@ def write_batches(
     for batch in batches:
         keys, values, *_ = batch.columns
         rows = list(zip(decode_texts(keys), values.cast(pa.binary()).to_pylist(), strict=True))
-        _retry_while_unavailable(server, lambda rows=rows: redis.store_rows(rows))
+        _retry_while_unavailable(server, partial(redis.store_rows, rows))
         next_offsets = pa.compute.add(batch["offset"], 1)
         columns = [batch["topic"], batch["partition"], next_offsets]
         yield pa.RecordBatch.from_arrays(columns, ["topic", "partition", "next"])
