@@ -547,6 +547,28 @@ def test_who_has_dead_letters_does_not_wait_to_read_more(monkeypatch):
     run_in_virtual_time(play())
 
 
+def test_dead_letters_that_come_while_others_are_read_stay_in_the_queue(monkeypatch):
+    """They were read behind the end that was asked for, dropped, and committed as done."""
+    tp = TopicPartition("orders.dlq", 0)
+    kafka = SimulatedKafka(random.Random(1))
+    kafka.create_topic(tp.topic, 1)
+    kafka.append_records(tp, [b"early"])
+    read_as_it_is = queue_module.read_committed
+
+    async def read_late(cluster: Cluster, tp: TopicPartition, offset: int) -> PartitionRead:
+        kafka.append_records(tp, [b"late"])
+        return await read_as_it_is(cluster, tp, offset)
+
+    monkeypatch.setattr(queue_module, "read_committed", read_late)
+
+    async def play() -> None:
+        queue = create_queue(kafka, asyncio.Semaphore(1))
+        (letter,), next_offsets = await queue.fetch_dead_letters(10, 1000)
+        assert (letter.record.value, next_offsets) == (b"early", {tp: 1})
+
+    run_in_virtual_time(play())
+
+
 def test_a_wait_for_dead_letters_asks_kafka_twice_a_minute():
     """Each asked it 60 times a second: a thousand of them stalled everybody's requests."""
 

@@ -137,7 +137,8 @@ class DeadLetterQueue:
                             tp,
                         )
                         break
-                    position = batch.next_offset
+                    # Those behind the range came since it was asked for, and are not looked at.
+                    position = min(batch.next_offset, offsets.stop)
                     records = [record for record in batch.records if record.offset < offsets.stop]
                     portion = await self._parse_records(records)
                 yield portion, {tp: position}
