@@ -113,7 +113,7 @@ def compile_topic_pattern(text: str) -> re.Pattern[str]:
     """Compile a client's pattern of topics; raises StatusError 400 if it is too complex.
 
     It is matched in the event loop that serves all clients: `(a+)+` would take hours for one name,
-    and so would `.?` thirty times. So no repetition and no alternative may be within a repetition,
+    and so would `.?` thirty times. So neither `?`, `*` nor `|` may be within a repetition,
     and all of them together may take no more steps than two unbounded repetitions with a dozen
     characters behind them. A `.*` at the end takes the rest of any name, in one way.
     """
@@ -143,10 +143,11 @@ def _measure_match(node: Any, is_nested: bool = False) -> tuple[float, float]:
         # The argument of a repetition is (minimum, maximum, sub-pattern), that of a BRANCH
         # (None, branches).
         name = str(operator)
-        most = min(argument[1], MAX_TOPIC_NAME_CHARS) if name in REPEAT_OPERATORS else 1
-        if is_nested and (most > 1 or name == "BRANCH"):
+        repeats = name in REPEAT_OPERATORS
+        if is_nested and (repeats or name == "BRANCH"):
             return math.inf, math.inf
-        ways = max(1.0, most - argument[0] + 1) if name in REPEAT_OPERATORS else 1.0
+        most = min(argument[1], MAX_TOPIC_NAME_CHARS) if repeats else 1
+        ways = max(1.0, most - argument[0] + 1) if repeats else 1.0
         inner_steps = float(MAX_TOPIC_NAME_CHARS) if name == "GROUPREF" else 1.0
         for subpattern in _list_subpatterns(argument):
             sub_paths, sub_steps = _measure_match(subpattern, is_nested or most > 1)
