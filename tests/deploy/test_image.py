@@ -59,3 +59,10 @@ class Alive(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def test_what_is_linked_is_in_the_image():
+    """The link to the driver led to the sources beside which it was made, and nowhere later."""
+    imports = [line for line in DOCKERFILE.splitlines() if "from gateway" in line]
+    assert imports
+    assert all("python -P -c" in line for line in imports)
