@@ -315,9 +315,9 @@ class SocketProducer:
         if self.in_flight >= MAX_IN_FLIGHT:
             detail = f"{MAX_IN_FLIGHT} records of this socket are under way; wait for 'produced'"
             raise BadMessageError("Too many produces", detail, message.id)
-        _ = message.content  # it may be wrong
+        kept = {"key": None, "value": None, "content": message.content}
         self.in_flight += 1
-        return message.model_copy(update={"key": None, "value": None})
+        return message.model_copy(update=kept)
 
     async def write_record(
         self, message: ProduceMessage, path: str | None, token: str | None, attempts: Attempts

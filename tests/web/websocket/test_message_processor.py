@@ -101,9 +101,8 @@ async def test_a_large_message_is_parsed_outside_the_event_loop_and_in_its_order
     await wait_until(lambda: len(talk.sent) == 2)
     assert talk.list_sent_types() == ["error", "pong"]
     talk.receive_message("produce", id="1", path="/", vlaue="a" * 10_000)
-    await wait_until(lambda: len(talk.sent) == 3)
+    await wait_until(lambda: len(talk.sent) == 3 and not talk.memory.total)
     assert "did you mean 'value'" in str(talk.sent[-1])
-    assert talk.memory.total == 0
 
 
 async def test_a_client_that_says_much_while_something_waits_is_not_heard_on(talk):
@@ -182,8 +181,8 @@ async def test_what_waits_is_bounded_by_its_bytes(talk: RecordingHandler):
     assert count <= 1 + MAX_HELD_BYTES // 100_000
     assert talk.memory.by_part[HeldPart.RECEIVED] >= MAX_HELD_BYTES
     talk.may_admit.set()
-    await wait_until(lambda: talk.resume_count)
-    assert not talk.is_busy and not talk.memory.total
+    await wait_until(lambda: not talk.memory.total)
+    assert not talk.is_busy and talk.resume_count
 
 
 async def test_a_client_that_is_lost_holds_nothing(talk: RecordingHandler):
