@@ -164,8 +164,9 @@ class World:
 
     def announce(self, a: int) -> None:
         """Idle clients are told where they stand."""
-        for channel in self.get_replica(a).channels:
-            channel.announce_position()
+        replica = self.get_replica(a)
+        for channel in replica.channels:
+            replica.spread.announce_position(channel)
 
     def let_go(self, a: int) -> None:
         """A round is over: what everybody has is held no longer."""
