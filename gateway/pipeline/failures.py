@@ -241,12 +241,8 @@ def _format_reason(causes: Sequence[ExceptionCause]) -> str:
         line = _get_first_line(cause.message)
         if line and not _WRAPPER_PATTERN.search(cause.class_name):
             return _truncate(f"{cause.class_name.rpartition('.')[2]}: {line}")
-    lines = [
-        _get_first_line(cause.message)
-        for cause in reversed(causes)
-        if _get_first_line(cause.message)
-    ]
-    return _truncate(lines[0] if lines else "the query ended without a reason")
+    lines = (_get_first_line(cause.message) for cause in reversed(causes))
+    return _truncate(next(filter(None, lines), "the query ended without a reason"))
 
 
 def _get_first_line(message: str) -> str:

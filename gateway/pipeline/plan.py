@@ -160,158 +160,140 @@ class PlanLine(NamedTuple):
 class SizingPlan:
     """The size of a job."""
 
-    requirements: JobRequirements
+    needs: JobRequirements
     lines: list[PlanLine] = field(default_factory=list)
 
-    def add_line(self, name: str, value: float, unit: str, why: str) -> None:
+    def add(self, name: str, value: float, unit: str, why: str) -> None:
         self.lines.append(PlanLine(name, value, unit, why))
 
     def __getitem__(self, name: str) -> float:
         return next(line.value for line in self.lines if line.name == name)
 
 
-def build_plan(requirements: JobRequirements) -> SizingPlan:
-    plan = SizingPlan(requirements)
+def build_plan(needs: JobRequirements) -> SizingPlan:
+    plan = SizingPlan(needs)
     _add_cores(plan)  # first: the other functions read the line `executors`
-    if requirements.is_stateful and requirements.state:
+    if needs.is_stateful and needs.state:
         _add_state(plan)
     _add_latency(plan)
     _add_restart(plan)
-    if requirements.hot:
+    if needs.hot:
         _add_hot_key(plan)
-    if requirements.kind == "sessions" and requirements.gap:
+    if needs.kind == "sessions" and needs.gap:
         _add_sessions(plan)
-    if requirements.kind == "enrich" and requirements.table:
+    if needs.kind == "enrich" and needs.table:
         _add_table(plan)
     return plan
 
 
 def _add_cores(plan: SizingPlan) -> None:
-    requirements = plan.requirements
-    rate = EVENT_RATES[requirements.kind]
-    sink = TRANSACTIONAL_WRITE_RATE if requirements.exactly_once else SPARK_SINK_WRITE_RATE
+    needs = plan.needs
+    rate = EVENT_RATES[needs.kind]
+    sink = TRANSACTIONAL_WRITE_RATE if needs.exactly_once else SPARK_SINK_WRITE_RATE
     # How many would always be busy with computing and with writing.
-    busy_cores = requirements.events / rate.value + requirements.output_rows / sink.value
+    busy_cores = needs.events / rate.value + needs.output_rows / sink.value
     cores = max(1, ceil(busy_cores / MAX_UTILIZATION))
     figures = f"{_format_estimate(rate)}; {_format_estimate(sink)}"
-    plan.add_line("cores", cores, "", f"linear: {figures}; {MAX_UTILIZATION:.0%} busy")
-    executors = requirements.executors or ceil(cores / requirements.cores)
-    why = "given" if requirements.executors else "cores / cores of one"
-    plan.add_line("executors", executors, f"of {requirements.cores} cores", why)
-    if requirements.executors:
-        load = busy_cores / (executors * requirements.cores)
-        plan.add_line("busy", load * 100, "%", "linear")
+    plan.add("cores", cores, "", f"linear: {figures}; {MAX_UTILIZATION:.0%} busy")
+    executors = needs.executors or ceil(cores / needs.cores)
+    why = "given" if needs.executors else "cores / cores of one"
+    plan.add("executors", executors, f"of {needs.cores} cores", why)
+    if needs.executors:
+        load = busy_cores / (executors * needs.cores)
+        plan.add("busy", load * 100, "%", "linear")
 
 
 def _add_state(plan: SizingPlan) -> None:
-    requirements, executors = plan.requirements, plan["executors"]
-    partitions = max(
-        executors * requirements.cores, ceil(requirements.state / MAX_PARTITION_STATE_BYTES)
-    )
-    plan.add_line("state.partitions", partitions, "", "a task a core, at most 2 GB each")
-    state = requirements.state / executors
-    plan.add_line("state an executor", state, "bytes", "state / executors")
-    plan.add_line("its disk", 2 * state, "bytes", "assumed: twice, for compaction and snapshots")
-    cache = requirements.memory if requirements.memory is not None else requirements.active * state
-    why = "given" if requirements.memory else "assumed: what is in use"
-    plan.add_line("state.memory", cache, "bytes", why)
-    hits = min(1.0, cache / (requirements.active * state)) if state else 1.0
-    plan.add_line("of it what is in use", hits * 100, "%", "memory / (active x state)")
-    memory = EXECUTOR_HEAP_BYTES.value + 0.5e9 * requirements.cores + cache
-    if requirements.exactly_once or requirements.kind in PYTHON_KINDS:
-        memory += PYTHON_WORKER_BYTES.value * requirements.cores
-    plan.add_line(
-        "memory an executor", memory, "bytes", "assumed: heap, state.memory, Python workers"
-    )
+    needs, executors = plan.needs, plan["executors"]
+    partitions = max(executors * needs.cores, ceil(needs.state / MAX_PARTITION_STATE_BYTES))
+    plan.add("state.partitions", partitions, "", "a task a core, at most 2 GB each")
+    state = needs.state / executors
+    plan.add("state an executor", state, "bytes", "state / executors")
+    plan.add("its disk", 2 * state, "bytes", "assumed: twice, for compaction and snapshots")
+    cache = needs.memory if needs.memory is not None else needs.active * state
+    why = "given" if needs.memory else "assumed: what is in use"
+    plan.add("state.memory", cache, "bytes", why)
+    hits = min(1.0, cache / (needs.active * state)) if state else 1.0
+    plan.add("of it what is in use", hits * 100, "%", "memory / (active x state)")
+    memory = EXECUTOR_HEAP_BYTES.value + 0.5e9 * needs.cores + cache
+    if needs.exactly_once or needs.kind in PYTHON_KINDS:
+        memory += PYTHON_WORKER_BYTES.value * needs.cores
+    plan.add("memory an executor", memory, "bytes", "assumed: heap, state.memory, Python workers")
     _add_checkpoint(plan)
 
 
 def _add_checkpoint(plan: SizingPlan) -> None:
-    requirements = plan.requirements
-    row = requirements.state / requirements.keys if requirements.keys else 100.0  # bytes
+    needs = plan.needs
+    row = needs.state / needs.keys if needs.keys else 100.0  # bytes
     # A batch writes each of its keys once, so more events than keys do not write more.
-    changed = min(requirements.events, requirements.keys or requirements.events) * row  # bytes/s
+    changed = min(needs.events, needs.keys or needs.events) * row  # bytes/s
     # In each interval, snapshots write at most the whole state.
-    most = min(changed, requirements.state / requirements.snapshot_interval_s)
+    most = min(changed, needs.state / needs.snapshot_interval_s)
     total = changed + SNAPSHOT_AMPLIFICATION.value * most
-    plan.add_line(
-        "checkpoint", total, "bytes/s", "linear: changed rows, and snapshots (assumed x 3)"
-    )
-    bandwidth = requirements.bandwidth * plan["executors"]
-    plan.add_line(
-        "its share of the network", total / bandwidth * 100, "%", "given or assumed bandwidth"
-    )
+    plan.add("checkpoint", total, "bytes/s", "linear: changed rows, and snapshots (assumed x 3)")
+    bandwidth = needs.bandwidth * plan["executors"]
+    plan.add("its share of the network", total / bandwidth * 100, "%", "given or assumed bandwidth")
 
 
 def _add_latency(plan: SizingPlan) -> None:
-    requirements = plan.requirements
-    kind = "state" if requirements.is_stateful else "stateless"
-    p99 = LATENCIES_S[f"{kind}, exactly once" if requirements.exactly_once else kind]
+    needs = plan.needs
+    kind = "state" if needs.is_stateful else "stateless"
+    p99 = LATENCIES_S[f"{kind}, exactly once" if needs.exactly_once else kind]
     why = f"measured: {p99.description}; that more cores keep it is assumed"
-    plan.add_line("latency p99", p99.value, "s", why)
+    plan.add("latency p99", p99.value, "s", why)
 
 
 def _add_restart(plan: SizingPlan) -> None:
-    requirements = plan.requirements
+    needs = plan.needs
     down = SPARK_START_S.value + FIRST_BATCH_S.value
-    state = requirements.state if requirements.is_stateful else 0.0
-    load = state / plan["executors"] / requirements.bandwidth
+    state = needs.state if needs.is_stateful else 0.0
+    load = state / plan["executors"] / needs.bandwidth
     measured = f"measured {SPARK_START_S.value:g} + {FIRST_BATCH_S.value:g}"
-    plan.add_line("restart", down + load, "s", f"{measured}; then state / (executors x bandwidth)")
-    busy = plan["busy"] / 100 if requirements.executors else MAX_UTILIZATION
+    plan.add("restart", down + load, "s", f"{measured}; then state / (executors x bandwidth)")
+    busy = plan["busy"] / 100 if needs.executors else MAX_UTILIZATION
     if busy < 1:  # else it never catches up
-        plan.add_line(
-            "then catching up", (down + load) * busy / (1 - busy), "s", "linear: its headroom"
-        )
-    if requirements.is_stateful and requirements.state:
+        plan.add("then catching up", (down + load) * busy / (1 - busy), "s", "linear: its headroom")
+    if needs.is_stateful and needs.state:
         lost, repair = EXECUTOR_LOSS_TIMEOUT_S.value, SNAPSHOT_REPAIR_S.value
-        plan.add_line(
-            "executor lost", lost + load, "s", f"assumed {lost:g}, and its share of state"
-        )
-        plan.add_line("damaged snapshot", down + load + repair, "s", f"measured + {repair:g}")
+        plan.add("executor lost", lost + load, "s", f"assumed {lost:g}, and its share of state")
+        plan.add("damaged snapshot", down + load + repair, "s", f"measured + {repair:g}")
 
 
 def _add_hot_key(plan: SizingPlan) -> None:
-    requirements = plan.requirements
-    rate = EVENT_RATES[requirements.kind].value * MAX_UTILIZATION
-    hot_cores = requirements.hot * requirements.events / rate
-    plan.add_line("hot key", hot_cores, "cores", "linear: its events / rate of a core")
+    needs = plan.needs
+    rate = EVENT_RATES[needs.kind].value * MAX_UTILIZATION
+    hot_cores = needs.hot * needs.events / rate
+    plan.add("hot key", hot_cores, "cores", "linear: its events / rate of a core")
     if hot_cores > 1:
-        plan.add_line(
-            "salt.buckets", ceil(hot_cores) + 1, "", "so that each is below one core's rate"
-        )
+        plan.add("salt.buckets", ceil(hot_cores) + 1, "", "so that each is below one core's rate")
 
 
 def _add_sessions(plan: SizingPlan) -> None:
-    requirements = plan.requirements
-    wait = requirements.gap + requirements.watermark
-    plan.add_line("closes after", wait, "s", "gap + watermark past its last event")
-    if requirements.max_length:
-        longest = requirements.max_length + requirements.watermark
-        plan.add_line("at most", longest, "s", "max_length + watermark")
-    open_sessions = min(requirements.keys or requirements.events, requirements.events * wait)
-    plan.add_line(
+    needs = plan.needs
+    wait = needs.gap + needs.watermark
+    plan.add("closes after", wait, "s", "gap + watermark past its last event")
+    if needs.max_length:
+        longest = needs.max_length + needs.watermark
+        plan.add("at most", longest, "s", "max_length + watermark")
+    open_sessions = min(needs.keys or needs.events, needs.events * wait)
+    plan.add(
         "open sessions", open_sessions, "", "keys seen within gap + watermark: the bound on rows"
     )
-    plan.add_line("their state", open_sessions * 100.0, "bytes", "assumed: 100 bytes a row")
+    plan.add("their state", open_sessions * 100.0, "bytes", "assumed: 100 bytes a row")
 
 
 def _add_table(plan: SizingPlan) -> None:
-    requirements = plan.requirements
-    plan.add_line("broadcast: each executor holds", requirements.table, "bytes", "a copy each")
-    plan.add_line(
-        "broadcast: start", requirements.table / requirements.bandwidth, "s", "table / bandwidth"
-    )
+    needs = plan.needs
+    plan.add("broadcast: each executor holds", needs.table, "bytes", "a copy each")
+    plan.add("broadcast: start", needs.table / needs.bandwidth, "s", "table / bandwidth")
     why = f"{FIRST_ROW_S.description}; the table is not waited for"
-    plan.add_line("Redis: first row", FIRST_ROW_S.value, "s", why)
-    keys = requirements.keys or requirements.events * requirements.staleness
-    lookups = requirements.events
-    if requirements.staleness:
-        lookups = min(lookups, keys / requirements.staleness)
-    plan.add_line(
-        "Redis: lookups", lookups, "/s", "at most: keys in use / staleness, or all events"
-    )
-    plan.add_line("Redis: a value's age", requirements.staleness, "s", "at most: staleness")
+    plan.add("Redis: first row", FIRST_ROW_S.value, "s", why)
+    keys = needs.keys or needs.events * needs.staleness
+    lookups = needs.events
+    if needs.staleness:
+        lookups = min(lookups, keys / needs.staleness)
+    plan.add("Redis: lookups", lookups, "/s", "at most: keys in use / staleness, or all events")
+    plan.add("Redis: a value's age", needs.staleness, "s", "at most: staleness")
 
 
 def _format_estimate(estimate: Estimate) -> str:

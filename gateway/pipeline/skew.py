@@ -237,6 +237,7 @@ def _name_unreadable() -> Iterator[None]:
 def fetch_log_ranges(
     kafka: Kafka, topic: str, timeout_s: float = 30.0
 ) -> dict[TopicPartition, tuple[int, int]]:
+    from confluent_kafka import TopicPartition as Partition
     from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the types lack it
 
     specs: Any = OffsetSpec
@@ -246,24 +247,18 @@ def fetch_log_ranges(
         if metadata.error is not None:
             problem = f"topic {topic}: {metadata.error.str()}"
             raise PipelineError(f"{problem}; create it, or correct its name")
+        places = [Partition(topic, number) for number in metadata.partitions]
         starts, ends = (
-            _list_offsets(admin, topic, metadata.partitions, spec, timeout_s)
+            admin.list_offsets(dict.fromkeys(places, spec), request_timeout=timeout_s)
             for spec in (specs.earliest(), specs.latest())
         )
-    return {tp: (start, ends[tp]) for tp, start in starts.items()}
-
-
-def _list_offsets(
-    admin: Any, topic: str, partitions: Iterable[int], spec: Any, timeout_s: float
-) -> dict[TopicPartition, int]:
-    from confluent_kafka import TopicPartition as Partition
-
-    request = {Partition(topic, number): spec for number in partitions}
-    futures = admin.list_offsets(request, request_timeout=timeout_s)
-    return {
-        TopicPartition(topic, partition.partition): future.result(timeout_s).offset
-        for partition, future in futures.items()
-    }
+        return {
+            TopicPartition(topic, place.partition): (
+                starts[place].result(timeout_s).offset,
+                ends[place].result(timeout_s).offset,
+            )
+            for place in places
+        }
 
 
 DEFAULT_HOT_SHARE_PERCENT = 10.0

@@ -10,11 +10,13 @@ import typer
 
 from gateway.cli.commands import EXIT_FAILURE
 from gateway.cli.options import ConfigFileOption, JsonOption
+from gateway.cli.output import format_table
 
 from .jobs import JobArgument, load_job
 
 if TYPE_CHECKING:
     from gateway.config import Pipelines
+    from gateway.pipeline.checkpoint.report import StateReport
 
 
 def state(
@@ -52,9 +54,26 @@ def state(
         job_state = report.read_state(files, name, verify=verify, check_content=check_content)
         if keys is not None and spark is not None:
             report.count_keys(spark, job_state, files.location, keys)
-    typer.echo(json.dumps(job_state.to_json()) if as_json else report.format_table(job_state))
+    typer.echo(json.dumps(job_state.to_json()) if as_json else format_state(job_state))
     if any(each.damage for each in job_state.partitions):
         raise typer.Exit(EXIT_FAILURE)
+
+
+def format_state(report: StateReport) -> str:
+    rows: list[tuple[str, ...]] = [
+        ("OPERATOR", "STORE", "PARTITION", "KEYS", "BYTES", "SNAPSHOT", "CHANGELOGS AFTER")
+    ]
+    for each in report.partitions:
+        operator = f"{each.operator} {report.operators.get(each.operator, '')}".rstrip()
+        numbers = (each.keys, each.bytes, each.snapshot, each.behind)
+        cells = ("-" if number is None else str(number) for number in numbers)
+        rows.append((operator, each.store, str(each.partition), *cells))
+    keys = "" if report.keys is None else f", {report.keys} keys"
+    lines = [f"{report.job}: after batch {report.batch}{keys}, {report.bytes} bytes"]
+    lines += [*format_table(rows), *map(json.dumps, report.sample)]
+    return "\n".join(
+        [*lines, *(f"damaged: {text}" for each in report.partitions for text in each.damage)]
+    )
 
 
 ForceOption = Annotated[

@@ -263,33 +263,6 @@ def count_keys(spark: SparkSession, report: StateReport, location: str, sample_s
             ]
 
 
-def format_table(report: StateReport) -> str:
-    heads = ("OPERATOR", "STORE", "PARTITION", "KEYS", "BYTES", "SNAPSHOT", "CHANGELOGS AFTER")
-    rows = [heads, *(_format_line(report, partition) for partition in report.partitions)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    keys = "" if report.keys is None else f", {report.keys} keys"
-    lines.insert(0, f"{report.job}: after batch {report.batch}{keys}, {report.bytes} bytes")
-    lines += [json.dumps(entry) for entry in report.sample]
-    lines += [
-        f"damaged: {damage}" for partition in report.partitions for damage in partition.damage
-    ]
-    return "\n".join(lines)
-
-
-def _format_line(report: StateReport, partition: StorePartition) -> tuple[str, ...]:
-    name = report.operators.get(partition.operator)
-    operator = str(partition.operator) if name is None else f"{partition.operator} {name}"
-    keys = "-" if partition.keys is None else str(partition.keys)
-    return (
-        operator, partition.store, str(partition.partition), keys,
-        str(partition.bytes), str(partition.snapshot), str(partition.behind),
-    )  # fmt: skip
-
-
 def _inspect_partition(
     inspector: CheckpointInspector, store: Store, version: int, verify: bool
 ) -> StorePartition:

@@ -134,11 +134,9 @@ class LookupTable:
 
     def _fetch_values(self, keys: Sequence[str]) -> None:
         """Store values of Redis or the fallback; some are stored even if Redis stops answering."""
-        stats = self._cache.stats
         for chunk, values, requested_at in self._redis.fetch_values(keys):
-            stats.answered_keys += len(chunk)
             missing = [key for key, value in zip(chunk, values, strict=True) if value is None]
-            stats.missing_keys += len(missing)
+            self._cache.stats.missing_keys += len(missing)
             self._cache.store_values(chunk, values, requested_at)
             if missing and self._fallback is not None:
                 self._cache.store_values(missing, self._call_fallback(missing), requested_at)
@@ -152,7 +150,6 @@ class LookupTable:
         except Exception as error:  # whatever it raises while its database is away
             problem = f"{type(error).__name__}: {error}"
             raise PipelineUnavailable(f"the fallback has failed: {problem}") from error
-        self._cache.stats.fallback_keys += sum(values.get(key) is not None for key in keys)
         return [_encode_json(values.get(key)) for key in keys]
 
 
@@ -284,11 +281,7 @@ class LookupStats:
     rows: int = 0
     keys: int = 0
     hits: int = 0
-    stale_keys: int = 0
-    answered_keys: int = 0
     missing_keys: int = 0
-    fallback_keys: int = 0
-    failures: int = 0
 
     def __add__(self, other: LookupStats) -> LookupStats:
         names = (counter.name for counter in fields(self))
@@ -334,16 +327,12 @@ class LookupCache:
         oldest = min(requested_since, now - self.staleness)
         oldest_none = min(requested_since, now - min(self.negative, self.staleness))
         get = self._entries.get  # a local name, because this loop runs for every key
-        to_fetch, stale = [], 0
-        for key in keys:
-            entry = get(key)
-            if entry is None:
-                to_fetch.append(key)
-            elif entry[1] < (oldest if entry[0] is not None else oldest_none):
-                to_fetch.append(key)
-                stale += 1
-        self.stats.stale_keys += stale
-        return to_fetch
+        return [
+            key
+            for key in keys
+            if (entry := get(key)) is None
+            or entry[1] < (oldest if entry[0] is not None else oldest_none)
+        ]
 
     def store_values(
         self, keys: Sequence[str], values: Sequence[bytes | None], requested_at: float
@@ -416,7 +405,6 @@ class BatchRequest:
         """Record that a round failed. The values that it did fetch have the usual age limit."""
         self.keys_to_fetch = self.cache.find_keys_to_fetch(self.keys, now, requested_since=now)
         self._round_count = 0
-        self.cache.stats.failures += 1
 
 
 MAX_RETRY_DELAY_S = 2.0  # seconds, to which the delays grow

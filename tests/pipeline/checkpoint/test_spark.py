@@ -19,6 +19,7 @@ from support.counting_query import (
 from support.fake_checkpoint import truncate_file
 from support.waiting import wait_until
 
+from gateway.cli.pipeline.checkpoints import format_state
 from gateway.errors import PipelineError
 from gateway.pipeline.checkpoint import damage, maintenance, repair, report
 from gateway.pipeline.checkpoint.files import HadoopFiles, LocalFiles
@@ -64,7 +65,7 @@ def test_keys_are_counted_by_partition_and_shown(job: CountingQuery, spark: Any)
     for row in found.sample:
         assert tuple(row["value"].values()) == counts[row["key"]["k"]]
     assert len(found.sample) == 3
-    assert "counting: after batch 4, 300 keys" in report.format_table(found)
+    assert "counting: after batch 4, 300 keys" in format_state(found)
 
 
 @pytest.mark.parametrize("remote", [False, True])

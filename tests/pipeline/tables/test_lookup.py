@@ -76,14 +76,9 @@ def test_rows_come_back_in_the_order_of_their_keys(redis_server: RedisServer):
     counted: list[Any] = []
     found = lookup.look_up_keys(of, keys, counted.append)
     assert found.to_pylist() == [b'"e"', b'"a"', None, None, b'"a"', b'"b"']
-    assert (
-        counted[0].rows,
-        counted[0].keys,
-        counted[0].answered_keys,
-        counted[0].missing_keys,
-    ) == (5, 4, 4, 1)
+    assert (counted[0].rows, counted[0].keys, counted[0].missing_keys) == (5, 4, 1)
     lookup.look_up_keys(of, keys, counted.append)
-    assert (counted[1].hits, counted[1].answered_keys) == (4, 0)
+    assert (counted[1].hits, counted[1].missing_keys) == (4, 0)
 
 
 @pytest.mark.needs("redis", "java17")
@@ -171,7 +166,7 @@ def test_what_became_too_old_while_redis_was_away_is_not_used():
     stored.rows["a"], stored.failures = b"2", 2
     clock.now += 5.5
     assert looking.get_values(["a"]) == [b"2"]
-    assert looking.take_stats().failures == 2
+    assert stored.failures == 0
 
 
 def test_an_idle_connection_that_was_closed_is_no_line_of_the_log(caplog):
@@ -193,7 +188,6 @@ def test_redis_that_comes_back_is_found(redis_server: RedisServer):
         assert looking.get_values(["a"]) == [None]  # the new server is empty
     finally:
         back.join()
-    assert looking.take_stats().failures > 0
 
 
 def test_the_fallback_is_asked_for_what_redis_lacks(fallback: ModuleType):
@@ -201,8 +195,7 @@ def test_the_fallback_is_asked_for_what_redis_lacks(fallback: ModuleType):
     looking = table(looked(fallback="users_of_tests:find"), stored)
     assert looking.get_values(["a", "b", "c"]) == [b"1", b'{"from":"database"}', None]
     assert looking.get_values(["b", "c"]) == [b'{"from":"database"}', None]
-    counted = looking.take_stats()
-    assert (counted.missing_keys, counted.fallback_keys, stored.requests) == (2, 1, 1)
+    assert (looking.take_stats().missing_keys, stored.requests) == (2, 1)
 
 
 def test_the_fallback_is_asked_for_all_while_redis_is_away(fallback: ModuleType):
