@@ -21,7 +21,9 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
@@ -112,6 +114,21 @@ HTTP_ERRORS = (
     ExceptionGroup,
 )
 """What a request may raise for any URL. anyio groups the errors of several addresses."""
+
+
+MAX_RETRY_AFTER_S = 3600.0  # a longer Retry-After counts as this
+
+
+def parse_retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds of a Retry-After header of either form (RFC 9110 10.2.3), or 0.0."""
+    text = headers.get("retry-after", "").strip()
+    if text.isdecimal() and text.isascii():
+        return min(float(text[:9]), MAX_RETRY_AFTER_S)
+    try:
+        seconds = parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):  # a year of 20 digits overflows
+        return 0.0
+    return min(max(0.0, seconds), MAX_RETRY_AFTER_S)
 
 
 def describe_http_failure(exc: BaseException, url: str) -> str:

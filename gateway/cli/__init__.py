@@ -32,15 +32,9 @@ from . import (
     token,
     topics,
 )
-from .commands import (
-    EXIT_CONFIG_ERROR,
-    EXIT_FAILURE,
-    EXIT_INTERRUPTED,
-    ErrorReportingGroup,
-    format_exit_codes,
-)
+from .commands import EXIT_CONFIG_ERROR, ErrorReportingGroup, format_exit_codes
 
-__all__ = ["EXIT_CONFIG_ERROR", "EXIT_FAILURE", "EXIT_INTERRUPTED", "app", "main"]
+__all__ = ["EXIT_CONFIG_ERROR", "app", "main"]
 
 app = typer.Typer(
     cls=ErrorReportingGroup,

@@ -229,11 +229,8 @@ def health(
     from gateway.config import load, loads
 
     file = find_config_file(config)
-    if file is None:
-        # As of `gateway run --topic`, whose address is set by variables alone.
-        settings = loads("kafka: {servers: [localhost:9092]}", with_variables=True)
-    else:
-        settings = load(file)
+    # Without a file as of `gateway run --topic`, whose address is set by variables alone.
+    settings = load(file) if file else loads("kafka: {servers: [a:1]}", with_variables=True)
     listen = settings.listen
     if listen.port == 0:
         raise GatewayError("the port is any free one (listen.port: 0); give it a number")

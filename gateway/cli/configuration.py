@@ -14,11 +14,9 @@ import typer
 
 from .commands import EXIT_FAILURE
 from .options import ConfigFileArgument, build_config_option, require_config_file
-from .output import format_table, show_progress
+from .output import escape_controls, format_table, paint, select_colours, show_progress
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gateway.config import Settings
 
     from .cluster_check import CheckProgress, Finding, FrontAddress
@@ -176,8 +174,6 @@ def _check_cluster(
 
 def _format_finding(finding: Finding) -> str:
     """Return a finding as a line. Its text may come from a server, so it is escaped."""
-    from .output import escape_controls, paint, select_colours
-
     state = paint(f"{finding.state:<8}", _STATE_TONES[finding.state], select_colours(sys.stdout))
     return f"{state} {escape_controls(finding.subject)}: {escape_controls(finding.detail)}"
 

@@ -91,9 +91,7 @@ def init(
     gateway init --servers broker:9093 --security scram-512 --topic orders --yes
     gateway init --guard jwt --issuer https://login.example --origin https://shop.example
     """
-    if file.exists() and not force:
-        raise GatewayError(f"{file} exists; write another file, or replace it by --force")
-    require_writable(file)
+    require_writable(file, is_new=not force)
     kind = _find_guard(ctx, guard)
     config = StarterConfig(
         servers=servers,

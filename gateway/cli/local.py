@@ -59,20 +59,12 @@ def demo(
 
 def _parse_origin(text: str) -> str:
     """Return the origin of a page's address, as browsers send it: without a path."""
-    import httpx  # takes 0.1 s, and is needed with --origin only
+    from gateway.config.types.address import suggest_origin
 
-    if text == "*":
-        return text
-    try:
-        url = httpx.URL(text.lower())
-    except httpx.InvalidURL:
-        url = httpx.URL("")
-    if url.scheme not in ("http", "https") or not url.host:
-        raise typer.BadParameter(
-            f"{text} is no origin; give scheme, host and port, such as http://localhost:5173",
-            param_hint="--origin",
-        )
-    return f"{url.scheme}://{url.netloc.decode('ascii')}"
+    if (origin := text if text == "*" else suggest_origin(text)) is None:
+        what = "is no origin; give scheme, host and port, such as http://localhost:5173"
+        raise typer.BadParameter(f"{text} {what}", param_hint="--origin")
+    return origin
 
 
 def require_free_port(host: str, port: int) -> None:

@@ -94,7 +94,7 @@ def build_time_option(help: str) -> Any:
 OptionalConfigOption = Annotated[
     Path | None, build_config_option(f"{CONFIG_HELP}  [default: {DEFAULT_CONFIG_NAME}]")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 
 ConfigFileOption = Annotated[
@@ -159,9 +159,6 @@ def split_list(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
 
 
-LOG_FORMAT_VARIABLE = "GATEWAY_LOG_FORMAT"
-
-
 class LogFormat(StrEnum):
     CONSOLE = "console"
     JSON = "json"
@@ -171,7 +168,7 @@ LogFormatOption = Annotated[
     LogFormat | None,
     typer.Option(
         "--log-format",
-        envvar=LOG_FORMAT_VARIABLE,
+        envvar="GATEWAY_LOG_FORMAT",
         metavar="FORMAT",
         help="console or json, from the first line on; overrides telemetry.logs.format.",
     ),

@@ -117,8 +117,10 @@ def show_progress() -> Iterator[Callable[[float, float | None, str], None]]:
         )
 
 
-def require_writable(file: Path) -> None:
-    """Check that a file can be written, before there is something to write."""
+def require_writable(file: Path, *, is_new: bool = False) -> None:
+    """Check that a file can be written, before there is something to write; or is not there yet."""
+    if is_new and file.exists():
+        raise GatewayError(f"{file} exists; write another file, or replace it by --force")
     target = file.resolve()
     folder = target.parent
     if target.is_dir():

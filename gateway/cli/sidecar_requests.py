@@ -15,6 +15,7 @@ import typer
 from gateway.errors import GatewayError
 
 from .commands import EXIT_FAILURE, format_exit_codes
+from .options import JsonOption
 from .output import escape_controls, format_value, show_progress
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, as the sidecar returns it.")]
 UrlOption = Annotated[
     str,
     typer.Option("--url", "-u", envvar="GATEWAY_SIDECAR_URL", help="The address of the sidecar."),

@@ -2,8 +2,8 @@
 
 `gateway check --cluster` calls `check_cluster`. `brokers` connects to Kafka, `requirements` decides
 what topics must allow, `servers` sends requests to issuers, applications, registries and telemetry
-back ends, `front` asks the gateway through its proxy, and `certificates` reads the files of TLS.
-All checks run concurrently with timeouts of some seconds, and each returns a `Finding`.
+back ends and reads the files of TLS, and `front` asks the gateway through its proxy. All checks run
+concurrently with timeouts of some seconds, and each returns a `Finding`.
 """
 
 from __future__ import annotations

@@ -208,10 +208,8 @@ class Front:
         except httpx.TimeoutException:
             raise CheckError(f"{url} does not answer within {timeout.read:g} s") from None
         except (httpx.TransportError, httpx.InvalidURL) as exc:
-            hint = (
-                "; name who signed its certificate with --ca" if "CERTIFICATE" in str(exc) else ""
-            )
-            raise CheckError(f"{url} cannot be reached: {exc}{hint}") from None
+            ca = "; name who signed its certificate with --ca" if "CERTIFICATE" in str(exc) else ""
+            raise CheckError(f"{url} cannot be reached: {exc}{ca}") from None
 
 
 _REFUSALS = {

@@ -18,7 +18,7 @@ import typer
 
 from gateway.cli.init import print_next_commands
 from gateway.cli.options import DEFAULT_CONFIG_FILE
-from gateway.cli.output import replace_file, require_writable
+from gateway.cli.output import escape_controls, replace_file, require_writable
 from gateway.errors import GatewayError
 
 if TYPE_CHECKING:
@@ -58,12 +58,10 @@ def migrate(
     gateway migrate zilla.yaml -o - --all
     """
     is_file = output != STANDARD_OUTPUT
-    if is_file and output.exists() and not force:
-        raise GatewayError(f"{output} exists; write another file by -o, or replace it by --force")
-    if is_file and output.exists() and output.samefile(file):
-        raise GatewayError(f"{output} is what is migrated; write another file by -o")
     if is_file:
-        require_writable(output)
+        require_writable(output, is_new=not force)
+        if output.exists() and output.samefile(file):
+            raise GatewayError(f"{output} is what is migrated; write another file by -o")
     from .report import read_source
 
     draft, written = migrate_source(read_source(file), file, output)
@@ -135,7 +133,6 @@ def _convert_expressions(value: Any) -> Any:
 
 
 def _print_report(draft: Draft, *, show_all: bool) -> None:
-    from gateway.cli.output import escape_controls
     from gateway.config.source.problems import format_loc
 
     from .report import OutcomeKind

@@ -38,7 +38,7 @@ class ReconnectBackoff:
     def reset(self) -> None:
         self.failures = 0
 
-    def next_delay(self, retry: float | None, retry_after: float | None) -> float:
+    def next_delay(self, retry: float | None, retry_after: float = 0.0) -> float:
         """Return the seconds until the next attempt, and count it; the arguments are in seconds."""
         first = INITIAL_DELAY_S if retry is None else retry
         if self.failures == 0:
@@ -47,7 +47,7 @@ class ReconnectBackoff:
             policy = BackoffPolicy(2 * max(first, 0.1), MAX_DELAY_S)
             delay = policy.compute_delay(self.failures, self.random)
         self.failures += 1
-        return max(delay, retry_after or 0.0)
+        return max(delay, retry_after)
 
 
 # Reasons of `end` after which there is nothing to reconnect for, with the error if it is one.

@@ -56,6 +56,7 @@ class Printer:
         self._format = lines[style]
         self._tty = tty and style is not OutputFormat.PRETTY
         self._colours = colours
+        self._deleted = paint("(deleted)", "bad", colours)
         self._topics: frozenset[str] = frozenset()
 
     def start_stream(self, topics: list[str]) -> None:
@@ -97,11 +98,11 @@ class Printer:
                 self._paint_time(envelope["timestamp"]),
                 self._paint_offset(envelope),
                 self._paint_text(envelope["key"], "-"),
-                self._paint_deleted() if value is None else self._paint_value(value),
+                self._deleted if value is None else self._paint_value(value),
             ]
         elif event.name == "delete":
             key = parse_json(event.data).get("key")
-            parts = [self._paint_text(key, "-"), self._paint_deleted()]
+            parts = [self._paint_text(key, "-"), self._deleted]
         else:
             parts = [self._paint_value(event.data.decode(errors="replace"))]
         return (" ".join(parts) + "\n").encode()
@@ -140,9 +141,6 @@ class Printer:
         except orjson.JSONDecodeError:
             return self._paint_text(value, "")
         return paint_json(escape_controls(_LINE_BREAK.sub(" ", value.strip())), self._colours)
-
-    def _paint_deleted(self) -> str:
-        return paint("(deleted)", "bad", self._colours)
 
     def _parse_envelope(self, event: StreamEvent) -> dict[str, Any] | None:
         if not event.data.startswith(b'{"topic":'):

@@ -16,8 +16,6 @@ import os
 import re
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -25,6 +23,7 @@ import httpx
 
 from gateway.cli.output import escape_controls
 from gateway.errors import GatewayError
+from gateway.http_client import parse_retry_after
 
 from .target import Target
 
@@ -34,7 +33,6 @@ CONNECT_TIMEOUT_S = 10.0
 IDLE_TIMEOUT_S = 60.0  # four heartbeats of a route with the default interval
 MAX_ERROR_BODY_BYTES = 64 * 1024
 RETRYABLE_STATUSES = (408, 425, 429)  # the 4xx after which another attempt may succeed
-MAX_RETRY_AFTER_S = 3600.0  # seconds; a longer Retry-After is shortened to this
 RECORD_EVENTS = ("message", "delete")  # the names of events that are records
 
 
@@ -54,13 +52,11 @@ class ConnectionLost(Exception):
     """A connection has ended, or could not be established.
 
     Attributes:
-        retry_after: Seconds to wait at least (`Retry-After`); None if the server does not say.
+        retry_after: Seconds to wait at least (`Retry-After`); 0 if the server does not say.
         was_reached: The server answered; if not, the address may be wrong.
     """
 
-    def __init__(
-        self, reason: str, *, retry_after: float | None = None, was_reached: bool = True
-    ) -> None:
+    def __init__(self, reason: str, *, retry_after: float = 0.0, was_reached: bool = True) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
         self.was_reached = was_reached
@@ -252,25 +248,9 @@ def build_error(
     detail = escape_controls(_parse_detail(body))
     detail = detail or phrases.get(status, "the response is not a stream")
     if status in RETRYABLE_STATUSES or status >= 500:
-        return ConnectionLost(
-            f"{start}{detail}", retry_after=parse_retry_after(headers.get("retry-after"))
-        )
+        return ConnectionLost(f"{start}{detail}", retry_after=parse_retry_after(headers))
     has_hint = status == 404 and "did you mean" not in detail
     return StreamRefused(f"{start}{detail}{hint if has_hint else ''}")
-
-
-def parse_retry_after(text: str | None) -> float | None:
-    """Return the seconds of a Retry-After, which is a number or a date; None if it is neither."""
-    if text is None:
-        return None
-    if re.fullmatch(r"[0-9]{1,9}", text):
-        return min(MAX_RETRY_AFTER_S, float(text))
-    try:
-        at = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return min(MAX_RETRY_AFTER_S, max(0.0, (at - datetime.now(UTC)).total_seconds()))
 
 
 def describe_cause(exc: BaseException) -> str:

@@ -1,8 +1,8 @@
 """`gateway token`: create, check and decode the tokens of clients.
 
 A JSON Web Token says who a client is, and a resume token where its stream continues.
-`json_web_token` creates and decodes the former, `guard_check` asks a guard about one, and
-`resume_token` decodes the latter. This module has the commands.
+`json_web_token` creates and decodes the former, and asks a guard about one; `resume_token` decodes
+the latter. This module has the commands.
 """
 
 from __future__ import annotations

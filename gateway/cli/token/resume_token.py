@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from gateway.cli.output import format_table
@@ -14,13 +13,6 @@ from gateway.errors import TokenCorrupt, TokenForeign
 if TYPE_CHECKING:
     from gateway.config import Settings
     from gateway.core.token.resume_token import ResumeToken
-
-
-class SignatureState(StrEnum):
-    NONE = "none"
-    UNCHECKED = "unchecked"
-    VALID = "valid"
-    INVALID = "invalid"
 
 
 def decode_resume_token(
@@ -46,7 +38,7 @@ class DecodedToken:
     """A token as it is printed. Topics of unknown name are missing in `names`."""
 
     token: ResumeToken
-    signature: SignatureState
+    signature: str
     names: dict[int, str]
 
     def to_json(self) -> dict[str, Any]:
@@ -65,16 +57,13 @@ class DecodedToken:
         rows = [("TOPIC", "PARTITION", "NEXT OFFSET", "LEADER EPOCH")]
         for partition in self._iter_partitions():
             offset, epoch = partition["nextOffset"], partition["leaderEpoch"]
+            known_epoch = "-" if epoch is None else str(epoch)
             rows.append(
                 (
                     partition["topic"] or f"digest {partition['topicDigest']}",
                     str(partition["partition"]),
                     "pending" if offset is None else str(offset),
-                    "earlier topic"
-                    if partition["isOfEarlierTopic"]
-                    else "-"
-                    if epoch is None
-                    else str(epoch),
+                    "earlier topic" if partition["isOfEarlierTopic"] else known_epoch,
                 )
             )
         lines = [
@@ -104,18 +93,19 @@ class DecodedToken:
                 }
 
 
-def _check_signature(token: ResumeToken, settings: Settings | None) -> SignatureState:
+def _check_signature(token: ResumeToken, settings: Settings | None) -> str:
+    """Return `none`, `unchecked`, `valid` or `invalid`."""
     if not token.mac:
-        return SignatureState.NONE
+        return "none"
     if settings is None or not settings.tokens.secrets:
-        return SignatureState.UNCHECKED
+        return "unchecked"
     from gateway.core.token.signing import TokenSigner
 
     try:
         TokenSigner(settings.tokens.secrets).verify(token, issuer="")
     except TokenCorrupt:
-        return SignatureState.INVALID
-    return SignatureState.VALID  # by whichever route it was issued
+        return "invalid"
+    return "valid"  # by whichever route it was issued
 
 
 def _find_names(

@@ -1,6 +1,6 @@
 """`gateway topics`: list the topics of a Kafka, or describe one.
 
-`topic_report` asks the brokers, `sample` decodes a record, and this module has the command.
+`topic_report` asks the brokers, and this module has the command.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.kafka_connection import KafkaSource, require_topic_name
-from gateway.cli.options import DEFAULT_SERVERS, KafkaConfigOption, ServersOption, complete_topic
-from gateway.cli.output import format_table
+from gateway.cli.kafka_connection import KafkaSource, open_source, require_topic_name
+from gateway.cli.options import (
+    DEFAULT_SERVERS,
+    JsonOption,
+    KafkaConfigOption,
+    ServersOption,
+    complete_topic,
+)
+from gateway.cli.output import escape_controls, format_table
 
 if TYPE_CHECKING:
     from .topic_report import TopicDetails, TopicSummary
@@ -35,9 +41,7 @@ def topics(
         bool,
         typer.Option("--all", help="Also list Kafka's own topics, such as __consumer_offsets."),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per topic.")
-    ] = False,
+    as_json: JsonOption = False,
     servers: ServersOption = DEFAULT_SERVERS,
     config: KafkaConfigOption = None,
 ) -> None:
@@ -58,19 +62,14 @@ def topics(
     source = KafkaSource.find(ctx, servers, config)
     if name is None:
         summaries = asyncio.run(_list_topics(source, everything))
-        _print_lines(
-            (json.dumps(asdict(each)) for each in summaries)
-            if as_json
-            else _format_summaries(summaries)
-        )
+        lines = (json.dumps(asdict(each)) for each in summaries)
+        _print_lines(lines if as_json else _format_summaries(summaries))
         return
     details = asyncio.run(_describe_topic(source, name))
     _print_lines([json.dumps(details.to_json())] if as_json else _format_details(details))
 
 
 async def _list_topics(source: KafkaSource, everything: bool) -> Sequence[TopicSummary]:
-    from gateway.cli.kafka_connection import open_source
-
     from .topic_report import list_topics
 
     async with open_source(source, (), "topics") as cluster:
@@ -78,8 +77,6 @@ async def _list_topics(source: KafkaSource, everything: bool) -> Sequence[TopicS
 
 
 async def _describe_topic(source: KafkaSource, name: str) -> TopicDetails:
-    from gateway.cli.kafka_connection import open_source
-
     from .topic_report import SampleDecoder, describe_topic
 
     decoder = SampleDecoder.create(source, name)
@@ -88,8 +85,6 @@ async def _describe_topic(source: KafkaSource, name: str) -> TopicDetails:
 
 
 def _print_lines(lines: Iterable[str]) -> None:
-    from gateway.cli.output import escape_controls
-
     for line in lines:
         typer.echo(escape_controls(line))
 

@@ -68,14 +68,14 @@ def validate_origin(value: object) -> str:
         raise create_value_error(
             f"{safe_repr(value)} is a pattern, and patterns are not supported; list each origin"
         )
-    suggestion = _suggest_origin(text)
+    suggestion = suggest_origin(text)
     hint = "https://shop.example or *" if suggestion is None else f"'{suggestion}'"
     raise create_value_error(
         f"{safe_repr(value)} is no origin, browsers would not match it; write {hint}"
     )
 
 
-def _suggest_origin(text: str) -> str | None:
+def suggest_origin(text: str) -> str | None:
     """Return the closest valid origin; None if there is none.
 
     A host with other letters than ASCII gets the form that browsers send (RFC 5891).

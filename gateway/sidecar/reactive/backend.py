@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from time import monotonic
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
@@ -40,7 +38,7 @@ from gateway.errors import FormatError, RegistryUnavailable, SchemaNotFound
 from gateway.formats.codec import Codecs, SchemaNotLoaded, SerializationFormat, frame_record
 from gateway.formats.plain import PLAIN_CODECS
 from gateway.formats.registry import MISSING_TTL_S
-from gateway.http_client import StrictTransport, create_closed_jar
+from gateway.http_client import StrictTransport, create_closed_jar, parse_retry_after
 from gateway.sidecar.consumer.record_json import text_headers
 from gateway.sidecar.http.requests import CORRELATION_HEADER, TRACEABILITY_HEADER
 from gateway.sidecar.lookups import Formats, get_formats
@@ -55,7 +53,6 @@ BASE_RESPONSE_BYTES = 1 << 20
 RESPONSE_BYTES_PER_RECORD = 64 << 10  # a stack trace
 RESPONSE_BYTES_PER_BYTE = 2  # the record may come with it
 LARGE_BODY_BYTES = 256 << 10  # from which a server may answer before it has read all
-MAX_RETRY_AFTER_S = 3600.0  # a longer Retry-After counts as this
 HEALTH_TIMEOUT_S = 5.0  # for the response to a health check
 
 
@@ -203,18 +200,6 @@ def _convert_to_utf8(body: bytes, charset: str | None) -> bytes:
         return body.decode(charset).encode()
     except (LookupError, UnicodeError):
         return body
-
-
-def parse_retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds of a Retry-After header of either form (RFC 9110 10.2.3), or 0.0."""
-    text = headers.get("retry-after", "").strip()
-    if text.isdecimal() and text.isascii():
-        return min(float(text[:9]), MAX_RETRY_AFTER_S)
-    try:
-        seconds = parsedate_to_datetime(text).timestamp() - time.time()
-    except (ValueError, TypeError, OverflowError):  # a year of 20 digits overflows
-        return 0.0
-    return min(max(0.0, seconds), MAX_RETRY_AFTER_S)
 
 
 MISSING_SCHEMA_TIMEOUT_S = 15.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import ssl
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import pytest
 
@@ -14,7 +12,6 @@ from gateway.cli.tail.source import (
     StreamRefused,
     build_error,
     describe_cause,
-    parse_retry_after,
 )
 
 
@@ -48,21 +45,6 @@ def test_an_answer_without_a_detail_is_told_by_its_phrase(body):
 
 def test_a_detail_does_not_command_the_terminal():
     assert "\x1b" not in str(build_error(400, {}, b'{"detail": "\\u001b[31m"}'))
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [(None, None), ("0", 0), ("12", 12), ("99999", 3600), ("soon", None), ("-1", None)],
-)
-def test_retry_after_in_seconds(text, seconds):
-    assert parse_retry_after(text) == seconds
-
-
-def test_retry_after_as_a_date():
-    later = datetime.now(UTC) + timedelta(seconds=100)
-    found = parse_retry_after(format_datetime(later, usegmt=True))
-    assert found is not None and 50 < found <= 100
-    assert parse_retry_after("Thu, 01 Jan 1970 00:00:00 GMT") == 0
 
 
 def test_the_cause_is_what_the_system_said():

@@ -6,8 +6,8 @@ from gateway.cli.tail.follower import MAX_DELAY_S, ReconnectBackoff
 
 
 def test_the_first_wait_is_what_the_server_asked_for():
-    assert ReconnectBackoff().next_delay(retry=2.5, retry_after=None) == 2.5
-    assert ReconnectBackoff().next_delay(retry=None, retry_after=None) == 1.0
+    assert ReconnectBackoff().next_delay(retry=2.5) == 2.5
+    assert ReconnectBackoff().next_delay(retry=None) == 1.0
 
 
 def test_waits_grow_to_a_bound_and_are_drawn_at_random():
