@@ -223,7 +223,8 @@ def test_run_serves_what_was_loaded(room, config):
     assert result.exit_code == 0
     ((settings,), options), = serve  # fmt: skip
     assert settings == ("settings of", config) == options.pop("load")()
-    assert options == {"debug": {"kafka", "hub"}, "co_hosted_app_factory": create_sidecar}
+    rest = {"co_hosted_app_factory": create_sidecar, "notes": ()}
+    assert options == {"debug": {"kafka", "hub"}, **rest}
 
 
 @pytest.mark.parametrize(("status", "arguments"), [(0, ["--workers", "3"]), (1, [])])
