@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import time
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +92,9 @@ _FLOAT_TYPES = ("double", "float")
 # Spark takes these for deterministic. It stores the time of a batch, so that a repeated one has it
 # again, for `current_timestamp`, `localtimestamp` and `current_date` only (4.2.0).
 _UNSTABLE_EXPRESSIONS = frozenset(("AesEncrypt", "CurrentTime", "Now"))
+_STORED_TIMES = re.compile(r"\b(current_(timestamp|date)|localtimestamp)\(")
+# Of literals: the parser of Spark makes TIMESTAMP 'now' and DATE 'today' the time of its reading.
+_UNITS_PER_DAY = {"date": 1, "timestamp": 86_400_000_000, "timestamp_ntz": 86_400_000_000}
 # Spark allows no streams in subqueries that give a value, so they read tables, which may change.
 _SUBQUERIES = frozenset(("Exists", "ListQuery", "ScalarSubquery"))
 # Rows of constants, and sessions that are computed in Python.
@@ -163,7 +168,8 @@ def _collect_definitions(
         {key.exprId().id() for key in iterate(plan.keys())} if is_deduplicate else ()
     )
     for subquery in iterate(plan.subqueries()):  # such as the right side of a LATERAL join
-        _collect_definitions(subquery, definitions, inputs)
+        if not _STORED_TIMES.search(subquery.toString()):  # in it, they are of each run
+            _collect_definitions(subquery, definitions, inputs)
     for expression in iterate(plan.expressions()):
         if expression.getClass().getSimpleName() == "Alias":
             definitions.setdefault(expression.exprId().id(), []).append(expression.child())
@@ -195,6 +201,10 @@ def _find_unstable(expression: Any, definitions: dict[int, list[Any]]) -> str | 
         return "the first of duplicates"
     if kind in _SUBQUERIES:
         return "a subquery"
+    if kind == "Literal" and (unit := _UNITS_PER_DAY.get(expression.dataType().typeName())):
+        value = expression.value()
+        if value is not None and abs(value / unit - time.time() / 86_400) < 3:
+            return f"{expression.sql()}, which may stand for 'now' or 'today'"
     parts = list(iterate(expression.children()))
     if kind == "AttributeReference":
         column = expression.exprId().id()
