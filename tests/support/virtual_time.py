@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable, Coroutine
 from functools import wraps
@@ -32,6 +33,8 @@ class _Selector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> Any:
         assert timeout is not None, "nothing is left to do, and no timer is set"
         self._loop.current_time += max(0.0, timeout)
+        # Or timers run a nanosecond early: time stood still where two tasks waited in turns.
+        self._loop._clock_resolution = math.ulp(self._loop.current_time)
         return super().select(0)
 
 
