@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 
 from gateway.client_memory import ClientMemory
 from gateway.config import Settings
+from gateway.config.sections.component_checks import MAX_TOPIC_NAME_CHARS
 from gateway.config.sections.sidecar import Membership
 from gateway.config.sections.sidecar import Producer as ProducerSection
 from gateway.config.sections.sidecar import Sidecar as Section
@@ -69,6 +70,12 @@ class DocumentLocks(Protocol):
 
     async def lock_keys(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
         """Wait until nobody else writes these keys, and return the function that releases them."""
+
+
+def require_topic_name(name: str) -> None:
+    """Raise UnknownTopic for a name that Kafka cannot have, before anything is asked about it."""
+    if len(name) > MAX_TOPIC_NAME_CHARS:
+        raise UnknownTopic(f"{name[:40]}.. is no topic; correct its name", topic=name[:40])
 
 
 def audit_gap(
@@ -138,6 +145,7 @@ class Context:
             BrokerUnavailable: Kafka is away, or the topic has no partitions yet.
             AuthenticationFailed: Kafka refuses the gateway's credentials.
         """
+        require_topic_name(name)
         try:
             return await get_existing_topic(self.cluster, name)
         except UnknownTopic as exc:

@@ -23,12 +23,11 @@ from gateway.kafka.client.offsets import LATEST, READ_UNCOMMITTED, OffsetAndTime
 from gateway.kafka.produce.pending_records import compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
-from gateway.sidecar.context import Context
+from gateway.sidecar.context import Context, require_topic_name
 from gateway.sidecar.http.status import StatusError
 
 log = logging.getLogger(__name__)
 
-MAX_TOPIC_NAME_CHARS = 249  # Kafka's own limit (Topic.MAX_NAME_LENGTH)
 # How often, and after how many seconds, a topic that was just created is looked up again.
 CREATED_TOPIC_ATTEMPTS, CREATED_TOPIC_DELAY_S = 20, 0.1
 
@@ -94,8 +93,7 @@ def parse_tp(fields: Mapping[str, Any]) -> TopicPartition:
 
 async def describe_topic(context: Context, name: str) -> TopicMetadata:
     """Return the metadata of a topic without watching it; raises as `Context.get_topic`."""
-    if len(name) > MAX_TOPIC_NAME_CHARS:
-        raise UnknownTopic(f"{name[:40]}.. is no topic; correct its name", topic=name[:40])
+    require_topic_name(name)
     topic = get_known_topic(context.cluster, name)
     if topic is not None:
         return topic

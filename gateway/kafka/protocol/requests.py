@@ -23,12 +23,14 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 from gateway.core.log.record import TopicPartition
-from gateway.errors import BrokerTooOld
+from gateway.errors import BrokerTooOld, FormatError
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 ZERO_UUID = UUID(int=0)
+# A broker closes the connection, which all requests share, when a string is longer.
+MAX_STRING_BYTES = 32_767
 CONSUMER_REPLICA_ID = -1  # the replica id of a client that is not a replica
 _OPERATIONS_NOT_REQUESTED = -(1 << 31)  # the value when the request did not ask (KIP-430)
 
@@ -116,6 +118,9 @@ class FieldWriter:
             self.data += b"\0" if self.flexible else _I16.pack(-1)
             return
         raw = value.encode()
+        if len(raw) > MAX_STRING_BYTES:
+            problem = f"a name of {len(raw)} bytes is too long for Kafka"
+            raise FormatError(f"{problem}; correct the topic or the group")
         self.data += encode_uvarint(len(raw) + 1) if self.flexible else _I16.pack(len(raw))
         self.data += raw
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from support.fake_broker import BrokerRequest, FakeBroker
 
-from gateway.errors import KafkaError
+from gateway.errors import FormatError, KafkaError
 from gateway.kafka.client.aiokafka_internals import KafkaConnection
 from gateway.kafka.protocol.requests import (
     BrokerMetadata,
@@ -110,6 +110,15 @@ def test_the_zero_id_is_no_id():
 def test_the_version_is_the_highest_that_both_speak():
     assert MetadataRequest([]).choose_version({3: (0, 13)}) == 12
     assert MetadataRequest([]).choose_version({3: (0, 9)}) == 9
+
+
+@pytest.mark.parametrize("version", [8, 12])
+def test_a_name_that_kafka_cannot_read_is_not_sent(version: int):
+    """Brokers closed the connection of all requests because of a group or topic of a client."""
+    longest = "g" * 32_767
+    assert longest.encode() in MetadataRequest([longest]).encode(version)
+    with pytest.raises(FormatError, match="32768 bytes"):
+        MetadataRequest([longest + "g"]).encode(version)
 
 
 @pytest.mark.parametrize("theirs", [{}, {3: (0, 7)}, {3: (13, 20)}])
