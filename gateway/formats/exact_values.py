@@ -22,8 +22,9 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from operator import itemgetter
 from typing import Any
 
@@ -36,6 +37,7 @@ from .cloudevents import drop_content_type
 from .event import Format, Payload
 from .serialization import SerializationFormat
 
+_AVRO = SerializationFormat.AVRO
 # Maps each byte to its class: digits and points to 0, e and E to e, all others to a blank.
 # Searching the mapped text with `bytes.find` is faster than a regular expression on the original.
 _BYTE_CLASSES = bytes(
@@ -62,7 +64,7 @@ class ExactJson:
 def keep_exact_numbers(
     data: bytes,
     body: Any,
-    records: Sequence[MutableMapping[str, Any]],
+    records: Sequence[dict[str, Any]],
     formats: Mapping[str, SerializationFormat],
     *,
     select_records: Callable[[Any], Sequence[Any]] = itemgetter("records"),
@@ -70,13 +72,17 @@ def keep_exact_numbers(
     """Replace keys and values in JSON formats by `ExactJson`, in the records of a parsed body.
 
     A value that is nested too deep to be written stays as it is: encoding the record raises that.
+    Those in Avro become what `parse_decimals` returns.
 
     Args:
         body: The value that orjson parsed `data` into.
         formats: The formats of `key` and `value`, by these names.
         select_records: Returns the same records of a parsed body.
     """
-    # In formats that are not JSON in Kafka, too, the size of a number is fixed.
+    if avro_names := [name for name, format in formats.items() if format is _AVRO]:
+        exact_records = select_records(parse_decimals(data, body))
+        for record, exact in zip(records, exact_records, strict=True):
+            record |= {name: exact[name] for name in avro_names if name in exact}
     names = [name for name, format in formats.items() if format.is_json]
     if not names:
         return
@@ -94,6 +100,26 @@ def keep_exact_numbers(
         for name in names:
             if isinstance(value := record.get(name), ExactJson):
                 record[name] = _wrap_exact(value.value, exact[name])
+
+
+def parse_decimals(data: bytes, value: Any) -> Any:
+    """Return what orjson parsed `data` into, with Decimals if it rounded any number.
+
+    Decimals of Avro have more digits than doubles. A value that is nested too deep stays as it is.
+    """
+    if not has_inexact_number(data, value):
+        return value
+    try:
+        return parse_exact(data, _to_decimal)
+    except RecursionError:
+        return value
+
+
+def _to_decimal(text: str) -> Decimal | float:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # an exponent of more than 18 digits, of a zero or what is nearly one
+        return 0.0
 
 
 def has_inexact_number(data: bytes, value: Any) -> bool:

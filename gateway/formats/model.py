@@ -20,6 +20,7 @@ from gateway.errors import FormatError
 from gateway.formats.avro.types import NON_FINITE_FLOATS, float_to_json
 
 from .codec import Codecs, SerializationFormat, frame_record
+from .exact_values import parse_decimals
 from .plain import PLAIN_CODECS, describe_json_type
 from .registry import SchemaId
 
@@ -91,6 +92,8 @@ class Model:
             value = orjson.loads(data)
         except orjson.JSONDecodeError as exc:
             raise FormatError(f"it is not JSON: {exc}; {self.name} is written as JSON") from None
+        if self._format is SerializationFormat.AVRO:
+            value = parse_decimals(data, value)
         return await self._encode_value(topic, value)
 
     async def _encode_value(self, topic: str, value: Any) -> bytes:

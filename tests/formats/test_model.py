@@ -57,6 +57,9 @@ async def codecs() -> AsyncIterator[Codecs]:
     fake.register_schema("words-key", '"string"')
     fields = [{"name": "x", "type": "int"}]
     fake.register_schema("points-key", {"type": "record", "name": "P", "fields": fields})
+    fake.register_schema(
+        "prices-value", {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
+    )
     async with running_app(fake.app) as url:
         made = Codecs(SchemaRegistry.model_validate({"type": "schema-registry", "url": url}))
         yield made
@@ -70,6 +73,13 @@ async def test_a_key_that_is_text_has_no_quotes(codecs: Codecs):
         assert model.decode(data) == text
     data = await model.encode("points", b'{"x": 5}')
     assert model.decode(data) == b'{"x":5}'
+
+
+async def test_a_decimal_is_written_with_all_its_digits(codecs: Codecs):
+    model = Model("avro", codecs)
+    assert model.decode(await model.encode("prices", b"99999999999999999.99")) == (
+        b'"99999999999999999.99"'
+    )
 
 
 async def test_a_value_that_is_text_has_quotes(codecs: Codecs):
