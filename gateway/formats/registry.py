@@ -32,6 +32,7 @@ _MISSING_BYTES = 1000  # of an error, beside the key
 # Of one schema, with its references. Those of a key and of a value are compiled at the same time.
 MAX_SCHEMA_BYTES = 2 << 20
 MAX_CACHED_BYTES = 32 << 20
+MAX_ID = (1 << 31) - 1  # of a schema: Java's int, as is the number in the frame of a value
 MAX_REFERENCE_DEPTH = 32  # references of references
 MAX_REFERENCES = 1_000  # of one schema, with the references of its references
 
@@ -175,6 +176,8 @@ class CachedRegistryClient:
     # Requests.
 
     async def _fetch_by_id(self, id: SchemaId) -> Schema:
+        if isinstance(id, int) and id > MAX_ID:  # to a registry its path is unknown
+            raise SchemaNotFound(f"{id} is no id of a schema; write with one of the registry's")
         try:
             response = await self._client.request(
                 "GET",
@@ -309,7 +312,7 @@ def _check_size(label: str, texts: Iterable[str]) -> None:
 
 def _has_id(response: Any) -> bool:
     id = response.get("id") if isinstance(response, dict) else None
-    return type(id) is int and 0 <= id < 1 << 32  # the frame of a value has four bytes for it
+    return type(id) is int and 0 <= id <= MAX_ID
 
 
 def _is_schema(response: Any) -> bool:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 RETRY_DELAY_S = 1.0  # seconds before a registry that is away is asked again
 MAX_RESPONSE_BYTES = 16 * 1024**2
+UNKNOWN_PATH = 404  # the code of a 404 that is not in a registry's own words
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
@@ -91,6 +92,14 @@ class RegistryClient:
             try:
                 response = await self._send_request(method, url + path, body)
                 answer = _parse_response(response, url)
+                # Registries without GUIDs do not know their path, and records choose the GUID.
+                if (
+                    isinstance(answer, RegistryNotFound)
+                    and answer.code == UNKNOWN_PATH
+                    and not (path.startswith("/schemas/guids/") and await self._is_registry(url))
+                ):
+                    reason = "it answers 404 as no registry does; correct url"
+                    raise _build_unavailable(url, reason)
                 if not isinstance(answer, Exception) and not is_expected(answer):
                     raise _build_unavailable(
                         url, f"its answer to {path} is none of a registry; correct url"
@@ -126,6 +135,10 @@ class RegistryClient:
         if status == 429 or status >= 500:
             raise _build_unavailable(url, f"it answers {status}", _parse_retry_after(response))
         return response
+
+    async def _is_registry(self, url: str) -> bool:
+        response = await self._send_request("GET", f"{url}/subjects", None)
+        return isinstance(_parse_response(response, url), list)
 
     async def _read_response(self, method: str, url: str, content: bytes | None) -> httpx.Response:
         """Read a response; raises ValueError as soon as it has more than MAX_RESPONSE_BYTES."""
@@ -177,8 +190,9 @@ def _parse_response(response: httpx.Response, url: str) -> Any:
     error = content if isinstance(content, dict) else {}
     code, message = error.get("error_code"), str(error.get("message") or f"status {status}")[:300]
     # A registry's 404 has five digits, as 40401 (subject not found) and 40406 (version deleted).
-    if status == 404 and isinstance(code, int) and code // 100 == 404:
-        return RegistryNotFound(code, message)
+    if status == 404:
+        is_known = isinstance(code, int) and code // 100 == 404
+        return RegistryNotFound(code if is_known else UNKNOWN_PATH, message)
     if status in (409, 422) and isinstance(code, int):
         return RegistryRejected(status, message)
     raise _build_unavailable(url, f"it answers {status} as no registry does; correct url")
