@@ -296,11 +296,11 @@ def frame_record(
     """Prepend the frames in the headers of a record to its key and value."""
     if not record.headers or not (key_format.has_schema or value_format.has_schema):
         return record
-    for name, frame in record.headers:
-        if name == _KEY_HEADER and frame and record.key and key_format.has_schema:
-            record = record._replace(key=frame + record.key)
-        elif name == _VALUE_HEADER and frame and record.value and value_format.has_schema:
-            record = record._replace(value=frame + record.value)
+    frames = dict(record.headers)  # of several with one name the last counts, as in Kafka's clients
+    if key_format.has_schema and record.key and (frame := frames.get(_KEY_HEADER)):
+        record = record._replace(key=frame + record.key)
+    if value_format.has_schema and record.value and (frame := frames.get(_VALUE_HEADER)):
+        record = record._replace(value=frame + record.value)
     return record
 
 
