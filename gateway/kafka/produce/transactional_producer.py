@@ -67,10 +67,9 @@ FENCED_ERRORS = frozenset(
         ErrorCode.PRODUCER_FENCED,
     }
 )
-RETRIABLE_ERRORS = COORDINATOR_ERRORS | {
-    ErrorCode.CONCURRENT_TRANSACTIONS,
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,  # of a new topic
-}
+RETRIABLE_ERRORS = (
+    COORDINATOR_ERRORS | outbox.NOT_APPENDED_ERRORS | {ErrorCode.CONCURRENT_TRANSACTIONS}
+)
 # What a coordinator answers also after it has appended the end of a transaction to its log, where
 # the replicas of that log do not follow in time: its successor then completes the transaction.
 UNCERTAIN_ERRORS = COORDINATOR_MOVED_ERRORS | {ErrorCode.UNKNOWN_SERVER_ERROR}
