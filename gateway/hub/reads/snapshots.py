@@ -114,7 +114,9 @@ class SnapshotRead:
             end = await snapshots.lookups.find_end(tp)
             # Without credit only the end is needed: an empty snapshot ends without any.
             if snapshot.is_fresh(tp) and subscription.credit != 0:
-                table_snapshot = await snapshots.tables.get_snapshot(tp, end, snapshot.filters)
+                table_snapshot = await snapshots.tables.get_snapshot(
+                    tp, end, snapshot.filters, subscription.client_key
+                )
             reader = subscription.private_reader
             # It may have read all that it had to meanwhile, or the log went back.
             if reader is None or reader.positions.get(tp) != position:

@@ -17,13 +17,13 @@ beside the tables, it is spilled first, and views that need it are read window b
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import sys
-from bisect import insort
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice, takewhile
+from operator import length_hint
+from time import perf_counter
 from typing import TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -35,10 +35,10 @@ from gateway.core.channel.filters import (
     MISSING,
     Filters,
     LazyValue,
-    get_judging_cost,
     parse_pointer,
 )
 from gateway.core.client.snapshot import KeyTable, RecordHistory, TableSnapshot
+from gateway.core.client.terms import ClientKey
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.record import (
     UNREADABLE_REASONS,
@@ -57,6 +57,7 @@ from .shared_reads import SharedReads
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES_AT_ONCE = 4096  # entries that are processed before other tasks get a turn: 2 ms
+SLICE_S = 0.002  # seconds of building views before other tasks get a turn
 WINDOW_BYTES = 4 << 20  # bytes of records in a window
 MAX_OPEN_WINDOWS = 2  # windows that are filled at a time
 MAX_JUDGED_RECORDS = 1000  # in which a field is looked for that a filter has not found
@@ -74,6 +75,23 @@ TABLE_TYPES: Sequence[tuple[TableType, str]] = (
 
 class TableSpilled(Exception):
     """Report that the latest records of a topic, which is the argument, are more than its cache."""
+
+
+class ClientTurns:
+    """A lock that clients take in turns, and each client in the order in which it asks.
+
+    A client that asks again and again keeps nobody waiting for more than one of its turns.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._client_locks: WeakValueDictionary[ClientKey, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def take(self, client_key: ClientKey) -> AsyncIterator[None]:
+        client_lock = self._client_locks.setdefault(client_key, asyncio.Lock())
+        async with client_lock, self._lock:
+            yield
 
 
 class Tables:
@@ -104,9 +122,10 @@ class Tables:
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
         self._view_snapshots = WeakValueDictionary()
         self._locks: dict[TopicPartition, asyncio.Lock] = {}
-        # By partition: held while a view is built, and the cost and number of each that waits.
-        self._view_turns: dict[TopicPartition, tuple[asyncio.Lock, list[tuple[int, int]]]] = {}
-        self._turn_numbers = itertools.count()
+        # One view of a partition is built at a time, so that equal views share it, and one slice of
+        # all views: a view of many partitions is built by as many tasks.
+        self._view_turns: dict[TopicPartition, ClientTurns] = {}
+        self._slice_turns = ClientTurns()
         self._window_slots = asyncio.Semaphore(MAX_OPEN_WINDOWS)
 
     @property
@@ -141,17 +160,24 @@ class Tables:
             self._view_turns.pop(tp, None)
 
     async def get_snapshot(
-        self, tp: TopicPartition, end: int, filters: Filters = MATCH_ALL
+        self,
+        tp: TopicPartition,
+        end: int,
+        filters: Filters = MATCH_ALL,
+        client_key: ClientKey = "",
     ) -> TableSnapshot | None:
-        """Return a snapshot up to an offset at least; None if the table or history is spilled."""
+        """Return a snapshot up to an offset at least; None if the table or history is spilled.
+
+        `client_key` is as in `SubscriptionTerms`.
+        """
         if not filters.is_key_only:
             # Tables and documents do not wait for it.
-            async with self._wait_for_turn(tp, filters):
+            async with self._view_turns.setdefault(tp, ClientTurns()).take(client_key):
                 async with self._locks.setdefault(tp, asyncio.Lock()):
                     history = await self._get_table(RecordHistory, tp, end)
-                return (
-                    None if history is None else await self._build_view_snapshot(history, filters)
-                )
+                if history is None:
+                    return None
+                return await self._build_view_snapshot(history, filters, client_key)
         async with self._locks.setdefault(tp, asyncio.Lock()):
             table = await self._get_table(KeyTable, tp, end)
             if table is None or filters.keys is None:
@@ -182,31 +208,9 @@ class Tables:
                 raise TableSpilled(tp.topic)
             return history.get_latest(key, filters.matches)
 
-    @asynccontextmanager
-    async def _wait_for_turn(self, tp: TopicPartition, filters: Filters) -> AsyncIterator[None]:
-        """Let one view of a partition be built at a time, so that equal views share it.
-
-        Of those that wait, the cheapest is next: clients choose how dear theirs are.
-        """
-        lock, waiting = self._view_turns.setdefault(tp, (asyncio.Lock(), []))
-        # Of a view of some keys only their records are looked at.
-        cost = get_judging_cost(filters) if filters.keys is None else 0
-        turn = cost, next(self._turn_numbers)
-        insort(waiting, turn)
-        try:
-            await lock.acquire()
-            while waiting[0] != turn:
-                lock.release()
-                await asyncio.sleep(0)  # or it might take the free lock again and again
-                await lock.acquire()
-        finally:
-            waiting.remove(turn)
-        try:
-            yield
-        finally:
-            lock.release()
-
-    async def _build_view_snapshot(self, history: RecordHistory, filters: Filters) -> TableSnapshot:
+    async def _build_view_snapshot(
+        self, history: RecordHistory, filters: Filters, client_key: ClientKey
+    ) -> TableSnapshot:
         """Return the snapshot of a view, shared by clients of equal views while nothing changes."""
         whole, cache_key = history.take_snapshot(), (history.tp, filters)
         snapshot = self._view_snapshots.get(cache_key)
@@ -217,13 +221,16 @@ class Tables:
         table = KeyTable(
             history.tp, PartitionPosition(0, whole.end_position.epoch, whole.end_position.lineage)
         )
-        step = MAX_ENTRIES_AT_ONCE // get_judging_cost(filters) + 1
-        for first in range(0, len(entries), step):
-            part = entries[first : first + step]
-            table.apply(
-                entry for entry in part if type(entry) is not Record or filters.matches(entry)
-            )
-            await asyncio.sleep(0)
+        remaining = iter(entries)
+        while length_hint(remaining):
+            async with self._slice_turns.take(client_key):
+                slice_end = perf_counter() + SLICE_S
+                for entry in remaining:
+                    if type(entry) is not Record or filters.matches(entry):
+                        table.apply((entry,))
+                    if perf_counter() > slice_end:
+                        break
+                await asyncio.sleep(0)  # within the turn, or another slice may follow at once
         snapshot = history.create_snapshot(table.take_snapshot().entries, table.bytes, whole)
         if not snapshot.entries and history.tp.topic not in self._judged_topics:
             self._warn_of_missing_field(history.tp, entries, filters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from support.snapshot_model import KeyedTopic
 
 from gateway.config import Topic
 from gateway.core.channel.channel import Channel
-from gateway.core.channel.filters import Condition, Filter, Filters
+from gateway.core.channel.filters import Condition, Filter, Filters, LazyValue
 from gateway.core.client.snapshot import SnapshotBlocks, TableSnapshot
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
@@ -265,20 +266,43 @@ async def test_a_table_does_not_wait_for_views_that_are_built(kafka: FakePartiti
     assert await view is not None
 
 
-async def test_a_cheap_view_does_not_wait_for_all_dear_ones_before_it(kafka: FakePartition):
-    """They were built first come first served: one socket kept the views of all others waiting."""
+async def test_views_of_a_client_do_not_wait_for_all_of_another(kafka: FakePartition):
+    """They were built first come first served, and then the cheapest first: one socket kept the
+    views of all others waiting."""
     write_owned(kafka, "x", "y")
     made, built = build_tables(kafka), list[str]()
 
-    async def build(name: str, *values: str) -> None:
+    async def build(client_key: str, *values: str) -> None:
         fields = tuple(Filter(fields=(("/of", value),)) for value in values)
-        assert await made.get_snapshot(A, 2, Filters(fields)) is not None
-        built.append(name)
+        assert await made.get_snapshot(A, 2, Filters(fields), client_key) is not None
+        built.append(client_key)
 
     await asyncio.gather(
-        build("dear", *"abc"), build("dearer", *"abcd"), build("cheap", "x"), build("dear", *"def")
+        build("one", "a"), build("one", "b"), build("one", "c"), build("other", *"abcd")
     )
-    assert built == ["dear", "cheap", "dear", "dearer"]
+    assert built == ["one", "other", "one", "one"]
+
+
+async def test_other_tasks_get_a_turn_between_the_partitions_of_a_view(kafka: FakePartition):
+    """All partitions were looked through in one turn of the event loop: 0.4 s for 48."""
+    write_owned(kafka, "x", "y")
+    made, turn, judged = build_tables(kafka), 0, Counter[int]()
+    tps = [A, *(TopicPartition("prices", n) for n in range(1, 4))]
+    kafka.by_partition = dict.fromkeys(tps, kafka.by_partition[A])
+
+    class CountedFilters(Filters):
+        def matches(self, record: Record, value: LazyValue | None = None) -> bool:
+            judged[turn] += 1
+            return super().matches(record, value)
+
+    building = asyncio.gather(
+        *(made.get_snapshot(tp, 2, CountedFilters(OF_X.filters)) for tp in tps)
+    )
+    while not building.done():
+        await asyncio.sleep(0)
+        turn += 1
+    assert sum(judged.values()) == 2 * len(tps)
+    assert max(judged.values()) <= 2
 
 
 async def test_filters_of_keys_alone_need_no_more_than_the_table(kafka: FakePartition):
