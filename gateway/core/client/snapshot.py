@@ -245,28 +245,34 @@ class KeyTable:
 
     @property
     def total_bytes(self) -> int:
-        present = [each for each in self._marks if each.end_position == self.position]
-        return self.bytes + self.old_bytes + sum(each.own_bytes for each in present)
+        present_bytes = 0 if self._snapshot is None else self._snapshot.own_bytes
+        return self.bytes + self.releasable_bytes + present_bytes
 
     @property
-    def old_bytes(self) -> int:
-        """Return how many bytes snapshots of earlier moments take at most beside the table."""
-        old = self._list_old()
-        if not old:
+    def releasable_bytes(self) -> int:
+        """Return what snapshots take at most beside the table: earlier ones, and those of views."""
+        releasable = self._list_releasable()
+        if not releasable:
             return 0
         # They share entries. Those that the table lacks were dropped since the oldest was taken.
-        dropped = self._dropped_bytes - min(self._marks[each][1] for each in old)
-        own_bytes = sum(each.own_bytes for each in old)
-        return own_bytes + min(dropped, sum(self._marks[each][0] for each in old))
+        dropped = self._dropped_bytes - min(self._marks[each][1] for each in releasable)
+        own_bytes = sum(each.own_bytes for each in releasable)
+        return own_bytes + min(dropped, sum(self._marks[each][0] for each in releasable))
 
     def drop_encoded(self) -> None:
         """Drop what was encoded of all snapshots: it is encoded again for clients that need it."""
         for snapshot in self._marks:
             snapshot.encoded_by_channel.clear()
 
-    def release_older_half(self) -> None:
-        old = self._list_old()
-        for snapshot in old[: (len(old) + 1) // 2]:
+    def release_half(self) -> None:
+        """Release half of the snapshots: the oldest, and then the largest of the present ones."""
+
+        def rank(snapshot: TableSnapshot) -> tuple[bool, int]:
+            is_present = snapshot.end_position == self.position
+            return is_present, -len(snapshot.entries) if is_present else 0
+
+        releasable = sorted(self._list_releasable(), key=rank)
+        for snapshot in releasable[: (len(releasable) + 1) // 2]:
             snapshot.release()
             del self._marks[snapshot]
 
@@ -274,8 +280,8 @@ class KeyTable:
         for snapshot in list(self._marks):
             snapshot.release()
 
-    def _list_old(self) -> list[TableSnapshot]:
-        return [each for each in self._marks if each.end_position != self.position]
+    def _list_releasable(self) -> list[TableSnapshot]:
+        return [each for each in self._marks if each is not self._snapshot]
 
     def take_snapshot(self) -> TableSnapshot:
         if self._snapshot is None:

@@ -130,24 +130,25 @@ class Tables:
 
     @property
     def used_bytes(self) -> int:
-        """Return the bytes of all tables, of what was encoded of them, and of old snapshots."""
+        """Return the bytes of all tables, of what was encoded of them, and of snapshots."""
         return sum(table.total_bytes for table in self._tables.values())
 
     def limit_snapshots(self) -> None:
         """Drop what snapshots take beyond what the tables leave of the limit.
 
-        What was encoded of them goes first, then the oldest ones are released. Clients that still
-        read these are sent the rest as if the tables were spilled.
+        What was encoded of them goes first. Then some are released, if they are of views or not of
+        the present. Clients that still read these are sent the rest as if the tables were spilled.
         """
-        tables = self._tables.values()
-        available = max(0, self._get_limit() - sum(table.bytes for table in tables))
-        if sum(table.total_bytes - table.bytes for table in tables) > available:
+        tables, limit = self._tables.values(), self._get_limit()
+        if self.used_bytes > limit:
             for table in tables:
                 table.drop_encoded()
-        while sum(table.old_bytes for table in tables) > available:
+        kept_bytes = sum(table.total_bytes - table.releasable_bytes for table in tables)
+        available = max(0, limit - kept_bytes)
+        while sum(table.releasable_bytes for table in tables) > available:
             for table in tables:
-                if table.old_bytes > available // len(tables):
-                    table.release_older_half()
+                if table.releasable_bytes > available // len(tables):
+                    table.release_half()
 
     def drop_topic(self, topic: str) -> None:
         self.spilled.discard(topic)

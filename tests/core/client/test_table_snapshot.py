@@ -108,18 +108,18 @@ def test_editions_that_somebody_reads_count_as_far_as_the_table_has_replaced_the
     """They counted nothing."""
     made, size = build_table(record(0, b"a"), record(1, b"b")), buffered_size(record(0, b"a"))
     editions = [made.take_snapshot()]
-    assert made.old_bytes == 0
+    assert made.releasable_bytes == 0
     made.apply([record(2, b"a")])
     editions.append(made.take_snapshot())
     made.apply([record(3, b"b")])
     lists = 2 * 2 * REFERENCE_BYTES
-    assert made.old_bytes == 2 * size + lists  # both lack one record, and share another
+    assert made.releasable_bytes == 2 * size + lists  # both lack one record, and share another
     made.apply(record(n, b"a") for n in range(4, 100))
-    assert made.old_bytes == 4 * size + lists  # no more than they have
-    made.release_older_half()
+    assert made.releasable_bytes == 4 * size + lists  # no more than they have
+    made.release_half()
     assert (editions[0].is_released, editions[0].entries) == (True, ())
     editions.clear()
-    assert made.old_bytes == 0
+    assert made.releasable_bytes == 0
 
 
 def test_the_latest_of_one_key_is_looked_up_whatever_came_behind_it():

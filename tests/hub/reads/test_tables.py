@@ -345,6 +345,22 @@ async def test_editions_that_clients_still_read_take_no_more_than_tables_leave(
     assert all(edition.is_released for edition in editions[:released])
 
 
+async def test_views_of_a_topic_at_rest_take_no_more_than_tables_leave(kafka: FakePartition):
+    """Only snapshots of earlier moments were released, and nothing was earlier."""
+    for n in range(200):
+        kafka.write_record(f"k{n}", '{"of": "x"}')
+    made, limit = build_tables(kafka, limit=64 * 1024), 64 * 1024
+    small = await made.get_snapshot(A, 200, Filters((Filter(b"k7", fields=(("/of", "x"),)),)))
+    large = list[TableSnapshot | None]()
+    for n in range(60):
+        other = (f"/{n}", Condition(exists=False))
+        large.append(await made.get_snapshot(A, 200, Filters((Filter(fields=(other,)),))))
+        made.limit_snapshots()
+        assert made.used_bytes <= limit
+    assert {None if each is None else each.is_released for each in large} == {True, False}
+    assert small is not None and not small.is_released
+
+
 async def test_what_is_encoded_of_tables_takes_no_more_than_they_leave(kafka: FakePartition):
     """Each view kept a whole encoded table for as long as one of its clients was connected."""
     topic, limit = KeyedTopic(), 16 * 1024
