@@ -32,6 +32,8 @@ from gateway.core.log.record import (
 )
 from gateway.core.token.resume_token import TokenWriter, TopicPositions, overlay_positions
 
+# Characters of a topic and of a partition in a token. Offsets below 68 billion take at most six.
+TOPIC_CHARS, PARTITION_CHARS = 20, 6
 # Bytes of memory: of a tail, of each partition, of each update and each position that it moved.
 TAIL_BYTES, PARTITION_BYTES, MOVE_BYTES = 8192, 400, 160
 MAX_OVERLAID_TEXTS = 64  # token texts of other positions that are kept until the tail moves
@@ -91,6 +93,8 @@ class Tail:
     Attributes:
         is_conflated: The tail moves in steps: an update covers many entries, of which only the
             latest of each key are sent, so its entries have no token texts of their own.
+        has_exact_tokens: Each event has its token. It never changes, since `begin` says so: the
+            tokens themselves grow with offsets, elections and partitions.
         logs: One log per partition, opened or not; they are shared with other tails.
         pending_since: The time, in seconds since 1970, as of which the end of a partition is to be
             found.
@@ -101,7 +105,7 @@ class Tail:
     # Long tokens are not sent with every event but now and then ("ids come in batches"): they are
     # written after this many bytes of entries, so that a channel can choose among them.
     TOKEN_INTERVAL_BYTES = 8 * 1024
-    MAX_EXACT_TOKEN_CHARS = 512  # characters; tokens that are longer come in batches
+    MAX_EXACT_TOKEN_CHARS = 1024  # characters; tokens that may be longer come in batches
 
     def __init__(
         self,
@@ -115,6 +119,8 @@ class Tail:
         self.is_conflated = is_conflated
         self.topic_ids = dict(topic_ids)
         self.logs: dict[TopicPartition, PartitionLog] = {log.tp: log for log in logs}
+        token_chars = TOPIC_CHARS * len(topic_ids) + PARTITION_CHARS * len(self.logs)
+        self.has_exact_tokens = token_chars <= self.MAX_EXACT_TOKEN_CHARS
         self.readiness = Readiness(set(self.logs))
         self.seq = 0
         self.pending_since: dict[TopicPartition, int] = {}
@@ -146,10 +152,6 @@ class Tail:
     @property
     def token_text(self) -> bytes:
         return self._writer.to_text()
-
-    @property
-    def has_exact_tokens(self) -> bool:
-        return len(self._writer.to_text()) <= self.MAX_EXACT_TOKEN_CHARS
 
     @property
     def oldest_seq(self) -> int:

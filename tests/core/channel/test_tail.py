@@ -57,6 +57,20 @@ def test_after_every_entry_the_position_is_known():
     assert tail.position == {A: PartitionPosition(8, 0), B: PartitionPosition(3, 0)}
 
 
+def test_events_keep_their_tokens_when_offsets_and_epochs_make_them_longer():
+    """`begin` had said `resume: exact`, and records came twice after a cut."""
+    tps = [TopicPartition("orders", n) for n in range(160)]
+    tail = build_tail(*tps)
+    apply_entries(tail, *(Ready(tp, 5, 5, 0) for tp in tps))
+    short = len(tail.token_text)
+    for n, tp in enumerate(tps):
+        tail.logs[tp].append(gap(tp, 5, 10**10, GapReason.COMPACTED), 0.0)
+        tail.apply_entries([gap(tp, 5, 10**10, GapReason.COMPACTED)], n)
+    told = apply_entries(tail, record(A, 10**10), record(B, 10**10))
+    assert [t.offsets[:2] for t in told] == [[10**10 + 1, 10**10], [10**10 + 1, 10**10 + 1]]
+    assert len(tail.token_text) > 4 * short
+
+
 def test_positions_of_turns_past_can_be_found_until_they_are_forgotten():
     tail = build_tail(A)
     apply_entries(tail, Ready(A, 0, 0, 0))
