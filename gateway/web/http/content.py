@@ -29,14 +29,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config import Route, Topic
 from gateway.core.caches import cache_short
 from gateway.core.log.record import Record
+from gateway.errors import MemoryFull
 from gateway.hub.reads.view import View
 from gateway.hub.wires.wire import Wire
 from gateway.hub.wires.wrapping import GzipWire
@@ -138,19 +140,23 @@ def negotiate_wire(
 
 
 async def negotiate_body(
-    body: bytes, route: Route, request: HTTPConnection
+    body: bytes, route: Route, request: HTTPConnection, client_memory: ClientMemory
 ) -> tuple[bytes, dict[str, str]]:
     """Return a complete body, compressed or not, and the response headers that name its coding.
 
     A large body is compressed in a thread, one after the other: a megabyte takes 15 ms, in which
-    the event loop would stand still.
+    the event loop would stand still. If too many wait for that already, it is sent plain.
     """
     if len(body) < gzip.MIN_COMPRESS_BYTES or not _should_gzip(route, request):
         return body, {}
     if len(body) <= MAX_LOOP_BYTES:
         return gzip.compress(body), GZIP_HEADERS
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_compressor, gzip.compress, body), GZIP_HEADERS
+    try:
+        with client_memory.reserve(HeldPart.RESPONSES, len(body)):
+            return await loop.run_in_executor(_compressor, gzip.compress, body), GZIP_HEADERS
+    except MemoryFull:
+        return body, {}
 
 
 def get_accept_encoding(request: HTTPConnection) -> str:
@@ -249,6 +255,12 @@ class StaticDocument:
     def _gzip_content(self) -> bytes:
         """The content in gzip, made for the first client that takes it."""
         return stdlib_gzip.compress(self._content, 9, mtime=0)
+
+    def compress(self) -> Self:
+        """Compress the content now, not in the event loop for the first client that takes it."""
+        if self._is_compressible:
+            _ = self._gzip_content
+        return self
 
     def respond(self, request: Request) -> Response:
         """Return the document, compressed if the client prefers that, or 304 if it has it."""

@@ -269,7 +269,9 @@ async def _respond_with_page(
                     result = await run_while_connected(request, reading)
                 finally:
                     client.close()
-                body, coding_headers = await negotiate_body(result.body, match.route, request)
+            body, coding_headers = await negotiate_body(
+                result.body, match.route, request, routes.hubs.client_memory
+            )
             start = result.start
         headers = build_link_headers(request.scope, result) | coding_headers
         return Response(body, headers=STREAM_HEADERS | headers, media_type=NDJSON_TYPE)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import HTTPConnection
 
+from gateway.client_memory import ClientMemory, HeldPart
 from gateway.web.http.content import GZIP_HEADERS, negotiate_body, prefers_dcz, prefers_gzip
 
 
@@ -64,8 +65,13 @@ async def test_a_large_body_is_compressed_beside_the_event_loop():
     route: Any = SimpleNamespace(stream=SimpleNamespace(compression="gzip"))
     request = HTTPConnection({"type": "http", "headers": [(b"accept-encoding", b"gzip")]})
     body = b"".join(b'{"n":%d}\n' % n for n in range(20_000))
-    compressing = asyncio.create_task(negotiate_body(body, route, request))
+    memory = ClientMemory(4 * len(body))
+    compressing = asyncio.create_task(negotiate_body(body, route, request, memory))
     await asyncio.sleep(0)
     assert not compressing.done()
+    # Bodies that waited were let go of in the account only, and filled the process.
+    assert memory.by_part[HeldPart.RESPONSES] == len(body)
+    assert await negotiate_body(body, route, request, memory) == (body, {})
     compressed, headers = await compressing
     assert gzip.decompress(compressed) == body and headers == GZIP_HEADERS
+    assert not memory.total
