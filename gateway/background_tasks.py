@@ -101,9 +101,7 @@ class Interrupted(Exception):
     """Something else has happened before the work was done."""
 
 
-async def run_unless(
-    work: Coroutine[Any, Any, T], *interruptions: Coroutine[Any, Any, object]
-) -> T:
+async def run_unless(work: Awaitable[T], *interruptions: Coroutine[Any, Any, object]) -> T:
     """Return the result of work; cancel it and raise `Interrupted` once an interruption is over."""
     task = asyncio.ensure_future(work)
     others = [asyncio.ensure_future(each) for each in interruptions]

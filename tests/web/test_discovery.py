@@ -15,6 +15,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
+from starlette.types import Message
 from support.asyncapi import check_payload, find_faults, get_messages
 from support.gateways import build_config
 from support.sse import parse_stream
@@ -115,6 +116,39 @@ async def test_a_document_is_not_written_in_the_event_loop():
         assert (await http.get("/asyncapi.json")).status_code == 200
         counting.cancel()
     assert turn_count > 100
+
+
+async def test_no_document_is_written_for_clients_that_have_left():
+    """They waited for the thread, in no account, and others' documents behind them."""
+    names = [f"topic{n}" for n in range(40)]
+    app = create_app(Settings.model_validate(build_config(["localhost:9092"], names)))
+    answers = list[tuple[int, Any]]()
+
+    async def request(host: str, *, has_left: bool) -> None:
+        async def receive() -> Message:
+            if not has_left:
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answers.append((message["status"], host))
+
+        path = {"path": "/asyncapi.json", "raw_path": b"/asyncapi.json", "query_string": b""}
+        headers = [(b"host", host.encode())]
+        await app({"type": "http", "method": "GET", "headers": headers, **path}, receive, send)
+
+    await request("known", has_left=False)
+    async with asyncio.TaskGroup() as group:
+        for n in range(20):
+            group.create_task(request(f"left-{n}", has_left=True))
+        for n in range(20):
+            group.create_task(request(f"waits-{n}", has_left=False))
+        await asyncio.sleep(0)
+        await request("known", has_left=False)
+    assert {status for status, host in answers if host.startswith("left")} == {204}
+    hosts = [host for status, host in answers if status == 200]
+    assert len(hosts) == 22 and hosts.index("known", 1) < 20
 
 
 # Who gets what

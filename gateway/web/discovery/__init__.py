@@ -13,7 +13,6 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,10 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from gateway.background_tasks import Interrupted
 from gateway.config import Settings
 from gateway.errors import RequestError
 from gateway.web.http.browsers import PAGE_HEADERS
 from gateway.web.http.content import StaticDocument, get_media_preference
+from gateway.web.http.outlet import run_while_connected
 
 from .asyncapi import build_document
 from .description import build_description
@@ -116,15 +117,28 @@ def _build_document_endpoint(
 ) -> Endpoint:
     # The base URL comes from the client's Host header, so the cache must be bounded, and whoever
     # names another host each time must not hold up the event loop: 100 routes take 0.2 s.
-    get_document = lru_cache(MAX_CACHED_DOCUMENTS)(
-        lambda base: StaticDocument(build_text(base).encode(), content_type, headers)
-    )
+    documents: dict[str, StaticDocument] = {}  # only the thread changes it
 
-    def respond(request: Request) -> Response:
-        return get_document(get_base_url(request)).respond(request)
+    def write_document(base: str) -> StaticDocument:
+        document = documents.get(base)  # by now, for another request
+        if document is None:
+            document = StaticDocument(build_text(base).encode(), content_type, headers).compress()
+            if len(documents) == MAX_CACHED_DOCUMENTS:
+                del documents[next(iter(documents))]
+            documents[base] = document
+        return document
 
     async def serve_document(request: Request) -> Response:
-        return await asyncio.get_running_loop().run_in_executor(_writer, respond, request)
+        base = get_base_url(request)
+        document = documents.get(base)
+        if document is None:
+            # Nothing is written for a client that has left, and the thread keeps no request.
+            writing = asyncio.get_running_loop().run_in_executor(_writer, write_document, base)
+            try:
+                document = await run_while_connected(request, writing)
+            except Interrupted:
+                return Response(status_code=204)  # the client does not receive it
+        return document.respond(request)
 
     return serve_document
 

@@ -19,7 +19,7 @@ interpreter's lock: beside one thread that computes in Python it returned after 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, MutableMapping, Sequence
+from collections.abc import Awaitable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from starlette.requests import Request
@@ -361,12 +361,12 @@ class HttpOutlet(asyncio.Protocol):
         self._owner = self._pipelined = None
 
 
-async def run_while_connected(request: Request, coro: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine; raise `Interrupted` if the client disconnects.
+async def run_while_connected(request: Request, work: Awaitable[T]) -> T:
+    """Return the result of work; raise `Interrupted` if the client disconnects.
 
     The body of the request must have been read.
     """
-    return await run_unless(coro, _wait_for_disconnect(request))
+    return await run_unless(work, _wait_for_disconnect(request))
 
 
 async def _wait_for_disconnect(request: Request) -> None:
