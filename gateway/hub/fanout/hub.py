@@ -363,7 +363,7 @@ class Hub:
             TokenForeign: The resume token is of another cluster or of other topics.
             TokenTooOld: The resume token goes back further than the route allows.
             MemoryFull: Memory has no space for a new client.
-            Busy: The streams of this client take as much as they may.
+            Busy: The streams of this client, or topics that do not exist, are too many.
         """
         handover = options.handover
         if handover is None and self.is_full:
@@ -529,8 +529,8 @@ class Hub:
                 else SteppedTail(tail, interval, on_unreadable)
             )
             shared_tail.tracing = self.tracing
-            self._tails[key] = shared_tail
             self.shared_reads.attach_tail(shared_tail)
+            self._tails[key] = shared_tail
             self.shared_reads.refresh_readiness(shared_tail)
         # On a quiet topic the last update may be long ago. If its time were the time of issue of
         # the client's first id, a resume would seem to come after a long absence (gap `compacted`).

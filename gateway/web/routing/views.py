@@ -246,7 +246,13 @@ def _resolve_allowed_topics(
     topics = {name for name in names if name not in patterns}
     # What the operator wrote literally need not be in `allow`.
     for name in topics - literals:
-        if not _TOPIC_NAME_PATTERN.fullmatch(name) or not _is_allowed(name, route.with_.allow):
+        # Beside patterns, a name that no list has would be waited for like one that they found.
+        is_new = bool(patterns) and name not in known_topics
+        if (
+            is_new
+            or not _TOPIC_NAME_PATTERN.fullmatch(name)
+            or not _is_allowed(name, route.with_.allow)
+        ):
             raise UnknownTopic(f"no topic '{name}' is served here", topic=name)
     if patterns:
         topics |= {

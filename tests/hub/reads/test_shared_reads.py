@@ -18,9 +18,10 @@ from gateway.core.channel.filters import Filters
 from gateway.core.channel.tail import Tail
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.record import Fault, Gap, GapReason, Ready, Record, TopicPartition
+from gateway.errors import Busy
 from gateway.formats import create_format
 from gateway.hub.reads.pacing import BatchPacing
-from gateway.hub.reads.shared_reads import SharedReads
+from gateway.hub.reads.shared_reads import MAX_UNKNOWN_TOPICS, SharedReads
 from gateway.hub.reads.shared_tail import SharedTail
 from gateway.hub.reads.view import View
 from gateway.hub.wires.sse import SseEncoder, SseWire
@@ -142,6 +143,18 @@ async def test_what_came_before_a_topic_was_opened_again_is_dropped(embedded: Em
         feeds.attach_tail(shared)
         await asyncio.sleep(0)
         assert client.wake_positions == []
+
+
+async def test_only_so_many_topics_that_do_not_exist_are_waited_for(embedded: EmbeddedKafka):
+    """Clients may name any, and each refresh of metadata asked for all of them."""
+    embedded.create_topic("orders", 2)
+    async with running_feeds(embedded) as (feeds, _, _):
+        names = [f"missing-{n}" for n in range(MAX_UNKNOWN_TOPICS + 1)]
+        for some in (names[1:], names[5:], ["orders"]):
+            feeds.attach_tail(SharedTail(Tail("c", [], dict.fromkeys(some, ""))))
+        with pytest.raises(Busy, match="too many topics"):
+            feeds.attach_tail(SharedTail(Tail("c", [], dict.fromkeys(names[:2], ""))))
+        assert names[0] not in feeds.watched_topics
 
 
 async def measure_record_cost(feeds: SharedReads, client: RecordingSubscription) -> None:

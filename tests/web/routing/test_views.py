@@ -105,6 +105,18 @@ def test_a_name_that_is_not_allowed_is_unknown(asked: str):
         get_topics(build_route(allow=["orders", "pay-*"]), asked)
 
 
+def test_a_name_beside_a_pattern_is_of_a_topic_that_exists():
+    """Thousands were waited for, like topics that the pattern had found and that were deleted."""
+    route, known = (
+        build_route(topics=["stock", "${params.t}"], allow=["pay-*"]),
+        CLUSTER - {"stock"},
+    )
+    view = build_view(route, "pay-e*,pay-us", known=known)
+    assert view.topics == ("pay-eu", "pay-us", "stock")  # the operator's own may be created later
+    with pytest.raises(UnknownTopic, match="pay-new"):
+        build_view(route, "pay-*,pay-new", known=known)
+
+
 @pytest.mark.parametrize("asked", ["hr-*", "x*", "__*", "*_offsets"])
 def test_a_pattern_that_nothing_fits_is_unknown(asked: str):
     check_refused(404, "fits", build_route(allow=["orders", "pay-*", "*_offsets"]), asked)
