@@ -211,6 +211,22 @@ async def test_a_lost_session_leaves_no_client_no_task_and_nobody_to_tell(house)
     assert not house.list_sent("pong") and house.place.leave_count == 1
 
 
+async def test_the_stream_of_a_path_is_not_opened_for_a_client_that_has_left():
+    """It kept its place in the queue for look-ups of starts, and its handshake."""
+    house, is_opening = SessionSurroundings(), asyncio.Event()
+
+    async def wait_for_a_turn(*_: object) -> None:
+        is_opening.set()
+        await asyncio.Event().wait()
+
+    house.open_client = wait_for_a_turn  # type: ignore[assignment,method-assign]
+    house.session.start(house, FakeMatch("/open"), [])  # type: ignore[arg-type]
+    house.session.open_path_stream(house.session.handshake_scope.build_connection())
+    await wait_until(is_opening.is_set)
+    house.session.on_closed(1006, "")
+    await wait_until(lambda: len(asyncio.all_tasks()) == 1)
+
+
 async def test_a_drain_closes_at_once_where_nothing_runs_and_else_behind_the_last_end(house):
     house.receive_message("subscribe", id="a", path="/open")
     await wait_until(lambda: house.list_sent("begin"))
