@@ -191,8 +191,9 @@ def _parse_response(response: httpx.Response, url: str) -> Any:
     code, message = error.get("error_code"), str(error.get("message") or f"status {status}")[:300]
     # A registry's 404 has five digits, as 40401 (subject not found) and 40406 (version deleted).
     if status == 404:
-        is_known = isinstance(code, int) and code // 100 == 404
-        return RegistryNotFound(code if is_known else UNKNOWN_PATH, message)
+        if not (isinstance(code, int) and code // 100 == 404):
+            code = UNKNOWN_PATH
+        return RegistryNotFound(code, message)
     if status in (409, 422) and isinstance(code, int):
         return RegistryRejected(status, message)
     raise _build_unavailable(url, f"it answers {status} as no registry does; correct url")

@@ -22,12 +22,12 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 
+from gateway.config.sections.component_checks import MAX_TOPIC_NAME_CHARS
 from gateway.config.sections.sidecar import Consumer
 from gateway.errors import FormatError
 from gateway.formats.codec import SerializationFormat
 from gateway.kafka.group.consumer_options import Isolation, OffsetReset
 from gateway.sidecar.http.spec import create_invalid_request
-from gateway.sidecar.lookups import MAX_TOPIC_NAME_CHARS
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 MAX_PATTERN_CHARS = 200
