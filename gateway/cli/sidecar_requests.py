@@ -162,17 +162,23 @@ def retry(
     group = group or _find_group(url, token)
     parameters = {"topic": topic, "group": group, "lastretry": str(last).lower()}
     outcomes: dict[tuple[Any, ...], str] = {}
-    has_more = True
-    while has_more:
+    pass_count = 0
+    while pass_count < 2:
+        known_count = len(outcomes)
         result = send_request("GET", url, token, f"{_PATH}/reactive", parameters=parameters).json()
         outcomes |= {_get_place(each["record"]): each["outcome"] for each in result["records"]}
         if result["error"]:
             done = f"{result['error']}; {len(outcomes)} were retried before"
             raise GatewayError(f"{result['topic']}: the back end is away: {done}")
-        # Those that were returned wait, too. One more than these shows whether others do.
+        if result["untried"] and len(outcomes) > known_count:
+            continue
+        # Another request may have begun the pass. Then others wait, too: one more than those that
+        # were returned shows whether they do.
+        pass_count += 1
         returned = list(outcomes.values()).count("returned")
         letters = _fetch_letters(url, token, topic, group, returned + 1)
-        has_more = any(_get_place(letter) not in outcomes for letter in letters.json())
+        if all(_get_place(letter) in outcomes for letter in letters.json()):
+            break
     counts = Counter(outcomes.values())
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     typer.echo(f"{result['topic']}: {summary or 'no dead letters wait'}")

@@ -109,6 +109,21 @@ async def test_batches_are_sent_until_none_waits_that_was_not_tried(kafka, topic
     assert (told.code, told.out) == (1, f"{topic}.dlq: 3 parked, 27 processed\n"), told.err
 
 
+async def test_more_than_a_batch_that_fail_again_are_sent_once(kafka, topic):
+    """They came again and again: the command never ended, and sent none of the other partition."""
+    numbers = [*range(0, 30, 2), 1]
+    write_dead_letters(kafka, topic, numbers, "billing")
+    async with (
+        running_backend() as backend,
+        sidecar(kafka, topic, backend.base_url, maxPollRecords=10) as url,
+    ):
+        backend.set_orders(fail=2)
+        told = await dlq("retry", topic, "--url", url)
+        sent = Counter(each["value"]["n"] for call in backend.calls for each in call["records"])
+    assert (told.code, told.out) == (1, f"{topic}.dlq: 1 processed, 15 returned\n"), told.err
+    assert sent == Counter(numbers)
+
+
 async def test_what_is_dropped_is_passed_over_and_its_records_stay(kafka, topic):
     write_dead_letters(kafka, topic, [1, 2], "billing")
     async with sidecar(kafka, topic) as url:

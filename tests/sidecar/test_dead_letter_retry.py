@@ -159,6 +159,37 @@ async def test_dead_letters_of_a_topic_that_was_created_again_are_not_passed_ove
     assert sorted(setting.list_delivered()) == [0, 1, 2, 3, 10, 11, 12, 13]
 
 
+async def test_all_are_sent_before_those_that_failed_are_sent_again(setting):
+    """A partition with more failing ones than a batch kept those of the others from any retry."""
+    setting.write_sealed([*range(0, 20, 2), 1])
+    setting.backend.set_orders(fail=2)
+
+    while (await setting.request_redelivery())["untried"]:
+        pass
+
+    assert sorted(setting.list_delivered()) == [0, 1, *range(2, 20, 2)]
+    assert (await setting.request_redelivery())["returned"] == 8
+
+
+async def test_a_back_end_that_is_late_gets_smaller_batches(setting):
+    """Each request sent the same batch again, which was late again."""
+    sections = setting.build_sections()
+    sections["reactive"]["groups"]["backend"]["timeout"] = "1s"
+    setting.write_sealed([1, 2, 3, 4])
+    setting.backend.set_orders(hold=[3])
+    outcomes: dict[int, str] = {}
+    async with (
+        running_sidecar(setting.kafka.bootstrap, **sections) as http,
+        asyncio.timeout(120),
+    ):
+        await wait_until_ready(http)
+        while len(outcomes) < 4:
+            answer = await http.get(REACTIVE_PATH)
+            found = answer.json()["records"] if answer.is_success else ()
+            outcomes |= {each["record"]["offset"]: each["outcome"] for each in found}
+    assert outcomes[3] == "returned"
+
+
 async def test_at_the_last_retry_what_fails_is_passed_over_and_stays_in_its_topic(setting):
     setting.write_sealed([3, 4])
     setting.backend.set_orders(fail=3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
@@ -63,6 +63,7 @@ from .queue import (
     DeadLetterQueue,
     DeadLetterRetry,
     QueuedDeadLetter,
+    RetryPass,
     RetryResult,
 )
 
@@ -86,6 +87,7 @@ class DeadLetterComponent(Component):
         self._context = context
         self._outcomes: Counter[str] = Counter()
         self._retried_now: set[tuple[str, str]] = set()  # groups and topics
+        self._passes: defaultdict[tuple[str, str], RetryPass] = defaultdict(RetryPass)
         self._lost_retries: ContentionBackoff[tuple[str, str]] = ContentionBackoff(
             BackoffPolicy(RETRY_DELAY_S, MAX_RETRY_DELAY_S), random.random
         )
@@ -133,8 +135,12 @@ class DeadLetterComponent(Component):
                 retry_after=result.retry_after or None,
             )
         self._outcomes.update(result.counts)
-        remaining = sum(map(len, (await queue.fetch_ranges()).values()))
-        return build_json_response(_format_result(queue, result, remaining))
+        ranges = await queue.fetch_ranges()
+        in_pass = self._passes[queue.group, queue.topic].limit_ranges(ranges)
+        left, untried = (sum(map(len, each.values())) for each in (ranges, in_pass))
+        return build_json_response(
+            {**_format_result(queue, result), "left": left, "untried": untried}
+        )
 
     async def _retry_batch(
         self, queue: DeadLetterQueue, group: Group, parameters: Parameters
@@ -160,12 +166,14 @@ class DeadLetterComponent(Component):
             # Before anything is read: this completes or aborts what another retry has begun, and
             # fences it, so that what is read now is what this retry may change.
             await transactions.start()
+            retry_pass, most = self._passes[key], group.max_poll_records
             dead_letters, offsets = await queue.fetch_dead_letters(
-                group.max_poll_records, group.request_max_bytes
+                retry_pass.max_records or most, group.request_max_bytes, retry_pass=retry_pass
             )
             result = await retry.retry_batch(
                 transactions, dead_letters, offsets, last=parameters["lastretry"]
             )
+            retry_pass.adapt_batches(len(dead_letters), result, most)
         except Fenced:
             # The back end has the batch, and gets it from the other sidecar, too.
             now = time.monotonic()
@@ -385,7 +393,7 @@ class DeadLetterComponent(Component):
         return DeadLetterQueue(self._context.cluster, name, group, ext, self._reads)
 
 
-def _format_result(queue: DeadLetterQueue, result: RetryResult, remaining: int) -> dict[str, Any]:
+def _format_result(queue: DeadLetterQueue, result: RetryResult) -> dict[str, Any]:
     counts = result.counts
     return {
         "group": queue.group,
@@ -393,7 +401,6 @@ def _format_result(queue: DeadLetterQueue, result: RetryResult, remaining: int) 
         "processed": counts["processed"],
         "returned": counts["returned"],
         "parked": counts["parked"],
-        "left": remaining,
         "error": result.backend_failure or None,
         "records": [
             {

@@ -74,6 +74,36 @@ class QueuedDeadLetter(NamedTuple):
         )  # fmt: skip
 
 
+@dataclass(slots=True)
+class RetryPass:
+    """The dead letters of a queue that are retried before any of them is retried once more.
+
+    Those that fail are appended to their partition. Without an end, a partition with more of them
+    than a batch would keep the others from ever being retried.
+
+    Attributes:
+        ends: The ends of the partitions when the pass began.
+        max_records: The largest batch for a back end that was late; 0 to follow the settings.
+    """
+
+    ends: NextOffsets = field(default_factory=dict)
+    max_records: int = 0
+
+    def limit_ranges(self, ranges: Mapping[TopicPartition, range]) -> dict[TopicPartition, range]:
+        return {
+            tp: range(offsets.start, min(offsets.stop, self.ends.get(tp, 0)))
+            for tp, offsets in ranges.items()
+        }
+
+    def adapt_batches(self, sent_count: int, result: RetryResult, most: int) -> None:
+        """Halve the batches for a back end that was late, and double them while it is in time."""
+        if result.is_late:
+            self.max_records = max(1, sent_count // 2)
+        elif result.letters:
+            doubled = self.max_records * 2
+            self.max_records = doubled if doubled < most else 0
+
+
 class DeadLetterQueue:
     """Read and commit the dead letters of a group in one topic. The methods raise KafkaError.
 
@@ -144,7 +174,11 @@ class DeadLetterQueue:
                 yield portion, {tp: position}
 
     async def fetch_dead_letters(
-        self, max_records: int, max_bytes: int, timeout_s: float = 0.0
+        self,
+        max_records: int,
+        max_bytes: int,
+        timeout_s: float = 0.0,
+        retry_pass: RetryPass | None = None,
     ) -> tuple[Sequence[QueuedDeadLetter], NextOffsets]:
         """Return the next dead letters, and the next offsets of the group after them.
 
@@ -152,7 +186,10 @@ class DeadLetterQueue:
             max_records: At most so many; fewer may come while other requests wait to read.
             max_bytes: At most so many bytes of keys and values, but at least one dead letter.
             timeout_s: How long to wait for the first one, in seconds.
+            retry_pass: Whose dead letters come before those behind it. If none of them is left,
+                another pass begins.
         """
+        retry_pass = retry_pass or RetryPass()
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
         skipped: dict[TopicPartition, int] = {}
@@ -163,7 +200,16 @@ class DeadLetterQueue:
                 # It is behind the end if the topic was created again.
                 start = max(offsets.start, start if start <= offsets.stop else 0)
                 ranges[tp] = range(start, offsets.stop)
-            taken, next_offsets = await self._take(ranges, max_records, max_bytes)
+            in_pass = retry_pass.limit_ranges(ranges)
+            taken, next_offsets = await self._take(in_pass, max_records, max_bytes)
+            if not taken:
+                retry_pass.ends = {tp: offsets.stop for tp, offsets in ranges.items()}
+                behind = {
+                    tp: range(next_offsets.get(tp, offsets.start), offsets.stop)
+                    for tp, offsets in ranges.items()
+                }
+                taken, more_offsets = await self._take(behind, max_records, max_bytes)
+                next_offsets |= more_offsets
             if taken or now() >= deadline:
                 return taken, next_offsets
             skipped |= next_offsets
@@ -265,11 +311,13 @@ class RetryResult:
         letters: Those with an outcome, the first ones of the batch.
         backend_failure: Why the back end was not asked about the others; empty if it was.
         retry_after: The delay that the back end requested, in seconds; 0.0 if none.
+        is_late: The back end did not answer in time: a smaller batch may do.
     """
 
     letters: list[RetriedLetter] = field(default_factory=list)
     backend_failure: str = ""
     retry_after: float = 0.0
+    is_late: bool = False
 
     @property
     def counts(self) -> Counter[str]:
@@ -344,7 +392,7 @@ class DeadLetterRetry:
                 return items
             # The answer says nothing about single records. With one record that is its failure,
             # unless the back end is unhealthy.
-            case SuspectBatch(reason) if len(letters) == 1:
+            case SuspectBatch(reason) | BackendUnavailable(reason, _, True) if len(letters) == 1:
                 health_failure = await self._backend.describe_failure()
                 if not health_failure:
                     return [RecordResult(False, reason)]
@@ -356,8 +404,9 @@ class DeadLetterRetry:
                     if result.backend_failure:
                         break
                 return results
-            case BackendUnavailable(reason, retry_after):
+            case BackendUnavailable(reason, retry_after, is_late):
                 result.backend_failure, result.retry_after = reason, retry_after
+                result.is_late = is_late
             case _:
                 assert_never(verdict)
         return []
