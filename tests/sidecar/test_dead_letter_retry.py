@@ -459,8 +459,8 @@ async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
         assert answer.status_code == 400, answer.text
 
 
-def create_http_client(kafka: SimulatedKafka, codecs: Any) -> httpx.AsyncClient:
-    """Return a client of a sidecar of this component alone, whose Kafka is simulated."""
+def create_component(kafka: SimulatedKafka, codecs: Any) -> tuple[DeadLetterComponent, Context]:
+    """Return a component alone, whose Kafka is simulated."""
 
     async def authorize(*_: object) -> str:
         return ""
@@ -472,8 +472,11 @@ def create_http_client(kafka: SimulatedKafka, codecs: Any) -> httpx.AsyncClient:
         authorize,
         Spec(["dead_letter_retry"]),
     )
-    routes = DeadLetterComponent(context).routes
-    app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
+    return DeadLetterComponent(context), context
+
+
+def create_http_client(component: DeadLetterComponent, context: Context) -> httpx.AsyncClient:
+    app = Starlette(routes=component.routes, exception_handlers=EXCEPTION_HANDLERS)
     transport = httpx.ASGITransport(ParsedBodyMiddleware(app, context.client_memory))
     return httpx.AsyncClient(transport=transport, base_url="http://sidecar")
 
@@ -497,11 +500,33 @@ async def test_values_that_are_handed_in_are_encoded_in_turns():
     ]
     del records[-1]["value"]
     items = [{"record": record, "processed": False} for record in records]
-    async with create_http_client(kafka, SlowCodecs()) as http:
+    async with create_http_client(*create_component(kafka, SlowCodecs())) as http:
         with TurnCounter() as turns:
             answer = await http.post(ACTIVE_PATH, params={"group": "g"}, json=items)
     assert "[9].record: is not in Kafka any more" in answer.text
     assert len(set(counts)) == 9
+
+
+def test_positions_are_committed_again_before_kafka_forgets_them():
+    """Of a partition that was quiet for 7 days, dead letters came again that were processed."""
+    kafka, commits = SimulatedKafka(random.Random(1)), []
+    kafka.create_topic("orders.dlq", 1)
+    kafka.append_records(TopicPartition("orders.dlq", 0), [b"it"])
+    kafka.on_commit = commits.append
+    body = {"group": "g", "topic": "orders", "offsets": [{"partition": 0, "offset": 0}]}
+
+    async def play() -> None:
+        component, context = create_component(kafka, Codecs())
+        async with create_http_client(component, context) as http:
+            answer = await http.post(f"{ACTIVE_PATH}/offsets", json=body)
+        assert answer.status_code == 204, answer.text
+        running = asyncio.create_task(component.run())
+        await asyncio.sleep(24 * 3600.0)  # of virtual time
+        running.cancel()
+
+    run_in_virtual_time(play())
+    assert len(commits) > 1
+    assert all(each == {TopicPartition("orders.dlq", 0): 1} for each in commits)
 
 
 def create_queue(kafka: SimulatedKafka, reads: asyncio.Semaphore) -> DeadLetterQueue:

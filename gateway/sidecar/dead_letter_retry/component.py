@@ -1,12 +1,13 @@
 """Serve dead letters: deliver them again, or let a program read and write them.
 
-No state is kept here between requests. A group's position in its dead letters is committed in
-Kafka, so any sidecar answers, and a program gets dead letters again until it has committed them.
+A group's position in its dead letters is committed in Kafka, so any sidecar answers, and a program
+gets dead letters again until it has committed them. Between requests only a `RetryPass` is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections import Counter, defaultdict
@@ -25,7 +26,7 @@ from gateway.core.backoff import BackoffPolicy, ContentionBackoff
 from gateway.core.delivery.delivery_queue import DeadLetterRecord
 from gateway.core.delivery.verdict import UNEXPLAINED_REASON
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import BrokerUnavailable, Fenced, UnknownTopic
+from gateway.errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic
 from gateway.formats.codec import SerializationFormat
 from gateway.formats.exact_values import keep_exact_numbers
 from gateway.kafka.fetch.bounded_read import iter_records_at
@@ -62,9 +63,11 @@ from .queue import (
     RETURNED,
     DeadLetterQueue,
     DeadLetterRetry,
+    GroupPositions,
     QueuedDeadLetter,
     RetryPass,
     RetryResult,
+    keep_positions,
 )
 
 MAX_BODY_BYTES = 4 << 20
@@ -73,11 +76,15 @@ MAX_PARALLEL_READS = 4  # of portions, for all requests: what they take is in no
 MAX_ACCEPTED_BYTES = 32 << 20  # of the records of one request, as Kafka has them
 RETRY_DELAY_S = 2.0  # before dead letters are retried that another sidecar retries; it grows
 MAX_RETRY_DELAY_S = 60.0
+KEEP_INTERVAL_S = 3600.0  # Kafka forgets positions 7 days after their commit, by default
+MAX_KEPT_GROUPS = 1000
 OUTCOMES = (PROCESSED, RETURNED, PARKED, "written")
 
 Parameters: TypeAlias = Mapping[str, Any]
 Place: TypeAlias = tuple[TopicPartition, int]
 """The partition and the offset of a record."""
+
+log = logging.getLogger(__name__)
 
 
 class DeadLetterComponent(Component):
@@ -91,6 +98,11 @@ class DeadLetterComponent(Component):
         self._lost_retries: ContentionBackoff[tuple[str, str]] = ContentionBackoff(
             BackoffPolicy(RETRY_DELAY_S, MAX_RETRY_DELAY_S), random.random
         )
+        reactive = context.section.reactive
+        self._offsets_groups = {  # whose positions are kept
+            group.group + group.dead_letter_topic_ext
+            for group in (reactive.groups if reactive is not None else ())
+        }
         self._reads = SharedPlaces(MAX_PARALLEL_READS)
         self._client = create_http_client()
         self.routes = [
@@ -102,8 +114,16 @@ class DeadLetterComponent(Component):
         ]
 
     async def run(self) -> None:
+        positions: dict[str, GroupPositions] = {}
         try:
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.sleep(KEEP_INTERVAL_S)
+                for name in sorted(self._offsets_groups):
+                    try:
+                        known = positions.get(name, {})
+                        positions[name] = await keep_positions(self._context.cluster, name, known)
+                    except KafkaError as error:
+                        log.warning("Kafka may forget the positions of %s: %s", name, error)
         finally:
             await self._client.aclose()
 
@@ -251,6 +271,8 @@ class DeadLetterComponent(Component):
             offsets[tp] = max(offsets.get(tp, 0), int(entry["offset"]) + 1)
         await check_offsets(self._context, offsets)
         await queue.commit(offsets)
+        if len(self._offsets_groups) < MAX_KEPT_GROUPS:
+            self._offsets_groups.add(queue.offsets_group)
         return Response(status_code=204)
 
     # From a program

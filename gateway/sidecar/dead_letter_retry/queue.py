@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, assert_never
 
@@ -28,6 +29,7 @@ from gateway.core.delivery.verdict import (
 )
 from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import UnknownTopic
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
@@ -53,6 +55,7 @@ from gateway.sidecar.reactive.dead_letters import (
 from gateway.sidecar.turns import take_turns
 
 NextOffsets = Mapping[TopicPartition, int]
+GroupPositions = Mapping[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]
 
 MIN_FETCH_BYTES = 1024  # brokers send at least one batch
 FOREIGN_DELAY_S = 1.0  # after dead letters of other groups, until others are waited for
@@ -287,6 +290,27 @@ class DeadLetterQueue:
             correlation, traceability = get_ids(record)
             message = replace(message, correlation_id=correlation, traceability_id=traceability)
         return QueuedDeadLetter(record, message)
+
+
+async def keep_positions(cluster: Cluster, group: str, known: GroupPositions) -> GroupPositions:
+    """Commit those again that are as they were, and return them all.
+
+    The group has no members, so that Kafka deletes the offset of a partition some days after its
+    commit. What is committed meanwhile by others must not be undone, so the partitions in which
+    anything happens are left alone.
+    """
+    offsets = GroupOffsets(cluster.coordinators, group)
+    found = await offsets.committed_with_topics(None)
+    by_mark: defaultdict[TopicMark | None, dict[TopicPartition, OffsetAndMetadata]]
+    by_mark = defaultdict(dict)
+    for tp, (offset, mark) in found.items():
+        if known.get(tp) == (offset, mark):
+            by_mark[mark][tp] = offset
+    for mark, unchanged in by_mark.items():
+        # A position must not get the mark of a topic that was created again.
+        with suppress(UnknownTopic):
+            await offsets.commit(unchanged, lambda _, mark=mark: mark)
+    return found
 
 
 # The outcomes of a dead letter.
