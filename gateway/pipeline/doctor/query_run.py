@@ -312,7 +312,8 @@ def parse_batch(record: Mapping[str, Any]) -> BatchProgress:
 
 def parse_invalid_counts(observed: Mapping[str, Any]) -> dict[str, int]:
     """Return the invalid records by input. A program may observe metrics of its own."""
-    counts = {name: row["invalid"] for name, row in observed.items() if "invalid" in row}
+    rows = {name: row for name, row in observed.items() if "rows" in row and "invalid" in row}
+    counts = {name: row["invalid"] for name, row in rows.items()}
     return {name: count for name, count in counts.items() if count and isinstance(count, int)}
 
 

@@ -190,6 +190,7 @@ class SideOutputs:
         else:
             # This process has not begun the last batch, so it knows nothing of the batches before.
             self._scan_earlier(committed + 1)
+            self._current_batch = last  # one that has begun meanwhile, and is scanned later
 
     def close(self) -> None:
         with self._lock:

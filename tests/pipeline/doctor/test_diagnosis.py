@@ -284,7 +284,9 @@ def test_an_invalid_record_of_the_only_batch_is_a_cause():
 
 
 def test_an_invalid_record_of_the_warm_up_is_a_cause():
-    observed = {"observedMetrics": {"left": {"rows": 5, "invalid": 0}, "right": {"invalid": 2}}}
+    observed = {
+        "observedMetrics": {"left": {"rows": 5, "invalid": 0}, "right": {"rows": 2, "invalid": 2}}
+    }
     records = [build_progress(batch, rows=5) for batch in range(8)]
     records[0] |= observed
     causes = diagnose(build_run(records)).causes

@@ -140,6 +140,20 @@ def test_the_next_process_looks_at_what_is_left_before_its_first_batch(told):
     assert told.scanned == 4
 
 
+def test_a_batch_that_begins_before_an_idle_scan_is_scanned_when_it_has_ended(told):
+    """The scan that came too late forgot it: its late rows waited for the next batch."""
+    process = Process(told, {1: 7})
+    process.batches([0])
+    process.now += SCAN_INTERVAL_S
+    with process.beside.enter_batch(1):
+        process.now += SCAN_INTERVAL_S
+        process.beside.scan_idle()
+    process.held.last = 1
+    process.now += SCAN_INTERVAL_S
+    process.beside.scan_idle()
+    assert (told.looked, told.scanned) == ([[1]], 1)
+
+
 def test_what_is_left_at_the_end_of_all_there_was_is_looked_at_then(told):
     """It was left to the next process, and that one looked only if there were new records."""
     process = Process(told, {1: 1, 3: 1})
@@ -244,9 +258,9 @@ def test_invalid_records_of_an_input_named_late_are_counted():
             "batchId": 3,
             "stateOperators": [{"numRowsDroppedByWatermark": 1}],
             "observedMetrics": {
-                "late": {"invalid": 4},
+                "late": {"rows": 9, "invalid": 4},
                 "read late": {"rows": 9},
-                "quality": {"invalid": None},  # of the program
+                "quality": {"invalid": 2},  # of the program
             },
         }
     )
