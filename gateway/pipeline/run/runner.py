@@ -356,4 +356,4 @@ def _end_process(timeout_s: float) -> None:
         "and the next start repeats the batch",
         timeout_s,
     )
-    os._exit(0)
+    os._exit(128 + signal.SIGTERM)  # not 0: a job that has to end, as in a CronJob, has not

@@ -260,10 +260,11 @@ def test_a_signal_is_heard_between_two_looks_at_the_jobs(world, number):
 
 
 @pytest.mark.needs("process")
-@pytest.mark.parametrize(("timeout_s", "status"), [(0.1, 0), (1e6, 128 + signal.SIGTERM)])
-def test_a_process_that_waits_in_a_call_of_c_ends_by_signals(timeout_s, status):
+@pytest.mark.parametrize("timeout_s", [0.1, 1e6])
+def test_a_process_that_waits_in_a_call_of_c_ends_by_signals(timeout_s):
     """Python runs no handler then: librdkafka's calls held the process for minutes. The second
-    signal ends it at once, the first in the time that is given."""
+    signal ends it at once, the first in the time that is given. By 0, Kubernetes took a Job for
+    complete that was stopped while Redis was away."""
     call = f"""
 import hashlib
 from gateway.pipeline.run.runner import stop_on_signals
@@ -280,7 +281,7 @@ with stop_on_signals(exit_timeout_s={timeout_s}):
                 block_until(
                     lambda: process.send_signal(signal.SIGTERM) or process.poll(), "the end"
                 )
-            assert process.wait(60) == status
+            assert process.wait(60) == 128 + signal.SIGTERM
         finally:
             process.kill()
 
