@@ -345,8 +345,12 @@ def await_topic(answer: Future[Any], name: str) -> TopicDescription:
 
 
 def fetch_max_message_bytes(options: Mapping[str, Any], name: str) -> int:
-    """Return a topic's `max.message.bytes`, or Kafka's default if the user may not read it."""
-    return int(fetch_config(options, name, "max.message.bytes") or DEFAULT_MAX_MESSAGE_BYTES)
+    """Return a topic's `max.message.bytes`, or Kafka's default if the user may not read it.
+
+    It is 1e9 at most: librdkafka refuses to send messages that are larger.
+    """
+    found = int(fetch_config(options, name, "max.message.bytes") or DEFAULT_MAX_MESSAGE_BYTES)
+    return min(found, 1_000_000_000)
 
 
 def fetch_config(options: Mapping[str, Any], name: str, key: str) -> str | None:

@@ -100,6 +100,7 @@ _RETRIABLE_PATTERN = re.compile(
     r"NotLeaderOr\w+|UnknownTopicOrPartition|LeaderNotAvailable|CoordinatorNotAvailable|"
     r"CoordinatorLoadInProgress|NotEnoughReplicas\w*|Retriable|FencedLeaderEpoch|UnknownLeaderEpoch|NotController)\w*"
     r"|java\.net\.(ConnectException|SocketTimeoutException|UnknownHostException|SocketException)"
+    r"|java\.util\.concurrent\.TimeoutException"  # of Spark's connector: a fetch without an answer
     r"|KafkaError\{code=(_TRANSPORT|_ALL_BROKERS_DOWN|_TIMED_OUT|_MSG_TIMED_OUT|_RESOLVE|_FENCED|"
     r"_TIMED_OUT_QUEUE|REQUEST_TIMED_OUT|COORDINATOR_\w+|NOT_COORDINATOR|LEADER_NOT_AVAILABLE|"
     r"NOT_LEADER\w*|UNKNOWN_TOPIC_OR_PART|NOT_ENOUGH_REPLICAS\w*|CONCURRENT_TRANSACTIONS|"

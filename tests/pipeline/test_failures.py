@@ -64,6 +64,11 @@ def test_our_own_errors_say_enough_by_themselves():
     [
         ("org.apache.kafka.common.errors.DisconnectException", "", True),
         ("java.net.ConnectException", "Connection refused", True),
+        (
+            "java.util.concurrent.TimeoutException",
+            "Cannot fetch record for offset 4711 in 120000 milliseconds",
+            True,
+        ),
         ("org.apache.kafka.common.KafkaException", "Failed to create new KafkaAdminClient", True),
         ("py4j.Py4JException", "cimpl.KafkaException: KafkaError{code=_TRANSPORT,val=-195", True),
         ("x", "gateway.errors.RegistryUnavailable: the registry does not answer", True),

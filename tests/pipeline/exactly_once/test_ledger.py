@@ -5,8 +5,11 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from support.brokers import KafkaCluster
 from support.pipelines import OutputTopic
 from support.waiting import WAIT_TIMEOUT_S, block_until
@@ -14,9 +17,11 @@ from support.waiting import WAIT_TIMEOUT_S, block_until
 from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline.checkpoint.files import open_files
+from gateway.pipeline.clusters import fetch_max_message_bytes
 from gateway.pipeline.exactly_once.ledger import (
     MIN_WRITER_PARTITIONS,
     Ledger,
+    fetch_log_range,
     ledger_topic,
     open_ledger,
     verify_ledger,
@@ -126,6 +131,30 @@ def test_settings_that_kafkas_client_refuses_are_not_tried_again(ledger: Ledger)
     with pytest.raises(PipelineError, match=r"does not take its settings: .*no\.such") as caught:
         LedgerProducer("q-0", {**ledger.client_config, "no.such": 1}, ledger.topic, 1.0)
     assert not isinstance(caught.value, TransactionInterrupted)
+
+
+def test_a_topic_with_any_limit_of_bytes_has_a_producer(kafka, ledger: Ledger):
+    """Where it was above 1e9, the first invalid record ended the job for ever."""
+    options = ledger.client_config
+    topic = kafka.create_unique_topic(configs={"max.message.bytes": str(2**31 - 1)})
+    producer = LedgerProducer(
+        "q-0", options, ledger.topic, 30.0, fetch_max_message_bytes(options, topic)
+    )
+    commit(ledger, producer, 0, 1)
+
+
+@pytest.mark.parametrize("code", [KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH])
+def test_a_leader_that_was_elected_is_asked_again(code: int):
+    """The query ended, after its rows were written, and its state was loaded again."""
+    answers: list[Any] = [KafkaException(KafkaError(code)), (3, 7)]
+
+    def answer(*_: Any, **__: Any) -> Any:
+        if isinstance(found := answers.pop(0), Exception):
+            raise found
+        return found
+
+    consumer = SimpleNamespace(get_watermark_offsets=answer)
+    assert fetch_log_range(consumer, TopicPartition("clicks", 0)) == (3, 7)
 
 
 def test_a_producer_whose_rows_are_refused_leaves_no_transaction_open(kafka, ledger: Ledger):
