@@ -22,6 +22,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
@@ -445,7 +446,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._reader = MessageReader()  # what came of a message is not needed any more
         self._release_received()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client's socket is closed, and has answered with a reset
+                self.transport.write_eof()
         if self._is_paused:
             self._is_paused = False
             self.transport.resume_reading()

@@ -91,9 +91,11 @@ class ConnectionPair:
 
 
 @asynccontextmanager
-async def open_pair() -> AsyncIterator[ConnectionPair]:
+async def open_pair(
+    sockets: tuple[socket.socket, socket.socket] | None = None,
+) -> AsyncIterator[ConnectionPair]:
     loop = asyncio.get_running_loop()
-    ours, client = socket.socketpair()
+    ours, client = sockets or socket.socketpair()
     client.setblocking(False)
     transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
     made = ConnectionPair(transport, client)
@@ -337,6 +339,20 @@ async def test_a_client_that_vanishes_is_told_as_such(line: ConnectionPair):
     await wait_until(lambda: ear.closings == [(ABNORMAL_CLOSURE, "")])
     line.peer.write(b"late")
     line.peer.resume_reading()
+
+
+async def test_a_socket_that_is_closed_behind_the_close_frame_is_no_error(caplog: Any):
+    """A browser that was closed logged an error with a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+    async with open_pair((ours, client)) as its:
+        its.peer.set_listener(listener := RecordingListener())
+        client.send(build_close(1001))
+        client.close()  # so that the kernel answers our close frame with a reset
+        await wait_until(lambda: not its.connections)
+    assert listener.closings == [(1001, "")]
+    assert not caplog.records
 
 
 @on_both_loops
