@@ -97,9 +97,9 @@ _STORED_TIMES = re.compile(r"\b(current_(timestamp|date)|localtimestamp)\(")
 _UNITS_PER_DAY = {"date": 1, "timestamp": 86_400_000_000, "timestamp_ntz": 86_400_000_000}
 # Spark allows no streams in subqueries that give a value, so they read tables, which may change.
 _SUBQUERIES = frozenset(("Exists", "ListQuery", "ScalarSubquery"))
-# Rows of constants, and sessions that are computed in Python.
+# Rows of constants, records of Kafka, and sessions that are computed in Python.
 _STABLE_NODES = frozenset((
-    *("LocalRelation", "Range", "OneRowRelation"),
+    *("LocalRelation", "Range", "OneRowRelation", "StreamingRelationV2"),
     *("FlatMapGroupsInArrow", "TransformWithStateInPySpark"),
 ))  # fmt: skip
 _FILE_RELATIONS = frozenset(("DataSourceV2Relation", "HiveTableRelation", "LogicalRelation"))

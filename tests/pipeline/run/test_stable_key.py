@@ -244,6 +244,13 @@ def read(spark: Any, name: str) -> Any:
 
 
 @pytest.mark.needs("java17")
+def test_the_columns_of_a_stream_that_counts_nothing_may_be_a_key(spark: Any) -> None:
+    """A program that wrote the invalid records of a topic by a key was refused."""
+    rows = spark.readStream.format("rate").load().selectExpr("value AS user")
+    verify_key(build_job("query", "user", sql="SELECT user FROM clicks"), rows)
+
+
+@pytest.mark.needs("java17")
 def test_metrics_of_a_program_and_duplicates_hide_no_unstable_column(spark: Any) -> None:
     """A key by uuid() passed below `observe`: after a kill, 18,680 of 100,000 rows were lost."""
     from pyspark.sql import functions as F
