@@ -35,7 +35,8 @@ from confluent_kafka import (
 from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline import clusters
-from gateway.pipeline.checkpoint.files import Files, refuse_damaged
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint, read_query_id
+from gateway.pipeline.checkpoint.files import refuse_damaged
 from gateway.pipeline.failures import explain_kafka_errors
 
 from .writer_plan import LedgerEntry, WriterPlan
@@ -310,16 +311,21 @@ def _retry_request(request: Callable[[], Any]) -> Any:
             time.sleep(0.1)
 
 
-def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]) -> None:
+def verify_ledger(checkpoint: Checkpoint, output: Output, client_config: Mapping[str, Any]) -> None:
     """Raise CheckpointRefused if the ledger is not the topic with a checkpoint's entries.
 
-    A ledger that does not exist is created for a checkpoint that has used no other one.
+    A ledger that does not exist is created for a checkpoint that has used no other one. If it has,
+    its last batch must not be interrupted, as far as a ledger of the same cluster says.
     """
+    files = checkpoint.files
     topic, known_id, current_id = ledger_topic(output.topic), None, None
     place = {"cluster": clusters.fetch_cluster_id(client_config), "topic": topic}
+    stored: dict[str, str] = {}
     with suppress(FileNotFoundError), refuse_damaged(files.location, LEDGER_FILE):
         stored = json.loads(files.read(LEDGER_FILE))
         known_id = stored["id"] if place.items() <= stored.items() else None
+    if known_id is None and stored.get("cluster") == place["cluster"]:
+        _verify_left_ledger(checkpoint, stored["topic"], client_config, output.transaction_timeout)
     with suppress(clusters.TopicMissing):
         current_id = clusters.describe_topic(client_config, topic).id
     if (
@@ -333,6 +339,26 @@ def verify_ledger(files: Files, output: Output, client_config: Mapping[str, Any]
         current_id = clusters.describe_topic(client_config, topic).id
     if current_id != known_id:
         files.write(LEDGER_FILE, json.dumps(place | {"id": current_id}).encode())
+
+
+def _verify_left_ledger(
+    checkpoint: Checkpoint, topic: str, client_config: Mapping[str, Any], timeout_s: float
+) -> None:
+    """Raise CheckpointRefused if a ledger has entries of a batch that is not committed yet."""
+    try:
+        partitions = clusters.describe_topic(client_config, topic).partitions
+    except clusters.TopicMissing:
+        return
+    ledger = Ledger(topic, client_config, partitions, timeout_s + REQUEST_TIMEOUT_S)
+    with explain_kafka_errors(f"the ledger {topic} cannot be read"):
+        entries, _ = ledger.read_entries(read_query_id(checkpoint.files))
+    committed = checkpoint.read_last_committed()
+    if any(committed is None or entry.epoch > committed for entry in entries):
+        raise CheckpointRefused(
+            f"a batch was interrupted whose rows are in {topic.removesuffix('.ledger')}, and would "
+            "be in another topic, too: take to.topic back until the batch is finished, then change "
+            "it again"
+        )
 
 
 def build_deleted_error(topic: str) -> CheckpointRefused:

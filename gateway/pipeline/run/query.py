@@ -325,7 +325,7 @@ def _create_batch_function(
     kafka = find_cluster(settings.clusters, output.kafka)
     is_exactly_once = output.guarantee == "exactly-once"
     if is_exactly_once or has_side_outputs(job):
-        verify_ledger(context.checkpoint.files, output, build_client_config(kafka))
+        verify_ledger(context.checkpoint, output, build_client_config(kafka))
         context.side_outputs = _create_side_outputs(context, output, inputs, sources)
     else:
         _log_gaps(context, sources)

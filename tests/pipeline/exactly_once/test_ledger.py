@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from support.waiting import WAIT_TIMEOUT_S, block_until
 
 from gateway.config.sections.job import Output
 from gateway.errors import CheckpointRefused, PipelineError
-from gateway.pipeline.checkpoint.files import open_files
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.clusters import fetch_max_message_bytes
 from gateway.pipeline.exactly_once.ledger import (
     MIN_WRITER_PARTITIONS,
@@ -40,6 +41,12 @@ def ledger(kafka: KafkaCluster) -> Iterator[Ledger]:
     output = f"out-{uuid.uuid4().hex[:8]}"
     yield open_ledger(output, 2, 10.0, {"bootstrap.servers": kafka.bootstrap_servers})
     kafka.admin.delete_topic(ledger_topic(output))
+
+
+def create_checkpoint(directory: Path) -> Checkpoint:
+    checkpoint = Checkpoint(str(directory))
+    checkpoint.files.write("metadata", b'{"id": "q"}')
+    return checkpoint
 
 
 def writer(ledger: Ledger, number: int) -> LedgerProducer:
@@ -88,27 +95,48 @@ def test_a_ledger_that_was_deleted_is_refused_to_a_checkpoint_with_batches(kafka
     """An empty one was created, and the rows of an interrupted batch were written twice."""
     options = {"bootstrap.servers": kafka.bootstrap_servers}
     output, other = (Output(topic=f"out-{uuid.uuid4().hex[:8]}") for _ in range(2))
-    files, topic = open_files(str(tmp_path)), ledger_topic(output.topic)
+    checkpoint, topic = create_checkpoint(tmp_path), ledger_topic(output.topic)
     refused = pytest.raises(CheckpointRefused, match=rf"{topic} was deleted.*remove ledger.json")
     try:
-        verify_ledger(files, output, options)
+        verify_ledger(checkpoint, output, options)
         kafka.admin.delete_topic(topic)
-        verify_ledger(files, output, options)  # there is no batch yet
-        files.write("offsets/0", b"v1")
-        verify_ledger(files, output, options)
+        verify_ledger(checkpoint, output, options)  # there is no batch yet
+        checkpoint.files.write("offsets/0", b"v1")
+        verify_ledger(checkpoint, output, options)
         kafka.admin.delete_topic(topic)
         with refused:
-            verify_ledger(files, output, options)
+            verify_ledger(checkpoint, output, options)
         assert not kafka.admin.topic_exists(topic)
         open_ledger(output.topic, 2, 10.0, options)
         renamed = output.model_copy(update={"kafka": "another name of the cluster"})
         for each in (output, renamed):
             with refused:
-                verify_ledger(files, each, options)
-        verify_ledger(files, other, options)  # the output may always change
+                verify_ledger(checkpoint, each, options)
+        verify_ledger(checkpoint, other, options)  # the output may change
     finally:
         for each in (output, other):
             kafka.admin.delete_topic(ledger_topic(each.topic))
+
+
+def test_the_output_may_not_change_while_a_batch_is_interrupted(kafka, ledger: Ledger, tmp_path):
+    """Rows of the batch were in both topics."""
+    options, checkpoint = ledger.client_config, create_checkpoint(tmp_path)
+    output = Output(topic=ledger.topic.removesuffix(".ledger"))
+    other = Output(topic=f"out-{uuid.uuid4().hex[:8]}")
+    verify_ledger(checkpoint, output, options)
+    commit(ledger, writer(ledger, 0), 0, 4)
+    for committed in (None, 3):
+        if committed is not None:
+            checkpoint.files.write(f"commits/{committed}", b"v1")
+        with pytest.raises(
+            CheckpointRefused, match=rf"rows are in {output.topic}, .*take to\.topic"
+        ):
+            verify_ledger(checkpoint, other, options)
+    checkpoint.files.write("commits/4", b"v1")
+    try:
+        verify_ledger(checkpoint, other, options)
+    finally:
+        kafka.admin.delete_topic(ledger_topic(other.topic))
 
 
 def test_what_is_aborted_is_no_entry(ledger: Ledger):
