@@ -65,6 +65,7 @@ def test_what_is_right_is_ok_and_what_one_job_writes_another_may_read(written):
     ("before", "after", "place", "said"),
     [
         ("by: [user]", "by: [usr]", "11:11", "did you mean 'user'"),
+        ("to: {topic: visits}", "to: {topic: visits, key: [usr]}", "12:32", "did you mean 'user'"),
         ("user: string, at", "user: strin, at", "9:32", "'strin' is no type of Spark SQL"),
         ("time: at", "time: when", "10:15", "no column 'when'; "),
         ("at: timestamp_ms", "at: bigint", "10:15", "'at' is of type bigint; make it"),

@@ -42,8 +42,8 @@ def _pipeline() -> None:
     """Run and inspect Spark jobs from topics to topics.
 
     Jobs are configured in the section `pipelines`: sessions, joins, tables, aggregates, SQL. `run`
-    needs Java 17 and `pip install 'kafka-gateway[pipeline]'`; `list`, `check` and `plan` need
-    neither.
+    needs Java 17 and the extra `pipeline`, `check` only the extra; `list`, `plan` and `check
+    --offline` need neither.
 
     \b
     To see it work:        gateway pipeline demo
@@ -51,7 +51,7 @@ def _pipeline() -> None:
                            gateway pipeline run all -c gateway.yaml
     On a cluster:          gateway pipeline submit all -c gateway.yaml --master spark://host:7077
     If a job is slow:      gateway pipeline doctor visits -c gateway.yaml
-    To plan a cluster:     gateway pipeline plan --kind sessions --events 1M/s --keys 50M
+    To plan a cluster:     gateway pipeline plan --kind sessions --events 1M/s --state 20GB
     """
 
 

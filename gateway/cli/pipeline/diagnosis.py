@@ -215,9 +215,9 @@ def plan(
 ) -> None:
     """Compute what a job needs: cores, memory, partitions.
 
-    It also computes the size of the checkpoint and the time of a restart. The figures are
-    extrapolated from measurements on two cores (each line says from which), so measure again on
-    the cluster itself.
+    It also computes the time of a restart and, with --state, the writes to the checkpoint.
+    The figures are extrapolated from measurements on two cores (each line says from which), so
+    measure again on the cluster itself.
 
     \b
     gateway pipeline plan --kind sessions --events 10M/s --state 200GB --keys 1G

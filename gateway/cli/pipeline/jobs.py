@@ -137,10 +137,11 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Print everything that is wrong with jobs, without Spark.
+    """Print what is wrong with jobs, without Spark.
 
-    It checks the columns and types that a job names, whether Spark allows its plan, whether its
-    topics exist and whether schemas match. It needs no Java. Each problem is one line,
+    It checks columns and types, whether Spark allows the job's plan, whether its topics exist and
+    whether schemas match. Spark reads SQL (`sql`, `measures`, `select`) only when the job starts.
+    It needs no Java. Each problem is one line,
     FILE:LINE:COLUMN: what is wrong; what to do. If Kafka or a registry does not answer, that is
     printed, but it is no problem of the file.
 

@@ -119,3 +119,4 @@ def _check_column_names(settings: Aggregate) -> Iterator[str]:
             yield f"measures.{column}: is already a column of the result; rename it"
     if message := check_case([*settings.by, *result_columns]):
         yield f"measures: {message}"
+    yield from check_columns("to.key", settings.to.key, (*settings.by, *result_columns))

@@ -101,6 +101,8 @@ def check_job(settings: Join, columns: Mapping[str, Mapping[str, str]]) -> Itera
     names = settings.select or [name for side in sides for name in columns.get(side, ())]
     if message := check_case(names):
         yield f"select: {message}"
+    if settings.select or len(columns) == len(sides):
+        yield from check_columns("to.key", settings.to.key, names)
 
 
 def _drop_keyless(settings: Join, side: JoinSide, table: DataFrame) -> DataFrame:

@@ -76,8 +76,10 @@ def check_job(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> I
     for name in settings.measures:
         if name in (*settings.by, *RESULT_COLUMNS):
             yield f"measures.{name}: '{name}' is already a column of the result; use another name"
-    if message := check_case([*settings.by, *RESULT_COLUMNS, *settings.measures]):
+    columns_of_rows = [*settings.by, *RESULT_COLUMNS, *settings.measures]
+    if message := check_case(columns_of_rows):
         yield f"measures: {message}"
+    yield from sql.check_columns("to.key", settings.to.key, columns_of_rows)
     if needs_stateful_processor(settings):
         yield from _check_mergeable(settings)
         yield from _check_nested_types(settings, known)

@@ -8,7 +8,7 @@ so that a replay that reads the events in another order has the same result.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ def strip_opaque(sql: str) -> str:
     return _OPAQUE_PATTERN.sub("", sql)
 
 
-def check_columns(option: str, names: Iterable[str], columns: Mapping[str, str]) -> Iterator[str]:
+def check_columns(option: str, names: Iterable[str], columns: Collection[str]) -> Iterator[str]:
     """Yield a problem for each name that is not a column. Case does not count, as in Spark."""
     known = {*columns, *RECORD_COLUMN_TYPES}
     folded = {column.lower() for column in known}

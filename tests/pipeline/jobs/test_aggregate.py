@@ -213,10 +213,12 @@ def test_late_are_the_events_whose_last_window_the_watermark_has_passed(spark, t
 
 def test_columns_that_the_input_lacks_are_told_with_the_nearest() -> None:
     columns = {"from": {"user": "string", "page": "string", "time": "timestamp"}}
-    job = settings(by=["usr"])
+    job = settings(by=["usr"], to={"topic": "out", "key": ["usr", "end", "strt"]})
     assert list(aggregate.check_job(job, columns)) == [
+        "to.key: there is no column 'strt'; did you mean 'start'?",
         "by: there is no column 'usr'; did you mean 'user'?",
     ]
+    job = settings(by=["usr"])
     assert not list(aggregate.check_job(job, {"from": {}})), "of a registry's schema none is known"
 
 

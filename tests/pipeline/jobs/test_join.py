@@ -291,6 +291,10 @@ def test_a_job_that_fits_its_inputs_has_no_problems() -> None:
             {"on": {"amount": "order"}},
             "on: 'amount' is double, 'order' string; give both the same type",
         ),
+        (
+            {"to": {"topic": "out", "key": ["ordr"]}},
+            "to.key: there is no column 'ordr'; did you mean 'order'?",
+        ),
     ],
 )
 def test_what_cannot_be_right_is_told(more: dict[str, Any], problem: str) -> None:
