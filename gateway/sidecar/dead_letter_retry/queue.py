@@ -309,7 +309,7 @@ async def keep_positions(cluster: Cluster, group: str, known: GroupPositions) ->
     for mark, unchanged in by_mark.items():
         # A position must not get the mark of a topic that was created again.
         with suppress(UnknownTopic):
-            await offsets.commit(unchanged, lambda _, mark=mark: mark)
+            await offsets.commit(unchanged, dict.fromkeys((tp.topic for tp in unchanged), mark).get)
     return found
 
 
