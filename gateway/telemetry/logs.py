@@ -151,7 +151,7 @@ COMPONENTS = (
     "kafka.client", "kafka.fetch", "kafka.group", "kafka.produce", "sidecar",
     "sidecar.consumer", "sidecar.dead_letter_retry", "sidecar.http", "sidecar.ksqldb",
     "sidecar.producer", "sidecar.reactive", "sidecar.replay", "telemetry", "web", "web.access",
-    "web.admin", "web.app", "web.console", "web.demo", "web.exchange", "web.http",
+    "web.admin", "web.app", "web.console", "web.demo", "web.http",
     "web.routing", "web.streams", "web.websocket", "web.workers",
 )  # fmt: skip
 # Those of the process that runs Spark jobs, which reads the same configuration.
