@@ -110,7 +110,8 @@ async def read_page(
     deadline = now() + wait
     client.hub.own_clients.add(client)  # no stream sees to it when its topics are read anew
     await client.wait_until_ready()
-    is_unreadable = _is_unreadable(client.subscription)
+    # The tail of a client that a reload has ended is fed no more, so it says nothing.
+    is_unreadable = not client.subscription.end_reason and _is_unreadable(client.subscription)
     page.add(client.begin())
     start = client.build_handover()
     pulled = client.pull()

@@ -112,6 +112,13 @@ async def test_when_no_partition_can_be_read_there_is_no_page():
         await read_page_in_time(build_client(ready=False), 300.0)
 
 
+async def test_a_page_that_a_reload_ends_before_it_began_is_read_again():
+    """It was refused as if no partition could be read."""
+    it = build_client(ready=False)
+    it.end(EndReason.CHANGED)
+    assert (await read_page_in_time(it, 300.0)).reason == "changed"
+
+
 async def test_a_partition_that_says_nothing_is_waited_for_a_moment():
     """Its place is held against a log that never answers."""
     it = build_client()
