@@ -23,7 +23,7 @@ SECTION = Pipelines.model_validate({"jobs": [JOB]})
 
 def encode(job: str, batch: int, **progress: Any) -> bytes:
     alerts = progress.pop("alerts", {})
-    observed = {"observedMetrics": {"in": {"invalid": progress.pop("invalid", 0)}}}
+    observed = {"observedMetrics": {"in": {"rows": 9, "invalid": progress.pop("invalid", 0)}}}
     record = {"job": job, **build_progress(batch, **progress), "name": job, "alerts": alerts}
     return json.dumps(record | observed).encode()
 
