@@ -19,9 +19,10 @@ from gateway.config.types.formats import needs_catalog
 from gateway.config.types.substitution import find_closest, suggest
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
 from gateway.pipeline import clusters
-from gateway.pipeline.clusters import build_spark_options, find_cluster
-from gateway.pipeline.inputs import schemas, source, types
-from gateway.pipeline.job_settings import (
+
+from .clusters import build_spark_options, find_cluster
+from .inputs import schemas, source, types
+from .job_settings import (
     get_dead_letter_topic,
     get_inputs,
     get_output,
@@ -30,8 +31,8 @@ from gateway.pipeline.job_settings import (
     list_side_output_options,
     resolve_inputs,
 )
-from gateway.pipeline.jobs import import_job_module
-from gateway.pipeline.spark import session
+from .jobs import import_job_module
+from .spark import session
 
 Loc = tuple[str | int, ...]
 _OPTION_PREFIX = re.compile(r"([A-Za-z_][\w]*(?:\.[A-Za-z_][\w]*)*): ")

@@ -29,7 +29,8 @@ from pydantic import SecretStr
 from gateway.config import Kafka
 from gateway.config.sections.security import Sasl, Tls
 from gateway.errors import PipelineError, PipelineUnavailable
-from gateway.pipeline.failures import build_kafka_error, explain_kafka_errors
+
+from .failures import build_kafka_error, explain_kafka_errors
 
 _SECURITY_PACKAGE = "org.apache.kafka.common.security"
 _LOGIN_MODULES = {

@@ -34,17 +34,18 @@ from gateway.config.source.problems import format_loc
 from gateway.config.types.section import Section
 from gateway.config.types.substitution import suggest
 from gateway.errors import ConfigError, PipelineError
-from gateway.pipeline.check import check_input
 from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
 from gateway.pipeline.checkpoint.maintenance import hold_lease
-from gateway.pipeline.clusters import build_client_config
-from gateway.pipeline.inputs import schemas, source
-from gateway.pipeline.job_settings import Program
 from gateway.pipeline.progress.listener import report_progress
-from gateway.pipeline.reports import Reports
-from gateway.pipeline.run import query as query_module
 from gateway.pipeline.run.runner import check_input_topics, ensure_output_topics
 from gateway.pipeline.spark.session import jars, prepare_program_session, session_conf
+
+from .check import check_input
+from .clusters import build_client_config
+from .inputs import schemas, source
+from .job_settings import Program
+from .reports import Reports
+from .run import query as query_module
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

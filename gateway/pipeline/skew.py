@@ -22,18 +22,19 @@ from gateway.config.sections.job import Input, Job
 from gateway.config.sections.pipelines import Aggregate, Enrich, Join, Sessions
 from gateway.core.log.record import TopicPartition
 from gateway.errors import PipelineError
-from gateway.pipeline.clusters import build_client_config, create_admin_client, find_cluster
-from gateway.pipeline.failures import (
+from gateway.pipeline.inputs.schemas import resolve_fields
+from gateway.pipeline.inputs.source import Catalogs, parse_records, read_raw_range
+from gateway.pipeline.jobs.join import build_key_text
+
+from .clusters import build_client_config, create_admin_client, find_cluster
+from .failures import (
     TIMESTAMP_ADVICE,
     explain_kafka_errors,
     find_unreadable,
     list_causes,
 )
-from gateway.pipeline.inputs.schemas import resolve_fields
-from gateway.pipeline.inputs.source import Catalogs, parse_records, read_raw_range
-from gateway.pipeline.job_settings import get_inputs
-from gateway.pipeline.jobs.join import build_key_text
-from gateway.pipeline.spark import F
+from .job_settings import get_inputs
+from .spark import F
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -35,14 +35,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.config.source.yaml_document import dumps
 from gateway.config.types.address import is_loopback
 from gateway.config.types.substitution import suggest
-from gateway.sidecar.context import Component, Context
-from gateway.sidecar.groups import GroupEndpoints
 from gateway.sidecar.http.middleware import ADMIN_SCOPE
 from gateway.sidecar.http.status import StatusError, build_error_response, build_json_response
 from gateway.telemetry import catalog, logs
 from gateway.telemetry.samples import MetricSamples
 from gateway.version import __version__
 from gateway.wire.host import get_requested_host
+
+from .context import Component, Context
+from .groups import GroupEndpoints
 
 log = logging.getLogger(__name__)
 

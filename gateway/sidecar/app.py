@@ -30,7 +30,6 @@ from gateway.formats.codec import Codecs
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.produce.producer import Producer
 from gateway.sidecar.consumer.dialect import CONFLUENT, CONTRACT, is_confluent_request
-from gateway.sidecar.http import docs
 from gateway.sidecar.http.middleware import (
     AUTHENTICATED,
     Authorizer,
@@ -55,12 +54,13 @@ from gateway.sidecar.http.status import (
     build_status,
     describe_error,
 )
-from gateway.sidecar.turns import current_client
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 from gateway.wire.host import parse_host
 
 from .context import Component, Context, DocumentLocks
+from .http import docs
+from .turns import current_client
 
 log = logging.getLogger(__name__)
 

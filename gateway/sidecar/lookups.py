@@ -23,8 +23,9 @@ from gateway.kafka.client.offsets import LATEST, READ_UNCOMMITTED, OffsetAndTime
 from gateway.kafka.produce.pending_records import compute_partition
 from gateway.kafka.protocol.requests import PartitionMetadata, TopicMetadata
 from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
-from gateway.sidecar.context import Context, require_topic_name
 from gateway.sidecar.http.status import StatusError
+
+from .context import Context, require_topic_name
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,9 @@ from typing import TypeVar
 import psutil
 
 from gateway.telemetry import catalog
-from gateway.telemetry.counts import Histogram
-from gateway.telemetry.samples import MetricSamples
+
+from .counts import Histogram
+from .samples import MetricSamples
 
 _PROCESS = psutil.Process()  # in a process that is forked later this is still the parent
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.config.capabilities.options import Shown
-from gateway.config.sections.guard_section import GuardSection
 from gateway.config.types.address import is_loopback
 from gateway.config.types.section import Loc, Problem, nest
 from gateway.config.types.substitution import suggest
 from gateway.config.types.template import Placeholder
 
+from .guard_section import GuardSection
 from .route import Route
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from gateway.config.sections.listen import Listen
 from gateway.config.types.address import is_loopback
 from gateway.config.types.fields import Duration, in_range, matching, validate_text
 from gateway.config.types.section import Problem, Section, create_value_error
 from gateway.config.types.substitution import safe_repr
+
+from .listen import Listen
 
 CREDENTIALS_PLACEHOLDER = "{credentials}"
 RESERVED_QUERY_PARAMETERS = frozenset(

@@ -17,17 +17,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from gateway.config.sections.guard_section import (
-    BEARER_CREDENTIALS,
-    ChallengeDuration,
-    Credentials,
-    GuardSection,
-    HeaderName,
-    QueryName,
-    check_issuer_url,
-)
-from gateway.config.sections.jwt import Jwt
-from gateway.config.sections.listen import Listen
 from gateway.config.types.address import Url
 from gateway.config.types.fields import (
     Duration,
@@ -39,6 +28,18 @@ from gateway.config.types.fields import (
 )
 from gateway.config.types.forms import Kinds
 from gateway.config.types.section import Problem, Section, as_list, as_mapping
+
+from .guard_section import (
+    BEARER_CREDENTIALS,
+    ChallengeDuration,
+    Credentials,
+    GuardSection,
+    HeaderName,
+    QueryName,
+    check_issuer_url,
+)
+from .jwt import Jwt
+from .listen import Listen
 
 FORWARDED_HEADERS = frozenset({"x-forwarded-method", "x-forwarded-uri"})
 """Headers that the gateway itself sends to the application.

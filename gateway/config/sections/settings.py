@@ -11,7 +11,6 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 from pydantic_core import InitErrorDetails
 
 from gateway.config.capabilities import Correlation
-from gateway.config.sections.guards import AnyGuardSection
 from gateway.config.types.fields import Size, Text, in_range
 from gateway.config.types.forms import expand
 from gateway.config.types.section import (
@@ -27,6 +26,7 @@ from gateway.config.types.units import format_size
 from gateway.config.types.valid_rest import ValidRest
 
 from .crosscheck import check_settings
+from .guards import AnyGuardSection
 from .kafka import Clusters, Kafka
 from .listen import Listen
 from .pipelines import Pipelines

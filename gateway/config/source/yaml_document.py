@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gateway.config.source.nodes import MalformedYamlError, SourceMark, compose, get_mark
 from gateway.config.types.fields import Secret
 from gateway.config.types.section import Section
 from gateway.config.types.substitution import (
@@ -33,6 +32,8 @@ from gateway.config.types.substitution import (
 )
 from gateway.config.types.template import Template
 from gateway.errors import ConfigError
+
+from .nodes import MalformedYamlError, SourceMark, compose, get_mark
 
 Loc: TypeAlias = tuple[str | int, ...]
 

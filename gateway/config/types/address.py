@@ -19,9 +19,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gateway.config.types.fields import File, validate_text
-from gateway.config.types.section import Problem, create_section_error, create_value_error
-from gateway.config.types.substitution import SubstitutedText, safe_repr
+from .fields import File, validate_text
+from .section import Problem, create_section_error, create_value_error
+from .substitution import SubstitutedText, safe_repr
 
 _HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9_][A-Za-z0-9_.-]{0,253}")
 _SCHEME = "[a-z][a-z0-9+.-]*://"  # app shells and extensions have their own

@@ -14,12 +14,12 @@ from typing import Annotated, Any, NamedTuple
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, WrapValidator
 
-from gateway.config.types.substitution import safe_repr
-from gateway.config.types.template import REQUEST_ROOTS, Template, require_roots
 from gateway.core.channel.exact_json import NUMBER_PATTERN, parse_number
 
 from .fields import Flag, Pointer, Text
 from .section import Problem, Section, create_value_error
+from .substitution import safe_repr
+from .template import REQUEST_ROOTS, Template, require_roots
 
 TemplateRenderer = Callable[[Template], str]
 

@@ -26,10 +26,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gateway.config.types.substitution import SubstitutedText, describe_not_text, safe_repr, suggest
-
 from . import units
 from .section import create_value_error
+from .substitution import SubstitutedText, describe_not_text, safe_repr, suggest
 
 T = TypeVar("T")
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
-from gateway.config.types.substitution import describe_not_text, safe_repr, suggest
 from gateway.core.channel.exact_json import Number, parse_number
 from gateway.core.channel.filters import (
     BOUND_NAMES,
@@ -31,6 +30,7 @@ from gateway.core.channel.filters import (
 )
 
 from .condition import ShortCondition, format_scalar, merge_conditions
+from .substitution import describe_not_text, safe_repr, suggest
 
 MAX_FILTER_CHARS: Final = 16 * 1024  # of all filters of a client together
 MAX_LISTED_VALUES: Final = 100  # values of an `in`, and fields

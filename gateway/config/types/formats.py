@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gateway.config.types.substitution import find_closest
 from gateway.errors import FormatError
+
+from .substitution import find_closest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,8 +44,6 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
-from gateway.config.types.substitution import SubstitutedText, describe_not_text, safe_repr, suggest
-
 from .fields import SUBSTITUTION_SCHEMA, Text
 from .section import (
     ErrorKey,
@@ -60,6 +58,7 @@ from .section import (
     describe_unknown_keys,
     read_errors,
 )
+from .substitution import SubstitutedText, describe_not_text, safe_repr, suggest
 
 S = TypeVar("S", bound=Section)
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from gateway.config.types.section import create_value_error
 from gateway.errors import RequestError
 
+from .section import create_value_error
 from .substitution import Expression, describe_not_text, format_parts, parse_parts, suggest
 
 _NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*"

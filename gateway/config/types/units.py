@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from gateway.config.types.substitution import find_closest
+from .substitution import find_closest
 
 DURATION_UNITS: Mapping[str, Decimal] = {
     "ms": Decimal("0.001"),

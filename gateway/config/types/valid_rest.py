@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from gateway.config.types.substitution import UnresolvedText
-
 from .section import ErrorKey, Loc, Problem, read_errors
+from .substitution import UnresolvedText
 
 T = TypeVar("T")
 

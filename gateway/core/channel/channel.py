@@ -16,7 +16,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gateway.core.channel.tail import Tail, TailEntry, TailUpdate
 from gateway.core.log.record import (
     Entry,
     Gap,
@@ -31,6 +30,7 @@ from gateway.core.token.resume_token import seal_token
 
 from .chunk_ring import ByteSum, ChannelEvent, Chunk, ChunkRing, CohortKey, CountedBytes, RingBudget
 from .conflation import LatestOffsets, conflate
+from .tail import Tail, TailEntry, TailUpdate
 
 # Shared by all channels: even an empty set takes 216 bytes.
 _NO_TOPICS: frozenset[str] = frozenset()

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
-from gateway.core.channel.tail import Tail
 from gateway.core.log.record import Gap, PartitionPosition, Position, TopicPartition
 from gateway.core.small_set import SmallSet, add_member, discard_member
+
+from .tail import Tail
 
 
 class ByteSum(Protocol):

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.core.channel.tail import Tail, TailUpdate
 from gateway.core.log.record import Entry, Fault, Ready, Record, Skip
 
 from .channel import Channel, Encoder, build_event
@@ -24,6 +23,7 @@ from .chunk_ring import ChannelEvent
 from .conflation import conflate
 from .filter_index import FilterIndex
 from .filters import Filters
+from .tail import Tail, TailUpdate
 
 MAX_UPDATES = 4096  # updates whose chunks and positions are kept at most
 MAX_MOVES = 16 * MAX_UPDATES  # positions that these updates moved: 10 MiB

@@ -40,8 +40,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from gateway.core.error_code import ErrorCode
-from gateway.core.group.assignor import GroupAssignment, MemberSubscription
 from gateway.core.log.record import TopicPartition
+
+from .assignor import GroupAssignment, MemberSubscription
 
 NO_GENERATION = -1  # the generation of a process that is not a member; Kafka does not fence it
 

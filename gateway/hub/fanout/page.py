@@ -16,9 +16,10 @@ from gateway.client_memory import ClientMemory, HeldPart
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import EndReason
 from gateway.errors import KafkaError, MemoryFull
-from gateway.hub.fanout.client import Client, Handover
-from gateway.hub.fanout.pulled_bytes import PulledBytes
 from gateway.hub.wires.ndjson import HEARTBEAT, NdjsonWire
+
+from .client import Client, Handover
+from .pulled_bytes import PulledBytes
 
 MAX_PAGE_RECORDS = 1000
 MAX_PAGE_BYTES = 1 << 20

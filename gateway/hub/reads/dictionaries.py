@@ -36,13 +36,13 @@ from gateway.core.log.record import (
 )
 from gateway.core.token.resume_token import parse_token, seal_token
 from gateway.errors import BrokerUnavailable, GatewayError, RecordTooLarge, TokenForeign
-from gateway.hub.reads.shared_tail import SharedTail
-from gateway.hub.reads.view import View
 from gateway.wire import sse
 from gateway.wire.zstd import CompressionDictionary
 
 from .position_resolver import build_position, fetch_ends, has_recreated_topic
 from .services import ReadServices
+from .shared_tail import SharedTail
+from .view import View
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from gateway.core.channel.filters import MATCH_ALL, Filter, Filters
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, TableTooLarge
-from gateway.hub.reads.shared_tail import SharedTail
-from gateway.hub.reads.view import View
 
 from .key_indexes import KeyPartitions
 from .services import ReadServices
+from .shared_tail import SharedTail
 from .tables import TableSpilled
+from .view import View
 
 
 @dataclass(eq=False)

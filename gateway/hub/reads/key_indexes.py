@@ -14,10 +14,11 @@ from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import KafkaError
-from gateway.hub.reads.view import View
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.produce.pending_records import compute_partition
+
+from .view import View
 
 if TYPE_CHECKING:
     from .shared_reads import SharedRead

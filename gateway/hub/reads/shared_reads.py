@@ -46,13 +46,14 @@ from gateway.core.log.record import (
 )
 from gateway.core.log.recovery import Backoff
 from gateway.errors import Busy
-from gateway.hub.reads.pacing import BatchPacing
-from gateway.hub.reads.shared_tail import SharedTail
 from gateway.hub.wires.models import Transformer
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.fetch.fetcher import Fetcher, TopicModel, get_no_model
 from gateway.kafka.protocol.requests import TopicMetadata
+
+from .pacing import BatchPacing
+from .shared_tail import SharedTail
 
 log = logging.getLogger(__name__)
 

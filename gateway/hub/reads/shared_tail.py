@@ -23,9 +23,9 @@ from gateway.core.channel.tail import Tail, TailUpdate
 from gateway.core.log.partition_log import estimate_entry_size
 from gateway.core.log.partition_reader import PartitionReader
 from gateway.core.log.record import Entry, Ready, Record
-from gateway.hub.reads.position_resolver import count_partitions
 from gateway.hub.wires.wire import Wire
 
+from .position_resolver import count_partitions
 from .view import View
 
 if TYPE_CHECKING:

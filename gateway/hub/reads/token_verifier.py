@@ -32,7 +32,6 @@ from gateway.core.token.resume_token import ResumeToken, TokenSeal
 from gateway.core.token.signing import TokenSigner
 from gateway.core.token.token_parser import TokenTopic
 from gateway.errors import BrokerUnavailable, KafkaError, TokenForeign, TokenTooOld
-from gateway.hub.reads.view import View
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.metadata_changes import TopicChange
 from gateway.kafka.client.offsets import OffsetAndTimestamp
@@ -40,6 +39,7 @@ from gateway.telemetry.logs import create_detached_task
 
 from .position_resolver import check_token
 from .topic_opener import TopicOpener
+from .view import View
 
 MAX_UNKNOWN_PARTITIONS = 64  # how many partitions of a topic a token may name beyond the known ones
 REFRESH_INTERVAL_S = 1.0  # seconds between refreshes of metadata because of tokens

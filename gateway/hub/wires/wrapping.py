@@ -15,10 +15,11 @@ from gateway.core.channel.channel import Encoder
 from gateway.core.channel.chunk_ring import ByteSum, ChannelEvent, CountedBytes
 from gateway.core.client.terms import EndReason
 from gateway.formats import Format
-from gateway.hub.wires.wire import Beginning, Wire
 from gateway.wire import gzip
 from gateway.wire.gzip import Crc32Sum
 from gateway.wire.zstd import CompressionDictionary
+
+from .wire import Beginning, Wire
 
 
 @dataclass(frozen=True, slots=True)

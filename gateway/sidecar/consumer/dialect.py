@@ -35,13 +35,6 @@ from gateway.errors import (
     UnknownTopic,
 )
 from gateway.formats.codec import SerializationFormat
-from gateway.sidecar.consumer.instance_options import InstanceOptions
-from gateway.sidecar.consumer.record_json import (
-    Headers,
-    base64_headers,
-    paired_headers,
-    text_headers,
-)
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.spec import ApiOperation
 from gateway.sidecar.http.status import (
@@ -53,6 +46,14 @@ from gateway.sidecar.http.status import (
     describe_error,
 )
 from gateway.sidecar.lookups import Formats, describe_partition, get_formats
+
+from .instance_options import InstanceOptions
+from .record_json import (
+    Headers,
+    base64_headers,
+    paired_headers,
+    text_headers,
+)
 
 
 class Dialect:

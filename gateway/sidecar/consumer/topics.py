@@ -23,7 +23,14 @@ from gateway.kafka.client.offsets import EARLIEST, LATEST, READ_COMMITTED, Offse
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.protocol.requests import PartitionMetadata
 from gateway.kafka.protocol.topic_messages import DescribeConfigsRequest
-from gateway.sidecar.consumer.dialect import (
+from gateway.sidecar.context import Component, Context, build_consumer_options
+from gateway.sidecar.http.middleware import READ_SCOPE, TrailingSlashRoute
+from gateway.sidecar.http.requests import check_lifetime, run_for_client
+from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
+from gateway.sidecar.lookups import describe_topic
+from gateway.sidecar.turns import SharedPlaces
+
+from .dialect import (
     CONFLUENT,
     build_error_body,
     build_media_type,
@@ -34,14 +41,8 @@ from gateway.sidecar.consumer.dialect import (
     parse_partition,
     set_content_type,
 )
-from gateway.sidecar.consumer.instance_options import MAX_POLL_TIMEOUT_MS
-from gateway.sidecar.consumer.record_json import hold_records, paired_headers, render_records
-from gateway.sidecar.context import Component, Context, build_consumer_options
-from gateway.sidecar.http.middleware import READ_SCOPE, TrailingSlashRoute
-from gateway.sidecar.http.requests import check_lifetime, run_for_client
-from gateway.sidecar.http.status import StatusError, build_error_headers, build_json_response
-from gateway.sidecar.lookups import describe_topic
-from gateway.sidecar.turns import SharedPlaces
+from .instance_options import MAX_POLL_TIMEOUT_MS
+from .record_json import hold_records, paired_headers, render_records
 
 MAX_PARALLEL_READS = 16  # by offset, of up to 4 MiB each that count only when they are rendered
 

@@ -25,9 +25,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.background_tasks import Interrupted, run_unless
 from gateway.client_memory import ClientMemory, HeldPart, estimate_parsed_bytes
-from gateway.sidecar.http.status import StatusError
 from gateway.telemetry import traceparent
 from gateway.telemetry.logs import log_context
+
+from .status import StatusError
 
 CORRELATION_HEADER = "X-Correlation-Id"
 TRACEABILITY_HEADER = "X-Traceability-Id"

@@ -31,9 +31,10 @@ from gateway.config.types.address import join_url
 from gateway.core.delivery.verdict import BackendUnavailable
 from gateway.core.log.recovery import Backoff, Cause
 from gateway.sidecar.http.requests import CORRELATION_HEADER
-from gateway.sidecar.ksqldb.client import KsqlClient, KsqlUnavailable, build_query
-from gateway.sidecar.ksqldb.rows import KsqlError, RowError, write_row
 from gateway.sidecar.reactive.backend import BackendResponse, create_http_client, post_json
+
+from .client import KsqlClient, KsqlUnavailable, build_query
+from .rows import KsqlError, RowError, write_row
 
 log = logging.getLogger(__name__)
 

@@ -38,8 +38,10 @@ from gateway.sidecar.http.requests import (
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError
 from gateway.sidecar.lookups import check_writable, describe_topic
-from gateway.sidecar.producer.producer import ProducerComponent
-from gateway.sidecar.producer.records import (
+from gateway.sidecar.turns import take_turns
+
+from .producer import ProducerComponent
+from .records import (
     DOUBTFUL,
     UNWRITTEN,
     EncodedRecords,
@@ -48,7 +50,6 @@ from gateway.sidecar.producer.records import (
     describe_results,
     map_formats,
 )
-from gateway.sidecar.turns import take_turns
 
 NON_RETRIABLE_CODE, RETRIABLE_CODE = 1, 2
 

@@ -25,11 +25,12 @@ from gateway.sidecar.context import Component, Context
 from gateway.sidecar.http.middleware import ADMIN_SCOPE, READ_SCOPE
 from gateway.sidecar.http.status import NotReady, StatusError, build_json_response
 from gateway.sidecar.lookups import parse_tp
-from gateway.sidecar.reactive.backend import create_http_client
-from gateway.sidecar.reactive.group import ReactiveGroup
-from gateway.sidecar.reactive.lanes import RECORD_OUTCOMES, VERDICT_NAMES, LaneRunner
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
+
+from .backend import create_http_client
+from .group import ReactiveGroup
+from .lanes import RECORD_OUTCOMES, VERDICT_NAMES, LaneRunner
 
 log = logging.getLogger(__name__)
 

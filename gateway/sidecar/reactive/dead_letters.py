@@ -27,7 +27,8 @@ from gateway.kafka.protocol.topic_messages import BROKER_DEFAULT
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.requests import CORRELATION_HEADER, TRACEABILITY_HEADER
 from gateway.sidecar.lookups import choose_partition, get_or_create_topic
-from gateway.sidecar.reactive.backend import get_ids
+
+from .backend import get_ids
 
 log = logging.getLogger(__name__)
 

@@ -47,10 +47,11 @@ from gateway.errors import KafkaError, NotOwned
 from gateway.kafka.client.outages import Outages
 from gateway.sidecar.context import AuditEvent, Auditor, Context
 from gateway.sidecar.http.requests import RequestIds
-from gateway.sidecar.reactive.backend import BackendClient, BatchEncoder, deliver_batch, get_ids
-from gateway.sidecar.reactive.dead_letters import GROUP_HEADER, DeadLetterResult, DeadLetterWriter
 from gateway.telemetry.counts import Histogram
 from gateway.telemetry.logs import log_context
+
+from .backend import BackendClient, BatchEncoder, deliver_batch, get_ids
+from .dead_letters import GROUP_HEADER, DeadLetterResult, DeadLetterWriter
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,10 @@ from gateway.errors import NotGranted
 from gateway.telemetry import catalog
 from gateway.telemetry.logs import LogRateLimit, add_secret_names
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.access.external_http import ExternalHttp
-from gateway.web.access.grant import NO_GRANTS, Grant, Granted, get_bearer_token
-from gateway.web.access.guard import AccessRequest, Guard, GuardContext
+
+from .external_http import ExternalHttp
+from .grant import NO_GRANTS, Grant, Granted, get_bearer_token
+from .guard import AccessRequest, Guard, GuardContext
 
 if TYPE_CHECKING:
     from gateway.web.access import Access

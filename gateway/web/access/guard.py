@@ -20,8 +20,9 @@ from gateway.config import Credentials, GuardSection, PathPattern, Route
 from gateway.config.capabilities import parse_location
 from gateway.config.sections.guard_section import CREDENTIALS_PLACEHOLDER
 from gateway.errors import GuardUnavailable, NotGranted
-from gateway.web.access.external_http import ExternalHttp
-from gateway.web.access.grant import AmbiguousCredentials, CredentialsLocations, Grant
+
+from .external_http import ExternalHttp
+from .grant import AmbiguousCredentials, CredentialsLocations, Grant
 
 SectionT = TypeVar("SectionT", bound=GuardSection)
 

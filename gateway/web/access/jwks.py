@@ -28,7 +28,8 @@ from pydantic import ValidationError
 
 from gateway.config import Jwk, Jwks
 from gateway.core.backoff import BackoffPolicy
-from gateway.web.access.external_http import ExternalHttp, ExternalHttpError, parse_json
+
+from .external_http import ExternalHttp, ExternalHttpError, parse_json
 
 MAX_JWKS_BYTES = 256 * 1024  # bytes of a JWKS; those of large issuers have 10 KB
 MAX_KEYS = 100  # keys of a JWKS that are looked at

@@ -35,9 +35,6 @@ from gateway.errors import NotGranted, RequestError
 from gateway.telemetry import logs
 from gateway.web.access import Granted
 from gateway.web.access.admission import Guards
-from gateway.web.admin.health import build_readiness
-from gateway.web.admin.metrics import Metrics
-from gateway.web.admin.reload import Reloader
 from gateway.web.http.browsers import is_foreign_request
 from gateway.web.http.limits import Limits, get_client_address
 from gateway.web.http.problems import EXCEPTION_HANDLERS, build_problem
@@ -47,7 +44,10 @@ from gateway.wire.host import get_requested_host
 
 from .blocklist import Blocklist, BlocklistEntry
 from .configuration import ReloadCoordinator, ReloadRefused
+from .health import build_readiness
 from .listing import BUS_TIMEOUT_S, ListCursor, StreamFilter, StreamListing, format_time
+from .metrics import Metrics
+from .reload import Reloader
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,9 @@ from gateway.config import Settings
 from gateway.config.sections.reload import apply_reload
 from gateway.config.source.yaml_document import dumps
 from gateway.errors import GatewayError, RequestError
-from gateway.web.admin.reload import Reloader, ReloadOutcome, SettingsLoader
 from gateway.web.workers.bus import Bus, SupervisorUnavailable
+
+from .reload import Reloader, ReloadOutcome, SettingsLoader
 
 RELOAD_TOPIC = "reload"
 RELOAD_TIMEOUT_S = 30.0

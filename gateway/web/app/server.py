@@ -22,7 +22,6 @@ from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry import logs
 from gateway.telemetry.logs import announce
 from gateway.web.admin.reload import SettingsLoader, reload_on_hangup
-from gateway.web.app.supervisor import supervise
 from gateway.web.http import edge
 from gateway.web.http.asgi_middleware import get_allowed_names
 from gateway.web.http.assets import CoHostedAppFactory
@@ -49,6 +48,7 @@ from gateway.web.workers.sockets import (
 )
 
 from .app import Application, Startup, collect_garbage_forever, create_app, tune_garbage_collector
+from .supervisor import supervise
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from typing import IO, Any
 from gateway.config import Settings
 from gateway.errors import GatewayError
 from gateway.telemetry.logs import format_output
-from gateway.web.app.app import Application, create_app
-from gateway.web.app.server import configure_logging, run_server
 from gateway.web.workers.bus import Bus
 
+from .app import Application, create_app
+from .server import configure_logging, run_server
 from .supervisor import LENGTH_BYTES, SettingsMessage, WorkerSpec
 
 

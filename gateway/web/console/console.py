@@ -46,7 +46,13 @@ from gateway.version import __version__
 from gateway.web.access import Granted
 from gateway.web.admin.app import AdminApi, Handler, OperatorAuthorizer, log_action
 from gateway.web.admin.configuration import build_report, fetch_file_settings
-from gateway.web.console.kafka_lookup import (
+from gateway.web.http.browsers import PAGE_HEADERS
+from gateway.web.http.content import StaticDocument
+from gateway.web.routing.routes import Routes
+from gateway.web.workers.bus import Bus
+from gateway.wire.sse import encode_event, encode_retry
+
+from .kafka_lookup import (
     GroupEndpoints,
     JobEndpoints,
     KafkaLookup,
@@ -55,13 +61,8 @@ from gateway.web.console.kafka_lookup import (
     list_served_topics,
     read_query,
 )
-from gateway.web.console.overview import Overview
-from gateway.web.console.worker_report import BUS_TOPIC, WorkerReport
-from gateway.web.http.browsers import PAGE_HEADERS
-from gateway.web.http.content import StaticDocument
-from gateway.web.routing.routes import Routes
-from gateway.web.workers.bus import Bus
-from gateway.wire.sse import encode_event, encode_retry
+from .overview import Overview
+from .worker_report import BUS_TOPIC, WorkerReport
 
 PAGE_DIRECTORY = Path(__file__).parent / "page"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}

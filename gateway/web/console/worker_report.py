@@ -34,13 +34,14 @@ from gateway.hub.fanout.hubs import Hubs
 from gateway.telemetry.counts import LATENCY_BUCKETS_S
 from gateway.telemetry.logs import escape_line, redact_text
 from gateway.telemetry.process import LoopLag
-from gateway.web.console.partition_watch import (
+from gateway.web.workers.bus import Bus
+
+from .partition_watch import (
     TROUBLED_STATES,
     PartitionState,
     PartitionWatch,
     Transition,
 )
-from gateway.web.workers.bus import Bus
 
 SAMPLE_S = 5.0
 MAX_SAMPLES = 120

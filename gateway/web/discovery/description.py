@@ -19,9 +19,10 @@ from gateway.config.types.template import Template
 from gateway.config.types.units import format_duration
 from gateway.version import __version__
 from gateway.web.access.guard import SecurityScheme
-from gateway.web.discovery.messages import build_security_schemes
 from gateway.web.exchange.dispatch import get_exchange
 from gateway.web.http.assets import VERSIONED_MODULE_PATH
+
+from .messages import build_security_schemes
 
 SSE_MEDIA_TYPE, NDJSON_MEDIA_TYPE = "text/event-stream", "application/x-ndjson"
 SUBPROTOCOL = "gateway.v1"

@@ -37,8 +37,9 @@ from gateway.core.caches import cache_short
 from gateway.errors import RequestError
 from gateway.telemetry.logs import redact_url
 from gateway.web.access.x509 import store_forwarded_certificate
-from gateway.web.http.problems import build_problem
 from gateway.wire.host import normalize_host, parse_host
+
+from .problems import build_problem
 
 HTTP_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 

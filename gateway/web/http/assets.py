@@ -25,7 +25,8 @@ from gateway.config.types.path import VERSIONED_MODULE_PATTERN
 from gateway.errors import RequestError
 from gateway.telemetry.samples import MetricSamples
 from gateway.web.access.admission import Guards
-from gateway.web.http.content import IMMUTABLE_HEADERS, StaticDocument
+
+from .content import IMMUTABLE_HEADERS, StaticDocument
 
 JS_DIRECTORY = Path(__file__).parents[1] / "js"
 

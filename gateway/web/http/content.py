@@ -42,8 +42,9 @@ from gateway.errors import MemoryFull
 from gateway.hub.reads.view import View
 from gateway.hub.wires.wire import Wire
 from gateway.hub.wires.wrapping import GzipWire
-from gateway.web.http.query import MAX_WAIT_S
 from gateway.wire import gzip
+
+from .query import MAX_WAIT_S
 
 # One list member. A comma inside a quoted string does not end it; the quote that closes may be
 # missing, so that a malformed header is still split and not dropped.

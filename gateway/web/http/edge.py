@@ -32,17 +32,18 @@ from gateway.config.types.address import is_loopback
 from gateway.errors import GatewayError
 from gateway.internals import Internals, find_missing
 from gateway.telemetry.logs import announce
-from gateway.web.http.asgi_middleware import (
+from gateway.web.workers.sockets import LISTEN_BACKLOG, bind, format_url
+from gateway.wire.message_reader import MessageReader
+
+from .asgi_middleware import (
     ForwardedMiddleware,
     HostCheckMiddleware,
     TrustedProxies,
 )
-from gateway.web.http.assets import CoHostedApp
-from gateway.web.http.certificate import TlsContext
-from gateway.web.http.limits import Limits, PortLimits
-from gateway.web.http.tls import TlsListener
-from gateway.web.workers.sockets import LISTEN_BACKLOG, bind, format_url
-from gateway.wire.message_reader import MessageReader
+from .assets import CoHostedApp
+from .certificate import TlsContext
+from .limits import Limits, PortLimits
+from .tls import TlsListener
 
 FALLBACK_MAX_HEAD_BYTES = 64 * 1024  # as in `GatewayProtocol`
 USER_TIMEOUT_S = 60.0

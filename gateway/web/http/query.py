@@ -19,7 +19,8 @@ from gateway.core.token import resume_token as tokens
 from gateway.core.token.resume_token import ResumeToken
 from gateway.errors import RequestError, TokenError
 from gateway.hub.reads.position_resolver import StreamStart
-from gateway.web.http.head import build_bad_request
+
+from .head import build_bad_request
 
 _AGO_PATTERN = re.compile(r"-([0-9]{1,9})(ms|s|m|h|d)")
 _COUNT_PATTERN = re.compile(r"[0-9]{1,12}")

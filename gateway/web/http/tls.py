@@ -44,8 +44,9 @@ from gateway.background_tasks import BackgroundTasks
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
-from gateway.web.http.limits import ConnectionSlot, LimitReached, PortLimits
-from gateway.web.http.shared_counts import LimitKind
+
+from .limits import ConnectionSlot, LimitReached, PortLimits
+from .shared_counts import LimitKind
 
 RECORD_BYTES = 16 * 1024  # a record of TLS holds no more
 READ_BYTES = 4 * 1024

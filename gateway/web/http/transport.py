@@ -47,10 +47,10 @@ from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.errors import RequestError
 from gateway.telemetry.logs import LogRateLimit
 from gateway.web.access.x509 import TLS_EXTENSION, build_tls_extension
-from gateway.web.http.assets import CoHostedApp
-from gateway.web.http.limits import OPEN_CONNECTION, OpenConnection, PortLimits
 
 from . import head
+from .assets import CoHostedApp
+from .limits import OPEN_CONNECTION, OpenConnection, PortLimits
 from .outlet import TAKEOVER, HttpOutlet, OutletOwner, TakeoverOffer, hold_unsent
 
 if TYPE_CHECKING:

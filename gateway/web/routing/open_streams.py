@@ -30,8 +30,9 @@ from gateway.hub.fanout.hubs import ClusterTopic
 from gateway.hub.reads.pacing import WallClockTimer
 from gateway.hub.reads.view import View
 from gateway.web.access import Granted
-from gateway.web.routing.messages import QueryPairs
-from gateway.web.routing.paths import AccessRevoked, Match, RoutePaused
+
+from .messages import QueryPairs
+from .paths import AccessRevoked, Match, RoutePaused
 
 if TYPE_CHECKING:
     from .routes import Routes

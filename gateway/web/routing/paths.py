@@ -16,7 +16,8 @@ from gateway.config.types.template import Template
 from gateway.core.client.terms import EndReason
 from gateway.errors import NotGranted, RequestError
 from gateway.web.access import NO_GRANTS, Granted
-from gateway.web.routing.messages import QueryPairs
+
+from .messages import QueryPairs
 
 
 class PathMatch(NamedTuple):

@@ -41,11 +41,11 @@ from gateway.web.http.browsers import (
     refuse_foreign_origin,
 )
 from gateway.web.http.limits import Limits, get_client_address
-from gateway.web.routing.messages import QueryPairs, build_request, merge_query
-from gateway.web.routing.open_streams import StreamRegistry
-from gateway.web.routing.replies import ReplyReaders
 
+from .messages import QueryPairs, build_request, merge_query
+from .open_streams import StreamRegistry
 from .paths import Match, Parameters, PathMatch, Paths
+from .replies import ReplyReaders
 from .views import Views
 
 NOT_STARTED_MESSAGE = (

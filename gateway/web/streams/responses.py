@@ -59,14 +59,15 @@ from gateway.web.http.outlet import run_while_connected
 from gateway.web.http.query import get_query_pairs
 from gateway.web.routing.paths import SELECTION_PARAMETERS, Match, RoutePaused
 from gateway.web.routing.routes import Routes
-from gateway.web.streams.http_stream import (
+from gateway.wire import sse
+
+from .http_stream import (
     AsgiResponse,
     DirectResponse,
     HttpStream,
     choose_wire,
     open_client,
 )
-from gateway.wire import sse
 
 log = logging.getLogger(__name__)
 

@@ -36,8 +36,9 @@ from gateway.web.routing.messages import (
     TokenMessage,
 )
 from gateway.web.routing.routes import Routes
-from gateway.web.websocket.connection import MEMORY_REASON, Socket
-from gateway.web.websocket.handshake import HandshakeScope
+
+from .connection import MEMORY_REASON, Socket
+from .handshake import HandshakeScope
 
 log = logging.getLogger(__name__)
 
