@@ -558,8 +558,8 @@ class Hub:
                 topics_ending_on_loss=topics_ending_on_loss,
                 ring_budget=self.rings,
             )
-        self.client_shares.add(options.client_key, channel, view)
-        if channel.key is None:
+        self.client_shares.add(options.client_key, channel, view)  # first: it may refuse
+        if key not in shared_tail.channels:
             shared_tail.add_channel(key, channel, view.filters)
         return channel
 

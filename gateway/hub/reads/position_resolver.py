@@ -130,13 +130,6 @@ def has_recreated_topic(token: ResumeToken, tail: Tail) -> bool:
     )
 
 
-def count_partitions(tps: Mapping[TopicPartition, object]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for tp in tps:
-        counts[tp.topic] = max(counts.get(tp.topic, 0), tp.partition + 1)
-    return counts
-
-
 OTHERS_TIMEOUT_S = 0.25  # seconds that a start by time waits for more partitions than the first
 ENDS_TIMEOUT_S = 10.0  # seconds that a client waits for where its partitions end
 MAX_LOOKUPS_AT_ONCE = 16  # streams of one client that look up starts or ends

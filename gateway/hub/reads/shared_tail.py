@@ -22,10 +22,9 @@ from gateway.core.channel.filters import Filters
 from gateway.core.channel.tail import Tail, TailUpdate
 from gateway.core.log.partition_log import estimate_entry_size
 from gateway.core.log.partition_reader import PartitionReader
-from gateway.core.log.record import Entry, Ready, Record
+from gateway.core.log.record import Entry, Ready, Record, TopicPartition
 from gateway.hub.wires.wire import Wire
 
-from .position_resolver import count_partitions
 from .view import View
 
 if TYPE_CHECKING:
@@ -274,3 +273,10 @@ class SteppedTail(SharedTail):
         entries, self._pending_entries, self._pending_bytes = self._pending_entries, [], 0
         self._next_step_at = self._loop.time() + self._interval
         super().publish(entries, int(time.time()))
+
+
+def count_partitions(tps: Iterable[TopicPartition]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for tp in tps:
+        counts[tp.topic] = max(counts.get(tp.topic, 0), tp.partition + 1)
+    return counts

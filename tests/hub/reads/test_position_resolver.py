@@ -24,9 +24,9 @@ from gateway.errors import TokenForeign
 from gateway.hub.reads.position_resolver import (
     build_position,
     check_token,
-    count_partitions,
     has_recreated_topic,
 )
+from gateway.hub.reads.shared_tail import count_partitions
 
 ORDERS = TopicPositions("orders", "id-1", [5, None, 7], [2, 3, 2])
 
