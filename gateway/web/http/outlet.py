@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, MutableMapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from starlette.requests import Request
@@ -56,6 +57,13 @@ def hold_unsent(
     else:
         copied = 0 if type(transport).__module__.startswith("uvloop") else waiting
     memory.hold_unsent(holder, waiting, copied, data)
+
+
+def half_close(transport: asyncio.Transport) -> None:
+    """Close our side and leave the client's open, which TLS cannot."""
+    if transport.can_write_eof():
+        with suppress(OSError):  # the client's socket is closed, and has answered with a reset
+            transport.write_eof()
 
 
 class OutletOwner(Protocol):

@@ -51,7 +51,7 @@ from gateway.web.access.x509 import TLS_EXTENSION, build_tls_extension
 from . import head
 from .assets import CoHostedApp
 from .limits import OPEN_CONNECTION, OpenConnection, PortLimits
-from .outlet import TAKEOVER, HttpOutlet, OutletOwner, TakeoverOffer, hold_unsent
+from .outlet import TAKEOVER, HttpOutlet, OutletOwner, TakeoverOffer, half_close, hold_unsent
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -698,8 +698,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _linger(self) -> None:
         """Close our side, and discard input until the client closes its own, or for `LINGER_S`."""
         self._unset_keepalive_if_required()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        half_close(self.transport)
         self.flow.resume_reading()
         self.deadline_timer = self.loop.call_later(self.LINGER_S, self.transport.abort)
 

@@ -22,12 +22,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Protocol
 
 from gateway.client_memory import MAX_UNCOUNTED_BYTES, ClientMemory, HeldPart
 from gateway.telemetry.logs import LogRateLimit
-from gateway.web.http.outlet import hold_unsent
+from gateway.web.http.outlet import half_close, hold_unsent
 from gateway.wire import websocket
 from gateway.wire.message_reader import (
     BINARY,
@@ -445,9 +444,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._ignores_input = True
         self._reader = MessageReader()  # what came of a message is not needed any more
         self._release_received()
-        if self.transport.can_write_eof():
-            with suppress(OSError):  # the client's socket is closed, and has answered with a reset
-                self.transport.write_eof()
+        half_close(self.transport)
         if self._is_paused:
             self._is_paused = False
             self.transport.resume_reading()

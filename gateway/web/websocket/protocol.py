@@ -28,7 +28,7 @@ from websockets.http11 import Response
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.web.access.x509 import TLS_EXTENSION, build_tls_extension
 from gateway.web.http.limits import OPEN_CONNECTION, OpenConnection
-from gateway.web.http.outlet import TAKEOVER
+from gateway.web.http.outlet import TAKEOVER, half_close
 from gateway.wire.message_reader import MessageReader
 
 from .connection import (
@@ -223,8 +223,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._is_closed = True
         self._disconnected.set()
         self.transport.write(response.serialize())
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        half_close(self.transport)
         if not self.transport.is_reading():
             self.transport.resume_reading()
         self._timer = self._loop.call_later(self.LINGER_S, self.transport.abort)
