@@ -12,7 +12,7 @@ gap is reported twice. Some records of a gap may have been processed by a batch 
 interrupted.
 
 Jobs that write no gap records, because that needs a call of Python in each batch, have their gaps
-logged when they start (`log_gaps`), and not those of later.
+logged when they start (`log_gaps`). Later gaps are not found.
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ class InputTopics:
     def fetch_ends(self) -> dict[_Place, LogEnd] | None:
         """Return the ends of all partitions if their answers have arrived since the last call.
 
-        It does not wait for Kafka, as `find_recreated`, which finds partitions that are added.
+        Like `find_recreated`, it does not wait for Kafka. Added partitions count once that call has
+        found them.
         """
         if self._ends is None and self._clock() >= self._next_ends_at:
             self._ends = self._request_ends()

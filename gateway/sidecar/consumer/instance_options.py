@@ -113,9 +113,9 @@ def compile_topic_pattern(text: str) -> re.Pattern[str]:
     """Compile a client's pattern of topics; raises StatusError 400 if it is too complex.
 
     It is matched in the event loop that serves all clients: `(a+)+` would take hours for one name,
-    and so would `.?` thirty times. So neither `?`, `*` nor `|` may be within a repetition,
-    and all of them together may take no more steps than two unbounded repetitions with a dozen
-    characters behind them. A `.*` at the end takes the rest of any name, in one way.
+    and so would `.?` thirty times. So neither `?`, `*` nor `|` may be within a repetition, and all
+    of them together may take no more steps than two unbounded repetitions with a dozen characters
+    behind them. A `.*` at the end takes the rest of any name, in one way.
     """
     work = math.inf
     try:

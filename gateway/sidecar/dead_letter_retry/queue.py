@@ -293,11 +293,10 @@ class DeadLetterQueue:
 
 
 async def keep_positions(cluster: Cluster, group: str, known: GroupPositions) -> GroupPositions:
-    """Commit those again that are as they were, and return them all.
+    """Commit a group's positions again where they are still the known ones; return all of them.
 
-    The group has no members, so that Kafka deletes the offset of a partition some days after its
-    commit. What is committed meanwhile by others must not be undone, so the partitions in which
-    anything happens are left alone.
+    The group has no members, so Kafka deletes the offset of a partition some days after its commit.
+    Positions that have changed were committed by others since, which must not be undone.
     """
     offsets = GroupOffsets(cluster.coordinators, group)
     found = await offsets.committed_with_topics(None)
