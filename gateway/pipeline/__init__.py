@@ -26,10 +26,12 @@ if not TYPE_CHECKING:  # a type checker that sees __getattr__ accepts any attrib
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module 'gateway.pipeline' has no attribute {name!r}")
-        from gateway.extras import require_extra
+        try:
+            from . import library
+        except ModuleNotFoundError:
+            from gateway.extras import require_extra
 
-        require_extra("pipeline", f"gateway.pipeline.{name}")
-        from . import library
-
+            require_extra("pipeline", f"gateway.pipeline.{name}")
+            raise
         value = globals()[name] = getattr(library, name)
         return value

@@ -34,6 +34,7 @@ from gateway.config.source.problems import format_loc
 from gateway.config.types.section import Section
 from gateway.config.types.substitution import suggest
 from gateway.errors import ConfigError, PipelineError
+from gateway.extras import require_extra
 from gateway.pipeline.checkpoint.job_checkpoint import prepare_checkpoint
 from gateway.pipeline.checkpoint.maintenance import hold_lease
 from gateway.pipeline.progress.listener import report_progress
@@ -135,10 +136,12 @@ def read_topic(
 
     Raises:
         ConfigError: An argument is wrong.
+        ExtraMissing: A library is not installed.
         FormatError: The schema is missing or cannot be used.
         PipelineError: The session lacks a setting or a jar; the message has the line to add.
         RegistryUnavailable: The registry does not answer.
     """
+    require_extra("pipeline", "read_topic")
     name = name or topic
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise ConfigError([f"name: '{name}' has other characters than letters, digits, _, . and -"])
@@ -221,11 +224,13 @@ def write_exactly_once(
     Raises:
         CheckpointRefused: The checkpoint is of another query, or damaged.
         ConfigError: An argument is wrong.
+        ExtraMissing: A library is not installed.
         PipelineError: The session lacks a setting or a jar, the rows have a key that may change or
             a stream that is not of `read_topic`, a topic does not exist, or another process runs
             the query.
         PipelineUnavailable: Kafka does not answer.
     """
+    require_extra("pipeline", "write_exactly_once")
     spark = rows.sparkSession
     prepare_program_session(spark)
     if output_mode not in ("append", "update"):

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import pytest
 from support.waiting import block_until
 
 from gateway.pipeline.clusters import TopicDescription
@@ -16,6 +17,7 @@ from gateway.telemetry import catalog
 from gateway.telemetry.samples import MetricSamples
 
 
+@pytest.mark.needs("java17")
 def test_open_transactions_are_looked_for_also_while_a_query_is_busy():
     """A query that never waited, with one partition behind a transaction, raised no alert."""
     from gateway.pipeline.run.watched_query import WatchedQuery
