@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 import ssl
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -48,6 +49,9 @@ class SocketApp:
     """Takes sockets over with the listener that their path names, or refuses them."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self.closings: list[tuple[int, str]] = []
         self.errors: list[BaseException] = []
         self.sent_count = self.received_count = self.count_before_mark = 0
@@ -209,12 +213,14 @@ def start(request) -> Iterator[Start]:
                 options = {"ws": ws, "ws_per_message_deflate": compression}
                 served = running_server(app, GatewayProtocol, LOOPS[request.param], **options)
                 running[key] = SocketServer(stack.enter_context(served), app)
-            running[key].app.closings.clear()
-            running[key].app.errors.clear()
-            running[key].app.sent_count = running[key].app.received_count = 0
-            running[key].app.is_deaf = False
-            wait_until(lambda: not running[key].served.connections, "the last test's end")
-            return running[key]
+            server = running[key]
+            wait_until(lambda: not server.served.connections, "the last test's end")
+            forgotten = threading.Event()
+            # In the loop: it may still be telling the application of the last test's end.
+            server.call_in_loop(server.app.forget)
+            server.call_in_loop(forgotten.set)
+            wait_until(forgotten.is_set, "a fresh application")
+            return server
 
         yield start_server
 
