@@ -23,7 +23,7 @@ from support.received import GapEvent, ReceivedItem, ReceivedRecord, parse_envel
 
 from gateway.core.log.record import TopicPartition
 
-from .views import TYPED, ClientPlan, Rule, Wire, describe_other_metadata
+from .views import ClientPlan, Rule, Wire, describe_other_metadata
 
 # By these the gateway knows that only an answer with status 200 brings the client back.
 BROWSER_HEADERS = {"Sec-Fetch-Mode": "cors"}
@@ -93,7 +93,7 @@ class ClientLog:
         positions: The positions that it had.
         protocol_errors: What was wrong with events, the first ones.
         record_count: How many records came.
-        error_count: How many `error` events came.
+        errors: Its `error` events: when each came, and its data.
     """
 
     plan: ClientPlan
@@ -107,7 +107,7 @@ class ClientLog:
     positions: list[ClientPosition] = field(default_factory=list)
     protocol_errors: list[ProtocolError] = field(default_factory=list)
     record_count: int = 0
-    error_count: int = 0
+    errors: list[tuple[float, Mapping[str, Any]]] = field(default_factory=list)
 
     @property
     def has_begun(self) -> bool:
@@ -136,14 +136,13 @@ class ClientLog:
             self.connections[-1].begin_id = event["id"]
             data = json.loads(event["data"])
             self.connections[-1].resume_mode = data["resume"]
-            self.pending = {_read_partition(each) for each in data["pending"]}
+            self.pending = {read_partition(each) for each in data["pending"]}
         elif name in ("ready", "error", *SINGLE_NAMES):
             for single, data in iter_single_events(name, json.loads(event["data"])):
                 if single == "ready":
-                    self.pending.discard(_read_partition(data))
+                    self.pending.discard(read_partition(data))
                 else:
-                    self.error_count += 1
-                    self._check_error(data)
+                    self.errors.append((now, data))
         self._note_position(event["id"], is_record=name in ("message", "delete"))
         if name not in ("message", "delete", "position"):
             self.notes.append((now, name, event["data"][:300]))
@@ -186,18 +185,6 @@ class ClientLog:
         for text in filter(None, texts):
             self._add_protocol_error(record.tp, record.offset, text)
 
-    def _check_error(self, data: Mapping[str, Any]) -> None:
-        """Check that it is one of the errors that faults of the bench lead to."""
-        # What a broker that has just started, or a topic that begins anew, may lead to for a while.
-        expected = {"unknown-topic", "kafka-unavailable", "connection", "timeout"}
-        if self.plan.view.topic == TYPED:
-            expected.add("schema-registry")
-        if self.plan.view.user:
-            expected.add("guard-unavailable")
-        if data["code"] not in expected:
-            tp = _read_partition(data) if "topic" in data else None
-            self._add_protocol_error(tp, -1, f"error {data}, without such a fault")
-
     def _add_protocol_error(self, tp: TopicPartition | None, offset: int | None, text: str) -> None:
         if len(self.protocol_errors) < MAX_PROTOCOL_ERRORS:
             at = -1 if offset is None else offset
@@ -212,7 +199,7 @@ def _parse_record(event: Mapping[str, Any], data: dict[str, Any]) -> ReceivedRec
     return parse_envelope(event)._replace(id="")
 
 
-def _read_partition(data: Mapping[str, Any]) -> TopicPartition:
+def read_partition(data: Mapping[str, Any]) -> TopicPartition:
     return TopicPartition(data["topic"], data["partition"])
 
 

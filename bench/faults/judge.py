@@ -17,11 +17,13 @@ from support.stream_check import AckedRecord, Finding, FindingKind, PartitionTru
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import parse_token
 
-from .clients import ClientLog, Connection
+from .clients import ClientLog, Connection, read_partition
 from .truth import Truth
-from .views import GAP_REASONS, Rule, View
+from .views import GAP_REASONS, TYPED, Rule, View
 
 MAX_FINDINGS_PER_CLIENT = 50
+# What a partition whose leader is gone, or is back, may say for a while.
+ELECTION_ERRORS, ELECTION_S = {"no-leader", "not-leader"}, 10.0
 # In place of the number of a client.
 KAFKA, GROUP, JOB, GATEWAYS = -1, -2, -3, -4
 _NAMES = {
@@ -105,8 +107,16 @@ def judge_logs(lines: Iterable[str]) -> list[ClientFinding]:
     ]
 
 
-def judge_client(log: ClientLog, truth: Truth) -> list[ClientFinding]:
-    """Return what is wrong with what a client got, which is expected to be all that it gets."""
+def judge_client(
+    log: ClientLog, truth: Truth, broker_faults: Sequence[tuple[float, float]] = ()
+) -> list[ClientFinding]:
+    """Return what is wrong with what a client got, which is expected to be all that it gets.
+
+    Args:
+        log: What the client got.
+        truth: What Kafka has.
+        broker_faults: From when to when each fault of a broker lasted, by `time.monotonic`.
+    """
     plan = log.plan
     if plan.view.rule is Rule.TABLE:
         found: Iterable[tuple[TopicPartition | None, Finding]] = _check_table(log, truth)
@@ -114,7 +124,12 @@ def judge_client(log: ClientLog, truth: Truth) -> list[ClientFinding]:
         found = _check_stream(log, truth)
     findings = [
         ClientFinding(plan.number, plan.view.name, plan.wire, each.kind, tp, each.offset, each.text)
-        for tp, each in (*found, *_check_protocol(log, truth), *_check_positions(log, truth))
+        for tp, each in (
+            *found,
+            *_check_protocol(log, truth),
+            *_check_errors(log, broker_faults),
+            *_check_positions(log, truth),
+        )
     ]
     return findings[:MAX_FINDINGS_PER_CLIENT]
 
@@ -142,6 +157,24 @@ def _check_protocol(
                 yield item.tp, Finding(FindingKind.BOUNDS, item.start, text)
         if item.tp.topic != topic:
             yield item.tp, Finding(FindingKind.OUTSIDE, -1, f"the stream is of {topic}: {item}")
+
+
+def _check_errors(
+    log: ClientLog, broker_faults: Sequence[tuple[float, float]]
+) -> Iterable[tuple[TopicPartition | None, Finding]]:
+    """Find errors that no fault of the bench leads to."""
+    view = log.plan.view
+    # What a broker that has just started, or a topic that begins anew, may lead to for a while.
+    expected = {"unknown-topic", "kafka-unavailable", "connection", "timeout"}
+    if view.topic == TYPED:
+        expected.add("schema-registry")
+    if view.user:
+        expected.add("guard-unavailable")
+    for at, data in log.errors:
+        is_led_anew = any(start <= at <= end + ELECTION_S for start, end in broker_faults)
+        if data["code"] not in expected | (ELECTION_ERRORS if is_led_anew else set()):
+            tp = read_partition(data) if "topic" in data else None
+            yield tp, Finding(Trouble.PROTOCOL, -1, f"error {data}, without such a fault")
 
 
 def _check_positions(

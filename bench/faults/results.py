@@ -175,7 +175,7 @@ def count_received(logs: Sequence[ClientLog]) -> dict[str, int]:
         "deliveries": sum(log.record_count for log in logs),
         "connections": sum(len(log.connections) for log in logs),
         "gaps told": sum(len(log.gaps) for log in logs),
-        "errors told": sum(log.error_count for log in logs),
+        "errors told": sum(len(log.errors) for log in logs),
     }
 
 

@@ -33,7 +33,14 @@ from .judge import (
 )
 from .reactive import Delivery, count_again, judge_group
 from .results import FaultResult, SeedResult, build_timelines, count_received
-from .schedule import KINDS, FaultKind, PlannedFault, build_schedule
+from .schedule import (
+    BROKERS,
+    KINDS,
+    KINDS_BY_NAME,
+    FaultKind,
+    PlannedFault,
+    build_schedule,
+)
 from .spark_job import judge_rows
 from .startup import WorldOptions, list_fronts, running_world
 from .truth import Truth
@@ -155,10 +162,15 @@ class _Run:
             ClientFinding(KAFKA, "", "", Trouble.NOTHING_WRITTEN, tp, -1, "so nothing was tested")
             for tp in truth.list_unwritten()
         ]
+        broker_faults = [
+            (self._began_at + each.at, self._began_at + (each.healed_at or each.at))
+            for each in self._result.faults
+            if BROKERS in KINDS_BY_NAME[each.kind].claims
+        ]
         for client in world.clients:
             if client.is_closed:
                 findings.append(_build_trouble(client, Trouble.GAVE_UP, client.describe_state()))
-            findings += judge_client(client.log, truth)
+            findings += judge_client(client.log, truth, broker_faults)
         findings += judge_group(deliveries, truth, calm_at)
         findings += judge_logs(world.read_logs())
         if world.job is not None:

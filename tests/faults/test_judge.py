@@ -193,6 +193,14 @@ def test_events_that_should_not_be_are_found() -> None:
     assert judge([no_guard, *OFFSETS], replace(STREAM_VIEW, user="ada")) == set()
 
 
+def test_a_partition_without_a_leader_is_found_where_no_broker_was_away() -> None:
+    log = build_log(STREAM_VIEW, [tell("error", code="no-leader", message=""), *OFFSETS])
+    told_at, truth = log.errors[0][0], build_truth(LOG)
+    assert judge_client(log, truth, [(told_at - 9, told_at - 5)]) == []
+    for elsewhere in ((told_at - 90, told_at - 50), (told_at + 1, told_at + 2)):
+        assert {each.kind for each in judge_client(log, truth, [elsewhere])} == {Trouble.PROTOCOL}
+
+
 def test_a_position_that_no_client_came_back_with_is_judged_too() -> None:
     """A client that is cut off there would lose a record; the next position is right again."""
     right = {offset: offset + 1 for offset in OFFSETS}

@@ -223,8 +223,10 @@ async def stall_clients(world: World, fault: PlannedFault) -> AsyncIterator[str]
 @asynccontextmanager
 async def hide_gateways(world: World, fault: PlannedFault) -> AsyncIterator[str]:
     """Drop every packet between a gateway and its clients behind a proxy."""
-    proxy = world.client_proxies[fault.choice % len(world.client_proxies)]
-    await _wait_for_connections([proxy])
+    await _wait_for_connections(world.client_proxies)
+    # A gateway that was restarted may have none: its clients went to another.
+    connected = [each for each in world.client_proxies if each.connection_count]
+    proxy = connected[fault.choice % len(connected)]
     await proxy.hide()
     try:
         await _wait_for_silence([proxy])

@@ -255,11 +255,11 @@ async def refuse_registry(world: World, fault: PlannedFault) -> AsyncIterator[st
     try:
         number = world.codec.add_schema()
         clients = [each.log for each in world.list_clients(TYPED)]
-        before = [log.error_count for log in clients]
+        before = [len(log.errors) for log in clients]
 
         def count_told() -> int:
             pairs = zip(clients, before, strict=True)
-            return sum(log.error_count > count for log, count in pairs)
+            return sum(len(log.errors) > count for log, count in pairs)
 
         await wait_for_effect(count_told, "no client is told that the registry is away")
         yield f"nobody knows schema {number}; {count_told()} clients are told so"
