@@ -414,6 +414,10 @@ class SnapshotBlocks:
             blocks = snapshot.encoded_by_channel[channel] = cls(channel)
         return blocks
 
+    def has_block(self, snapshot: TableSnapshot, offset: int) -> bool:
+        """Whether `get_block` has nothing to encode, which takes up to 2 ms."""
+        return snapshot.find_index(offset) in self._blocks
+
     def get_block(self, snapshot: TableSnapshot, offset: int) -> SnapshotBlock | None:
         assert snapshot.end_position.offset is not None
         if offset >= snapshot.end_position.offset:

@@ -130,31 +130,45 @@ class SnapshotRead:
         if subscription.credit == 0:
             return
         if table_snapshot is not None and not table_snapshot.is_released:
-            pieces = self._select_entries(table_snapshot, position.offset)
-        elif snapshot.is_fresh(tp):  # its table is spilled, or was released
+            if self._is_encoded(table_snapshot, position.offset):
+                self._feed_table(tp, position, table_snapshot)
+            else:
+                async with snapshots.tables.take_slice(subscription.client_key):
+                    if subscription.snapshot is snapshot and not table_snapshot.is_released:
+                        self._feed_table(tp, position, table_snapshot)
+            return
+        if snapshot.is_fresh(tp):  # its table is spilled, or was released
             end = snapshot.end_offsets[tp]
             pieces = await snapshots.tables.read_window(tp, position, end, snapshot.filters)
-        else:
-            return
-        if subscription.private_reader is not None:
-            subscription.private_reader.feed_snapshot(tp, position, pieces)
+            if subscription.private_reader is not None:
+                subscription.private_reader.feed_snapshot(tp, position, pieces)
 
-    def _select_entries(
-        self, table_snapshot: TableSnapshot, offset: int
-    ) -> Iterable[Entry | SnapshotBlock]:
-        """Return what comes next of a table.
-
-        That is a block that all clients of the view share, unless this client wants only a part.
-        """
-        subscription = self._subscription
-        snapshot = subscription.snapshot
+    @property
+    def _wants_blocks(self) -> bool:
+        """Whether it gets what all clients of the view share, as it does not want only a part."""
+        subscription, snapshot = self._subscription, self._subscription.snapshot
         keyed = snapshot is not None and snapshot.filters.keys is not None
-        if keyed or subscription.credit is not None or subscription.remaining_records is not None:
-            return table_snapshot.read(offset, MAX_BATCH_BYTES)
-        block = SnapshotBlocks.for_channel(table_snapshot, subscription.channel).get_block(
-            table_snapshot, offset
-        )
-        return () if block is None else (block,)
+        return not keyed and subscription.credit is None and subscription.remaining_records is None
+
+    def _is_encoded(self, table_snapshot: TableSnapshot, offset: int) -> bool:
+        blocks = SnapshotBlocks.for_channel(table_snapshot, self._subscription.channel)
+        return not self._wants_blocks or blocks.has_block(table_snapshot, offset)
+
+    def _feed_table(
+        self, tp: TopicPartition, position: PartitionPosition, table_snapshot: TableSnapshot
+    ) -> None:
+        subscription, offset = self._subscription, position.offset
+        assert offset is not None
+        if subscription.private_reader is None:
+            return
+        pieces: Iterable[Entry | SnapshotBlock]
+        if self._wants_blocks:
+            blocks = SnapshotBlocks.for_channel(table_snapshot, subscription.channel)
+            block = blocks.get_block(table_snapshot, offset)
+            pieces = () if block is None else (block,)
+        else:
+            pieces = table_snapshot.read(offset, MAX_BATCH_BYTES)
+        subscription.private_reader.feed_snapshot(tp, position, pieces)
 
     def _check_overdue(self) -> None:
         """Stop waiting for partitions that have no leader, or one that does not answer."""

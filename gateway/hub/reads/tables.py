@@ -20,7 +20,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from itertools import islice, takewhile
 from operator import length_hint
 from time import perf_counter
@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 MAX_ENTRIES_AT_ONCE = 4096  # entries that are processed before other tasks get a turn: 2 ms
 SLICE_S = 0.002  # seconds of building views before other tasks get a turn
+FEW_ENTRIES = 256  # that a table takes at once: documents do not wait for slices
 WINDOW_BYTES = 4 << 20  # bytes of records in a window
 MAX_OPEN_WINDOWS = 2  # windows that are filled at a time
 MAX_JUDGED_RECORDS = 1000  # in which a field is looked for that a filter has not found
@@ -123,7 +124,7 @@ class Tables:
         self._view_snapshots = WeakValueDictionary()
         self._locks: dict[TopicPartition, asyncio.Lock] = {}
         # One view of a partition is built at a time, so that equal views share it, and one slice of
-        # all views: a view of many partitions is built by as many tasks.
+        # all partitions: each has a task.
         self._view_turns: dict[TopicPartition, ClientTurns] = {}
         self._slice_turns = ClientTurns()
         self._window_slots = asyncio.Semaphore(MAX_OPEN_WINDOWS)
@@ -186,6 +187,13 @@ class Tables:
             selected = table.select_keys(filters.keys)
             return table.create_snapshot(selected, sum(map(buffered_size, selected)))
 
+    @asynccontextmanager
+    async def take_slice(self, client_key: ClientKey = "") -> AsyncIterator[None]:
+        """Let a client work for about `SLICE_S`, and then others: 48 partitions ask at once."""
+        async with self._slice_turns.take(client_key):
+            yield
+            await asyncio.sleep(0)  # within the turn, or another slice may follow at once
+
     async def get_latest(
         self, tp: TopicPartition, end: int, key: KeyBytes, filters: Filters = MATCH_ALL
     ) -> Record | None:
@@ -224,14 +232,13 @@ class Tables:
         )
         remaining = iter(entries)
         while length_hint(remaining):
-            async with self._slice_turns.take(client_key):
+            async with self.take_slice(client_key):
                 slice_end = perf_counter() + SLICE_S
                 for entry in remaining:
                     if type(entry) is not Record or filters.matches(entry):
                         table.apply((entry,))
                     if perf_counter() > slice_end:
                         break
-                await asyncio.sleep(0)  # within the turn, or another slice may follow at once
         snapshot = history.create_snapshot(table.take_snapshot().entries, table.bytes, whole)
         if not snapshot.entries and history.tp.topic not in self._judged_topics:
             self._warn_of_missing_field(history.tp, entries, filters)
@@ -327,11 +334,12 @@ class Tables:
         tp = table.tp
         while table.position.offset is not None and table.position.offset < end:
             entries = await self._read_from(tp, table.position)
-            # What was read may be of the log as it was before the await.
-            if table.position.lineage != self._shared_reads.by_partition[tp].log.lineage:
-                return False
-            if not table.apply(entries):
-                return False
+            async with self.take_slice() if len(entries) > FEW_ENTRIES else nullcontext():
+                # What was read may be of the log as it was before the await.
+                if table.position.lineage != self._shared_reads.by_partition[tp].log.lineage:
+                    return False
+                if not table.apply(entries):
+                    return False
             del entries  # or they would be kept while the next read waits
             self._enforce_limit(tp.topic)
             if tp.topic in self._get_spilled(type(table)):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.snapshot_model import KeyedTopic
 from gateway.config import Topic
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.filters import Condition, Filter, Filters, LazyValue
-from gateway.core.client.snapshot import SnapshotBlocks, TableSnapshot
+from gateway.core.client.snapshot import KeyTable, SnapshotBlocks, TableSnapshot
 from gateway.core.log.partition_log import PartitionLog
 from gateway.core.log.partition_reader import EARLIEST, TimestampStart
 from gateway.core.log.record import (
@@ -27,7 +28,8 @@ from gateway.core.log.record import (
     TopicPartition,
 )
 from gateway.formats import create_format
-from gateway.hub.reads.tables import Tables, TableSpilled
+from gateway.hub.reads.snapshots import SnapshotRead
+from gateway.hub.reads.tables import FEW_ENTRIES, Tables, TableSpilled
 from gateway.hub.wires.sse import SseWire
 
 A = TopicPartition("prices", 0)
@@ -303,6 +305,68 @@ async def test_other_tasks_get_a_turn_between_the_partitions_of_a_view(kafka: Fa
         turn += 1
     assert sum(judged.values()) == 2 * len(tps)
     assert max(judged.values()) <= 2
+
+
+async def count_by_turn(work: Awaitable[object], count: Callable[[], int]) -> list[int]:
+    """Return how much was counted in each turn of the event loop until the work is done."""
+    counts, task = [0], asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.sleep(0)
+        counts.append(count())
+    await task
+    return [after - before for before, after in itertools.pairwise(counts)]
+
+
+async def test_other_tasks_get_a_turn_between_the_tables_of_partitions(
+    kafka: FakePartition, monkeypatch: pytest.MonkeyPatch
+):
+    """Those of 48 partitions were built in one turn, from what their logs had: 0.2 s."""
+    for n in range(FEW_ENTRIES + 1):
+        kafka.write_record(f"k{n}", "x", is_logged=True)
+    applied, apply = list[int](), KeyTable.apply
+
+    def count_applied(table: KeyTable, entries: Sequence[Entry]) -> bool:
+        applied.append(len(entries))
+        return apply(table, entries)
+
+    monkeypatch.setattr(KeyTable, "apply", count_applied)
+    tps = [A, *(TopicPartition("prices", n) for n in range(1, 4))]
+    kafka.by_partition = dict.fromkeys(tps, kafka.by_partition[A])
+    made = build_tables(kafka)
+    building = asyncio.gather(*(made.get_snapshot(tp, len(kafka.records)) for tp in tps))
+    counts = await count_by_turn(building, lambda: sum(applied))
+    assert sum(counts) == len(tps) * len(kafka.records)
+    assert max(counts) == len(kafka.records)
+
+
+async def test_other_tasks_get_a_turn_between_the_blocks_of_partitions(kafka: FakePartition):
+    """The first ones of all 48 partitions were encoded in one turn of the event loop: 0.1 s."""
+    kafka.write_record("k", "x")
+    made, fed = build_tables(kafka), list[TopicPartition]()
+    table = await made.get_snapshot(A, 1)
+    assert table is not None
+    tps = [TopicPartition("prices", n) for n in range(4)]
+    encoder = SseWire().create_encoder(create_format("value"))
+    subscription: Any = SimpleNamespace(
+        channel=Channel(KeyedTopic().tail, b"view", encoder),
+        snapshot=SimpleNamespace(
+            tables={tp: TableSnapshot(tp, table.entries, table.end_position) for tp in tps},
+            filters=Filters(),
+        ),
+        private_reader=SimpleNamespace(feed_snapshot=lambda tp, *_: fed.append(tp)),
+        client_key="",
+        credit=None,
+        remaining_records=None,
+    )
+    services: Any = SimpleNamespace(tables=made)
+    no_reads: Any = None
+    for expected in ([1] * len(tps), [len(tps)]):  # what is encoded waits for nobody
+        fed.clear()
+        read = SnapshotRead(services, no_reads, no_reads, subscription, lambda: None, 60.0)
+        reading = asyncio.gather(*(read.read_next(tp, PartitionPosition(0)) for tp in tps))
+        counts = await count_by_turn(reading, lambda: len(fed))
+        assert [count for count in counts if count] == expected
+        read.close()
 
 
 async def test_filters_of_keys_alone_need_no_more_than_the_table(kafka: FakePartition):
