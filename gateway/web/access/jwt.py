@@ -27,7 +27,7 @@ import jwt
 # Verifying would import it at the first token, when there may be no free descriptor for that.
 from cryptography.hazmat.backends.openssl import backend as _backend  # noqa: F401
 from jwt import exceptions as jwt_errors
-from jwt.utils import base64url_decode
+from jwt.utils import base64url_decode, base64url_encode
 
 from gateway.config import Jwt
 from gateway.config.types.template import find_field
@@ -199,7 +199,8 @@ class JwtGuard(Guard[Jwt]):
     def _parse_header(self, token: str) -> tuple[str | None, str]:
         signed, _, signature = token.rpartition(".")
         try:
-            # Without the signature: one that is no base64url is a wrong one, and still of a JWT.
+            # Without the signature: one that is no base64url is a wrong one, and still of a JWT,
+            # and so is one whose last bits are not 0 (RFC 4648 3.5), which the library refuses.
             is_short = len(token) <= MAX_TOKEN_CHARS
             header = jwt.get_unverified_header(f"{signed}.") if is_short else {}
         except (jwt_errors.PyJWTError, *_DECODE_ERRORS):
@@ -208,9 +209,11 @@ class JwtGuard(Guard[Jwt]):
         if not isinstance(algorithm, str) or not isinstance(kid, (str, type(None))):
             raise self.errors.build_invalid_token("the token is no JWT")
         try:
-            base64url_decode(signature)
+            is_base64url = base64url_encode(base64url_decode(signature)) == signature.encode()
         except ValueError:
-            raise self._build_invalid_token(jwt_errors.InvalidSignatureError()) from None
+            is_base64url = False
+        if not is_base64url:
+            raise self._build_invalid_token(jwt_errors.InvalidSignatureError())
         if "crit" in header:  # RFC 7515 4.1.11: extensions that must be understood; none are here
             raise self.errors.build_invalid_token(
                 "the token needs extensions that are unknown here"

@@ -112,6 +112,7 @@ WRONG = {
         build_tampered_token(ISSUER.issue_token()),
         ISSUER.issue_token() + "AA",
         ISSUER.issue_token() + "abc",  # which is no base64url
+        ISSUER.issue_token()[:-1] + "B",  # nor is this one: its last four bits are not 0
     ],
     "no key of the issuer signs such a token": [
         build_unsigned_token(alg="none"),

@@ -51,6 +51,7 @@ class Stream {
   setState(state, text) {
     this.stateElement.dataset.state = state;
     if (this.stateElement.textContent !== text) this.stateElement.textContent = text;
+    scheduleDraw(drawPartitions);
   }
 }
 
@@ -216,9 +217,11 @@ function reportOutage(order) {
 }
 
 let pendingCount = 0;
-let partitionCount = "–";
+let partitionCount = 0;
 function drawPartitions() {
-  $("partitions").textContent = `${partitionCount}, ${pendingCount ? `${pendingCount} not ready yet` : "all ready"}`;
+  const isLive = $("orders-state").dataset.state === "live";
+  $("partitions").textContent = isLive && partitionCount
+    ? `${partitionCount}, ${pendingCount ? `${pendingCount} not ready yet` : "all ready"}` : "–";
 }
 
 /* What is done with a control event of each name. */
@@ -239,7 +242,10 @@ const controlHandlers = {
     gaps++;
     const where = data.topic ? `${data.topic}-${data.partition} offsets ${data.from} to ${data.to}, ` : "";
     $("gaps").textContent = `${gaps}: ${where}${data.reason}`;
-    if (data.reason === "position-refused" || data.reason === "recreated") clearOrders(); // other orders
+    if (data.reason !== "position-refused" && data.reason !== "recreated") return;
+    clearOrders(); // those that come now are others
+    outage = null;
+    showMessage(INVITATION);
   },
   error(data) { showMessage(data.message ?? JSON.stringify(data), "bad"); },
   end(data) { orders.setState("connecting", `ended by the gateway: ${data.reason}`); },
