@@ -171,10 +171,11 @@ reactive: setup ## the reactive consumer with its back end away; SECONDS=300 REC
 planted: setup ## which tests find each of sixty planted faults; OUTPUT=found.jsonl ARGS="--only NAME"
 	PYTHONPATH=tests $(BIN)/python -m planted --output $(or $(OUTPUT),.venv/planted.jsonl) $(ARGS)
 
-kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=query|sessions|aggregate|join|enrich
+kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=query|sessions|aggregate|join|enrich|program
 	GATEWAY_KILLS=$(or $(KILLS),5) GATEWAY_KILLS_RECORDS=$(or $(RECORDS),200000) \
 	  GATEWAY_KILLS_JOB=$(or $(JOB),query) \
-	  $(BIN)/python -m pytest tests/pipeline/test_kills.py tests/pipeline/exactly_once/test_faults.py -q -s --timeout 0 $(ARGS)
+	  $(BIN)/python -m pytest $(if $(filter program,$(JOB)),tests/pipeline/test_library_kafka.py,\
+	    tests/pipeline/test_kills.py tests/pipeline/exactly_once/test_faults.py) -q -s --timeout 0 $(ARGS)
 
 # The other locks are parts of requirements.lock: pip-compile keeps the versions of the file that it
 # writes. The lines cut off say that the package itself is not pinned: it is this folder.

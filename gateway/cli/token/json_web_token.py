@@ -283,7 +283,8 @@ async def _ask_guard(text: str, settings: Settings, name: str, section: GuardSec
         # A client is told to come back later, and not what only an operator can mend.
         return Verdict(name, reason=guard.find_problem() or str(exc), is_decided=False)
     except RequestError as exc:
-        return Verdict(name, reason=str(exc), details=tuple(_compare(text, section)))
+        reason, _, _ = str(exc).partition("; ")  # without how to send one
+        return Verdict(name, reason=reason, details=tuple(_compare(text, section)))
     finally:
         await external_http.close()
     return Verdict(name, grant)
