@@ -244,17 +244,18 @@ class Cluster:
 
         None where access is denied, or before a broker has answered.
         """
-        return (await self._fetch_configs(topic, "cleanup.policy")).get("cleanup.policy")
+        return (await self.fetch_configs(topic, "cleanup.policy")).get("cleanup.policy")
 
     async def fetch_delete_retention(self, topic: str) -> float | None:
         """Return `delete.retention.ms` in seconds; None if not compacted, or access is denied."""
-        configs = await self._fetch_configs(topic, "cleanup.policy", "delete.retention.ms")
+        configs = await self.fetch_configs(topic, "cleanup.policy", "delete.retention.ms")
         retention_ms = configs.get("delete.retention.ms")
         if "compact" not in (configs.get("cleanup.policy") or "") or retention_ms is None:
             return None
         return int(retention_ms) / 1000
 
-    async def _fetch_configs(self, topic: str, *names: str) -> Mapping[str, str | None]:
+    async def fetch_configs(self, topic: str, *names: str) -> Mapping[str, str | None]:
+        """Return settings of a topic: none where access is denied, or before a broker answered."""
         # Any broker can answer; before the first metadata answer none is known.
         node = self.metadata.last_responder
         if node is None:

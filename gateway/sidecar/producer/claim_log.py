@@ -14,6 +14,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from gateway.config.sections.sidecar import Producer as Settings
+from gateway.config.types.units import format_duration
 from gateway.core.caches import SizedCache
 from gateway.core.delivery.claims import CLAIM_SLACK_S, Claim, ClaimResult, Claims
 from gateway.core.log.record import Record, TopicPartition
@@ -92,6 +93,7 @@ class ClaimLog:
             replicas=BROKER_DEFAULT if section.replication is None else section.replication,
             configs={"cleanup.policy": "compact,delete", "retention.ms": str(retention_ms)},
         )
+        await self._check_retention(retention_ms)
         layout = self._layout_of(topic)
         tps = [TopicPartition(topic.name, number) for number in range(layout.partitions)]
         since = int((time.time() - section.window - CLAIM_SLACK_S) * 1000)
@@ -109,6 +111,17 @@ class ClaimLog:
         self.claims.restart()
         self.layout = layout
         return next_offsets
+
+    async def _check_retention(self, needed_ms: int) -> None:
+        """Warn where `window` became longer after the topic was created."""
+        configs = await self._context.cluster.fetch_configs(self.topic, "retention.ms")
+        kept_ms = int(configs.get("retention.ms") or -1)
+        if 0 <= kept_ms < needed_ms:
+            log.warning(
+                "%s keeps answers for %s only: a request whose key comes again later, within "
+                "idempotency.window, is done twice; set its retention.ms to %d",
+                self.topic, format_duration(kept_ms / 1000), needed_ms,
+            )  # fmt: skip
 
     def _layout_of(self, topic: TopicMetadata) -> Layout:
         """Return how a topic is used: by at most as many partitions as it is created with.

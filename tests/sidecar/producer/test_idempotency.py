@@ -38,6 +38,10 @@ class FakeCluster:
     """A cluster with one topic, to which another replica writes whenever it was asked."""
 
     outages = None
+    configs: Mapping[str, str] = {}
+
+    async def fetch_configs(self, topic: str, *names: str) -> Mapping[str, str]:
+        return self.configs
 
     def __init__(self) -> None:
         self.end_offsets = {0: 3, 1: 0}
@@ -69,6 +73,24 @@ async def test_a_claim_that_is_written_while_it_looks_where_to_begin_is_read():
     ledger = ClaimLog(context, Producer(), 1.0)
     starts = await ledger.find_start_offsets()
     assert {tp.partition: offset for tp, offset in starts.items()} == log.first_ends
+
+
+async def test_a_window_that_is_longer_than_the_topic_keeps_answers_is_warned_of(caplog):
+    """Answers were gone before their window was over, and the request was done again."""
+    log = FakeCluster()
+
+    async def topic(name: str) -> Any:
+        return SimpleNamespace(name=name, partitions={0: None, 1: None}, topic_id=None)
+
+    context: Any = SimpleNamespace(cluster=log, get_topic=topic)
+    producer = Producer(idempotency=Idempotency(window="7d"))
+    for retention_ms, is_warned in (("-1", False), ("612000000", False), ("93600000", True)):
+        log.configs = {"retention.ms": retention_ms}
+        caplog.clear()
+        await ClaimLog(context, producer, 1.0).find_start_offsets()
+        assert len(caplog.messages) == is_warned
+    assert "keeps answers for 26h only" in caplog.text
+    assert "set its retention.ms to 612000000" in caplog.text
 
 
 async def test_partitions_beyond_those_that_it_makes_the_topic_with_are_not_read():
@@ -108,6 +130,7 @@ class UnreadLedger:
         cluster.outages = Outages(time.monotonic)
         cluster.get_topic = lambda name: found
         cluster.list_offsets = FakeCluster().list_offsets
+        cluster.fetch_configs = FakeCluster().fetch_configs
         cluster.leader_for_partition = lambda tp: None
         context: Any = SimpleNamespace(cluster=cluster, get_topic=get_topic, producer=self)
         idempotency = Idempotency(topic=found.name)
