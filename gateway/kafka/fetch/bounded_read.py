@@ -39,19 +39,20 @@ from .decoding import (
 
 MAX_FETCH_BYTES = 1 << 20
 MAX_WAIT_S = 0.1  # the wait applies only at the end of the log: existing records come at once
-_LEADER_CHANGED_ERRORS = frozenset(
+# Of a leader that has changed, or whose disk or network fails: another one leads before long.
+_PASSING_ERRORS = frozenset(
     {
         ErrorCode.LEADER_NOT_AVAILABLE,
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
         ErrorCode.FENCED_LEADER_EPOCH,
         ErrorCode.UNKNOWN_LEADER_EPOCH,
         ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
-_LOOKUP_RETRIABLE_ERRORS = _LEADER_CHANGED_ERRORS | {
-    ErrorCode.REQUEST_TIMED_OUT,
-    ErrorCode.NETWORK_EXCEPTION,
-}
 
 
 class PartitionRead(NamedTuple):
@@ -180,7 +181,7 @@ async def fetch_offsets(
     for tp, result in results.items():
         if isinstance(result, OffsetAndTimestamp):
             offsets[tp] = result.offset
-        elif result in _LOOKUP_RETRIABLE_ERRORS:
+        elif result in _PASSING_ERRORS:
             raise BrokerUnavailable(
                 f"{tp} cannot be asked for offsets now (code {result})", retry_after=0.2
             )
@@ -260,8 +261,8 @@ async def _build_read_error(
 ) -> PartitionFailed | BrokerUnavailable:
     """Refresh metadata, so that the next attempt goes to the new leader; return the exception."""
     await cluster.metadata.refresh(f"{tp}: code {code}")
-    if code in _LEADER_CHANGED_ERRORS:
-        return BrokerUnavailable(f"{tp} is led by another broker", retry_after=0.2)
+    if code in _PASSING_ERRORS:
+        return BrokerUnavailable(f"{tp} cannot be read now (code {code})", retry_after=0.2)
     return build_partition_failed(tp, f"cannot be read (code {code})", code)
 
 
