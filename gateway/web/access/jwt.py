@@ -278,10 +278,9 @@ class JwtGuard(Guard[Jwt]):
         if isinstance(issued_at, bool) or not isinstance(issued_at, (int, float)):
             return None
         now = self._clock()
-        # Compared without conversion: an integer may be larger than any float.
-        if issued_at > now:
-            return None
-        expires = max(issued_at, 0) + settings.max_lifetime + settings.leeway
+        # One from the future counts as issued now: the grant is kept, and would not end. Compared
+        # without conversion: an integer may be larger than any float.
+        expires = max(min(issued_at, now), 0) + settings.max_lifetime + settings.leeway
         if expires <= now:
             raise self.errors.build_invalid_token("the token has no exp and is too old")
         return float(expires)

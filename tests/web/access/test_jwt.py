@@ -356,6 +356,16 @@ async def test_a_token_without_an_end_that_says_when_it_was_made_is_good_from_th
             await request_grant(ISSUER.issue_token(exp=None, iat=iat), made)
 
 
+async def test_a_token_that_a_clock_ahead_has_made_ends_all_the_same():
+    """Its grant was kept without an end: each connect was good for so long again, for ever."""
+    now = first = time.time()
+    token = ISSUER.issue_token(exp=None, iat=int(now) + 5)
+    made = build_guard(clock=lambda: now, maxLifetime="1h")
+    for _ in range(2):
+        assert (await request_grant(token, made)).expires == first + 3600
+        now += 1800
+
+
 @pytest.mark.parametrize("iat", [True, "1", None, [], 10**300, 1.5e300, 2**63])
 async def test_an_odd_iat_is_none(iat: Any):
     grant = await request_grant(
