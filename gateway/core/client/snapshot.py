@@ -341,13 +341,6 @@ class RecordHistory(KeyTable):
         super().__init__(tp, start)
         self._offsets: dict[bytes, deque[int]] = {}
 
-    def get_latest(self, key: bytes, accepts: Callable[[Record], bool]) -> Record | None:
-        for offset in reversed(self._offsets.get(key, ())):
-            entry = self._entries[offset]
-            if type(entry) is Record and accepts(entry):
-                return entry
-        return None
-
     def select_keys(self, keys: Iterable[bytes]) -> list[Record | Gap]:
         offsets = [offset for key in keys for offset in self._offsets.get(key, ())]
         records = [self._entries[offset] for offset in offsets]
@@ -418,18 +411,23 @@ class SnapshotBlocks:
         """Whether `get_block` has nothing to encode, which takes up to 2 ms."""
         return snapshot.find_index(offset) in self._blocks
 
-    def get_block(self, snapshot: TableSnapshot, offset: int) -> SnapshotBlock | None:
+    def get_block(
+        self, snapshot: TableSnapshot, offset: int, is_over: Callable[[], bool] = lambda: False
+    ) -> SnapshotBlock | None:
+        """Return the block at an offset; one that is not there yet ends where time is over."""
         assert snapshot.end_position.offset is not None
         if offset >= snapshot.end_position.offset:
             return None
         first = snapshot.find_index(offset)
         block = self._blocks.get(first)
         if block is None:
-            block = self._blocks[first] = self._encode_block(snapshot, first, offset)
+            block = self._blocks[first] = self._encode_block(snapshot, first, offset, is_over)
             self.bytes += len(block.data) + len(block.last_payload or b"")
         return block
 
-    def _encode_block(self, snapshot: TableSnapshot, first: int, offset: int) -> SnapshotBlock:
+    def _encode_block(
+        self, snapshot: TableSnapshot, first: int, offset: int, is_over: Callable[[], bool]
+    ) -> SnapshotBlock:
         bytes_left = self.MAX_BLOCK_BYTES
         events: list[ChannelEvent] = []
         records, index = 0, first
@@ -443,7 +441,7 @@ class SnapshotBlocks:
                     events.append(ChannelEvent(snapshot.tp, payload, None))
                     records += type(entry) is Record
                     bytes_left -= len(payload)
-            if bytes_left <= 0:
+            if bytes_left <= 0 or is_over():
                 break
         if index == len(snapshot.entries):  # the last block leads to the end, past what was deleted
             assert snapshot.end_position.offset is not None

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.core.channel.filters import MATCH_ALL, Filter, Filters
+from gateway.core.client.terms import ClientKey
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, TableTooLarge
 
@@ -32,7 +33,13 @@ class DocumentReader:
     timeout_s: float = 10.0
 
     async def get_latest(
-        self, topic: str, key: bytes, filters: Filters = MATCH_ALL, *, is_settled: bool = False
+        self,
+        topic: str,
+        key: bytes,
+        filters: Filters = MATCH_ALL,
+        client_key: ClientKey = "",
+        *,
+        is_settled: bool = False,
     ) -> Record | None:
         """Return the latest record of a key among those that the filters accept.
 
@@ -53,7 +60,7 @@ class DocumentReader:
             await self._services.topics.open_topics(deadline, view.topics, may_be_missing=False)
             try:
                 async with asyncio.timeout_at(deadline):
-                    return await self._find_latest(view, key, filters, is_settled=is_settled)
+                    return await self._find_latest(view, key, filters, client_key, is_settled)
             except TimeoutError:
                 reason = self._services.cluster.error or f"not all of {topic} can be read for now"
                 raise BrokerUnavailable(f"{reason}; try again", retry_after=1.0) from None
@@ -64,7 +71,7 @@ class DocumentReader:
                 ) from None
 
     async def _find_latest(
-        self, view: View, key: bytes, filters: Filters, *, is_settled: bool
+        self, view: View, key: bytes, filters: Filters, client_key: ClientKey, is_settled: bool
     ) -> Record | None:
         """Return the latest record of the key over all partitions that may hold it."""
         shared_tail = self._keep_open(view)
@@ -75,7 +82,7 @@ class DocumentReader:
         find_end = lookups.find_settled_end if is_settled else lookups.find_end
 
         async def read_latest(tp: TopicPartition) -> Record | None:
-            return await tables.get_latest(tp, await find_end(tp), key, filters)
+            return await tables.get_latest(tp, await find_end(tp), key, filters, client_key)
 
         latest = await asyncio.gather(*map(read_latest, tps))
         return max(filter(None, latest), key=_sort_key, default=None)

@@ -133,9 +133,9 @@ class SnapshotRead:
             if self._is_encoded(table_snapshot, position.offset):
                 self._feed_table(tp, position, table_snapshot)
             else:
-                async with snapshots.tables.take_slice(subscription.client_key):
+                async with snapshots.tables.take_slice(subscription.client_key) as is_over:
                     if subscription.snapshot is snapshot and not table_snapshot.is_released:
-                        self._feed_table(tp, position, table_snapshot)
+                        self._feed_table(tp, position, table_snapshot, is_over)
             return
         if snapshot.is_fresh(tp):  # its table is spilled, or was released
             end = snapshot.end_offsets[tp]
@@ -155,7 +155,11 @@ class SnapshotRead:
         return not self._wants_blocks or blocks.has_block(table_snapshot, offset)
 
     def _feed_table(
-        self, tp: TopicPartition, position: PartitionPosition, table_snapshot: TableSnapshot
+        self,
+        tp: TopicPartition,
+        position: PartitionPosition,
+        table_snapshot: TableSnapshot,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         subscription, offset = self._subscription, position.offset
         assert offset is not None
@@ -164,7 +168,7 @@ class SnapshotRead:
         pieces: Iterable[Entry | SnapshotBlock]
         if self._wants_blocks:
             blocks = SnapshotBlocks.for_channel(table_snapshot, subscription.channel)
-            block = blocks.get_block(table_snapshot, offset)
+            block = blocks.get_block(table_snapshot, offset, is_over)
             pieces = () if block is None else (block,)
         else:
             pieces = table_snapshot.read(offset, MAX_BATCH_BYTES)

@@ -188,14 +188,20 @@ class Tables:
             return table.create_snapshot(selected, sum(map(buffered_size, selected)))
 
     @asynccontextmanager
-    async def take_slice(self, client_key: ClientKey = "") -> AsyncIterator[None]:
-        """Let a client work for about `SLICE_S`, and then others: 48 partitions ask at once."""
+    async def take_slice(self, client_key: ClientKey = "") -> AsyncIterator[Callable[[], bool]]:
+        """Let a client work until the slice is over, and then others: 48 partitions ask at once."""
         async with self._slice_turns.take(client_key):
-            yield
+            slice_end = perf_counter() + SLICE_S
+            yield lambda: perf_counter() > slice_end
             await asyncio.sleep(0)  # within the turn, or another slice may follow at once
 
     async def get_latest(
-        self, tp: TopicPartition, end: int, key: KeyBytes, filters: Filters = MATCH_ALL
+        self,
+        tp: TopicPartition,
+        end: int,
+        key: KeyBytes,
+        filters: Filters = MATCH_ALL,
+        client_key: ClientKey = "",
     ) -> Record | None:
         """Return the latest record of a key that the filters let through, up to an offset at least.
 
@@ -215,7 +221,27 @@ class Tables:
             history = await self._get_table(RecordHistory, tp, end)
             if history is None:
                 raise TableSpilled(tp.topic)
-            return history.get_latest(key, filters.matches)
+            newest_first = history.select_keys((key,))[::-1]
+        async for matching in self._iter_matching(newest_first, filters, client_key):
+            for entry in matching:
+                if type(entry) is Record:
+                    return entry
+        return None
+
+    async def _iter_matching(
+        self, entries: Sequence[Record | Gap], filters: Filters, client_key: ClientKey
+    ) -> AsyncIterator[list[Record | Gap]]:
+        """Yield gaps, and the records that filters let through, in slices."""
+        remaining = iter(entries)
+        while length_hint(remaining):
+            matching: list[Record | Gap] = []
+            async with self.take_slice(client_key) as is_over:
+                for entry in remaining:
+                    if type(entry) is not Record or filters.matches(entry):
+                        matching.append(entry)
+                    if is_over():
+                        break
+            yield matching
 
     async def _build_view_snapshot(
         self, history: RecordHistory, filters: Filters, client_key: ClientKey
@@ -230,15 +256,8 @@ class Tables:
         table = KeyTable(
             history.tp, PartitionPosition(0, whole.end_position.epoch, whole.end_position.lineage)
         )
-        remaining = iter(entries)
-        while length_hint(remaining):
-            async with self.take_slice(client_key):
-                slice_end = perf_counter() + SLICE_S
-                for entry in remaining:
-                    if type(entry) is not Record or filters.matches(entry):
-                        table.apply((entry,))
-                    if perf_counter() > slice_end:
-                        break
+        async for matching in self._iter_matching(entries, filters, client_key):
+            table.apply(matching)
         snapshot = history.create_snapshot(table.take_snapshot().entries, table.bytes, whole)
         if not snapshot.entries and history.tp.topic not in self._judged_topics:
             self._warn_of_missing_field(history.tp, entries, filters)

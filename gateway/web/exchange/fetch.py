@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.api.stream import Stream
+from gateway.core.client.terms import ClientKey
 from gateway.core.log.record import Record
 from gateway.errors import RequestError, StreamEnded
 from gateway.formats import FORMATS, create_format
@@ -31,6 +33,7 @@ from gateway.web.http.content import (
     matches_if_none_match,
     parse_preferences,
 )
+from gateway.web.http.limits import get_client_address
 from gateway.web.http.outlet import run_while_connected
 from gateway.web.http.query import get_query_pairs
 from gateway.web.routing.paths import Match
@@ -60,11 +63,13 @@ async def _respond_once(routes: Routes, request: Request, match: Match) -> Respo
     if_none_match = ",".join(request.headers.getlist("if-none-match"))
     wait_s = parse_preferences(request).wait_s
     hub = routes.hubs.get_hub(view.cluster)
-    document = await _get_latest(hub, view, key)
+    client_key = match.granted.client_key or get_client_address(request.scope)
+    get_latest = partial(_get_latest, hub, view, key, client_key)
+    document = await get_latest()
     is_unmodified = document is None or matches_if_none_match(if_none_match, document.etag)
     if wait_s and is_unmodified:
         document = document and document._replace(record=None)
-        change = _wait_for_change(hub, view, key, document, _limit_wait(match, wait_s))
+        change = _wait_for_change(hub, view, get_latest, document, _limit_wait(match, wait_s))
         document = await run_while_connected(request, change)
     if document is None:
         raise RequestError(404, "No document", "there is no record of this key, or it is deleted")
@@ -86,21 +91,27 @@ def _require_single_key(view: View) -> tuple[View, bytes]:
     return view, next(iter(keys))
 
 
-async def _get_latest(hub: Hub, view: View, key: bytes) -> LatestDocument | None:
-    record = await hub.documents.get_latest(view.topics[0], key, view.filters)
+async def _get_latest(
+    hub: Hub, view: View, key: bytes, client_key: ClientKey
+) -> LatestDocument | None:
+    record = await hub.documents.get_latest(view.topics[0], key, view.filters, client_key)
     if record is None:
         return None
     return LatestDocument(record, build_etag(record, hub.topics.get_id(view.topics[0]), view))
 
 
 async def _wait_for_change(
-    hub: Hub, view: View, key: bytes, previous: LatestDocument | None, timeout_s: float
+    hub: Hub,
+    view: View,
+    get_latest: Callable[[], Awaitable[LatestDocument | None]],
+    previous: LatestDocument | None,
+    timeout_s: float,
 ) -> LatestDocument | None:
     """Return the document once it differs from the previous one, which is returned otherwise."""
     with contextlib.suppress(TimeoutError, StreamEnded):
         async with asyncio.timeout(timeout_s), Stream(hub, view, StreamStart()) as stream:
             # It may have changed before the stream began.
-            while _get_etag(document := await _get_latest(hub, view, key)) == _get_etag(previous):
+            while _get_etag(document := await get_latest()) == _get_etag(previous):
                 del document  # or each client that waits would hold one
                 await anext(stream)
             return document

@@ -48,6 +48,18 @@ def test_blocks_follow_each_other_whatever_their_size():
     ]
 
 
+def test_a_block_ends_where_time_is_over_and_the_next_one_goes_on():
+    """With `fields`, 64 KiB of a block may be made of 400 MB of records."""
+    topic = build_topic(5)
+    edition = topic.build_edition(A)
+    made, remaining = SnapshotBlocks.for_channel(edition, topic.channel), iter([False, True])
+    first = made.get_block(edition, 0, lambda: next(remaining))
+    assert first is not None and (first.next_offset, first.records) == (2, 2)
+    second = made.get_block(edition, 2, lambda: False)
+    assert second is not None and (second.next_offset, second.records) == (5, 3)
+    assert made.get_block(edition, 0) is first
+
+
 def test_a_block_of_which_nothing_is_seen_moves_the_position_only():
     topic = build_topic(3)
     edition = topic.build_edition(A)

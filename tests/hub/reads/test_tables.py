@@ -28,6 +28,7 @@ from gateway.core.log.record import (
     TopicPartition,
 )
 from gateway.formats import create_format
+from gateway.hub.reads import tables
 from gateway.hub.reads.snapshots import SnapshotRead
 from gateway.hub.reads.tables import FEW_ENTRIES, Tables, TableSpilled
 from gateway.hub.wires.sse import SseWire
@@ -305,6 +306,26 @@ async def test_other_tasks_get_a_turn_between_the_partitions_of_a_view(kafka: Fa
         turn += 1
     assert sum(judged.values()) == 2 * len(tps)
     assert max(judged.values()) <= 2
+
+
+async def test_other_tasks_get_a_turn_while_a_document_is_looked_for(
+    kafka: FakePartition, monkeypatch: pytest.MonkeyPatch
+):
+    """All records of its key were looked through in one turn: 10 s for 100,000 of a slow filter."""
+    write_owned(kafka, "x", *["y"] * 9)
+    made, judged = build_tables(kafka), list[int]()
+    assert await made.get_snapshot(A, 10, OF_X) is not None
+    monkeypatch.setattr(tables, "SLICE_S", 0.0)
+
+    class CountedFilters(Filters):
+        def matches(self, record: Record, value: LazyValue | None = None) -> bool:
+            judged.append(record.offset)
+            return super().matches(record, value)
+
+    finding = made.get_latest(A, 10, b"k", CountedFilters(OF_X.filters))
+    counts = await count_by_turn(finding, lambda: len(judged))
+    assert judged[-1] == 0
+    assert max(counts) <= 2  # the latest of all is looked at first
 
 
 async def count_by_turn(work: Awaitable[object], count: Callable[[], int]) -> list[int]:
