@@ -86,7 +86,8 @@ def events(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def fill(servers: list[str], clicks: str, payments: str) -> None:
-    producer = Producer({"bootstrap.servers": ",".join(servers), "linger.ms": 20})
+    options = {"linger.ms": 20, "queue.buffering.max.messages": 2_000_000}
+    producer = Producer({"bootstrap.servers": ",".join(servers), **options})
     if JOB == "enrich":
         for number in range(400):  # of 500
             name = json.dumps({"name": f"name {number}"})
