@@ -27,7 +27,7 @@ from gateway.core.log.record import (
 )
 
 from .catch_up import CatchUp, WriteBatch, build_truncation_gap
-from .read_buffer import EntryRun, ReadAnswer, ReadBuffer
+from .read_buffer import EntryRun, ReadBuffer
 from .shared_cursor import FastForwardPartitions, PrivatePositions, SharedCursor
 from .snapshot import SnapshotBlock, TableSnapshot
 from .terms import EndReason, SlowClientPolicy, SubscriptionTerms
@@ -79,8 +79,12 @@ class PrivateReader:
         return self._buffer.own_bytes
 
     @property
-    def answers(self) -> Iterator[ReadAnswer]:
-        return self._buffer.answers
+    def shared_sizes(self) -> Iterator[tuple[int, int]]:
+        return self._buffer.shared_sizes
+
+    @property
+    def is_full(self) -> bool:
+        return self._buffer.is_full
 
     @property
     def is_done(self) -> bool:

@@ -135,19 +135,27 @@ class ReadBuffer:
 
     @property
     def bytes(self) -> int:
-        return self.own_bytes + sum(run.bytes for run in self._backfilled.values())
+        runs = sum(run.bytes for run in self._backfilled.values())
+        return self.own_bytes + runs + sum(block.size for block in self._list_blocks())
 
     @property
     def own_bytes(self) -> int:
         return self._piece_bytes + sum(window.bytes for window in self._windows.values())
 
     @property
-    def answers(self) -> Iterator[ReadAnswer]:
-        return (run.answer for run in self._backfilled.values())
+    def shared_sizes(self) -> Iterator[tuple[int, int]]:
+        """Yield the ids and bytes of what other clients may hold, too."""
+        yield from ((id(run.answer), run.answer.bytes) for run in self._backfilled.values())
+        yield from ((id(block), block.size) for block in self._list_blocks())
 
     @property
     def is_full(self) -> bool:
         return self.bytes >= MAX_BUFFER_BYTES
+
+    def _list_blocks(self) -> list[SnapshotBlock]:
+        # The pieces of a partition are one block, or entries.
+        firsts = (pieces[0] for pieces in self._snapshot_pieces.values() if pieces)
+        return [piece for piece in firsts if type(piece) is SnapshotBlock]
 
     def has_pieces(self, tp: TopicPartition) -> bool:
         return tp in self._backfilled or bool(self._snapshot_pieces.get(tp))

@@ -381,6 +381,10 @@ class SnapshotBlock(NamedTuple):
     last_payload: bytes | None
     records: int
 
+    @property
+    def size(self) -> int:
+        return len(self.data) + len(self.last_payload or b"")
+
 
 class SnapshotBlocks:
     """The blocks of one channel and one table snapshot, which keeps them, encoded on demand.
@@ -422,7 +426,7 @@ class SnapshotBlocks:
         block = self._blocks.get(first)
         if block is None:
             block = self._blocks[first] = self._encode_block(snapshot, first, offset, is_over)
-            self.bytes += len(block.data) + len(block.last_payload or b"")
+            self.bytes += block.size
         return block
 
     def _encode_block(

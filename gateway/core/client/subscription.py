@@ -19,7 +19,6 @@ from gateway.core.log.record import NO_EPOCH, PartitionPosition, Position, Topic
 from gateway.telemetry.traffic import StreamCounts
 
 from .private_reader import PrivateReader
-from .read_buffer import ReadAnswer
 from .shared_cursor import UNREPORTED_TRAFFIC, SharedCursor
 from .terms import DEFAULT_TERMS, SubscriptionTerms
 
@@ -221,8 +220,8 @@ class Subscription(SharedCursor):
         return self.private_reader.own_bytes if self.private_reader is not None else 0
 
     @property
-    def answers(self) -> Iterable[ReadAnswer]:
-        return self.private_reader.answers if self.private_reader is not None else ()
+    def shared_sizes(self) -> Iterable[tuple[int, int]]:
+        return self.private_reader.shared_sizes if self.private_reader is not None else ()
 
     def fall_behind(
         self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True

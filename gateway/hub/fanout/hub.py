@@ -758,12 +758,12 @@ class Hub:
         readers = [
             reader for shared_tail in self.iter_tails() for reader in shared_tail.tail.readers
         ]
-        answers = {answer for reader in readers for answer in reader.answers}
-        answers.update(self.backfill_reader.cached_answers)
+        shared = {id(answer): answer.bytes for answer in self.backfill_reader.cached_answers}
+        shared.update(itertools.chain.from_iterable(reader.shared_sizes for reader in readers))
         return (
             self.shared_catch_ups.size
             + sum(reader.own_bytes for reader in readers)
-            + sum(answer.bytes for answer in answers)
+            + sum(shared.values())
         )
 
     def _limit_clients(self) -> None:

@@ -7,6 +7,7 @@ from support.snapshot_model import PARTITIONS, KeyedTopic
 from gateway.core.channel.conflation import buffered_size
 from gateway.core.client.read_buffer import MAX_BUFFER_BYTES, EntryRun, ReadAnswer, ReadBuffer
 from gateway.core.client.shared_cursor import SharedCursor
+from gateway.core.client.snapshot import SnapshotBlocks
 from gateway.core.client.terms import SubscriptionTerms
 from gateway.core.log.record import Entry, Gap, GapReason, PartitionPosition
 
@@ -107,7 +108,7 @@ def test_one_answer_is_held_once_however_many_clients_it_serves():
     first, second = (ReadBuffer(SharedCursor(topic.channel)) for _ in range(2))
     first.feed(A, answer.get_run())
     second.feed(A, answer.find_run(2))
-    assert [*first.answers, *second.answers] == [answer, answer]
+    assert [*first.shared_sizes, *second.shared_sizes] == [(id(answer), answer.bytes)] * 2
     assert (first.own_bytes, second.own_bytes) == (0, 0)
     assert answer.bytes == first.bytes == 2 * second.bytes
     for buffer, offset in (first, 0), (second, 2):
@@ -115,7 +116,22 @@ def test_one_answer_is_held_once_however_many_clients_it_serves():
             list(buffer.iter_following(A, log, PartitionPosition(offset)))
             == topic.written_records[A][offset:]
         )
-        assert (list(buffer.answers), buffer.bytes) == ([], 0)
+        assert (list(buffer.shared_sizes), buffer.bytes) == ([], 0)
+
+
+def test_a_block_of_a_snapshot_counts_once_however_many_clients_hold_it():
+    """Each counted as 64 bytes: 300 clients that read nothing held 1 GB, of 128 MB."""
+    topic = build_topic(4)
+    edition = topic.build_edition(A)
+    block = SnapshotBlocks.for_channel(edition, topic.channel).get_block(edition, 0)
+    assert block is not None
+    first, second = (ReadBuffer(SharedCursor(topic.channel)) for _ in range(2))
+    for buffer in first, second:
+        buffer.feed_snapshot(A, [block])
+        assert list(buffer.shared_sizes) == [(id(block), block.size)]
+        assert buffer.bytes - buffer.own_bytes == block.size == len(block.data) + len("record 0 3")
+        assert list(buffer.iter_snapshot(A)) == [block]
+        assert (list(buffer.shared_sizes), buffer.bytes) == ([], 0)
 
 
 def test_entries_of_another_lineage_are_dropped_and_may_be_read_again():

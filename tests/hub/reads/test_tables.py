@@ -374,7 +374,7 @@ async def test_other_tasks_get_a_turn_between_the_blocks_of_partitions(kafka: Fa
             tables={tp: TableSnapshot(tp, table.entries, table.end_position) for tp in tps},
             filters=Filters(),
         ),
-        private_reader=SimpleNamespace(feed_snapshot=lambda tp, *_: fed.append(tp)),
+        private_reader=SimpleNamespace(feed_snapshot=lambda tp, *_: fed.append(tp), is_full=False),
         client_key="",
         credit=None,
         remaining_records=None,
