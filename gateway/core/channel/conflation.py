@@ -27,6 +27,7 @@ from .filters import get_judging_cost, get_lookup_keys
 RECORD_OVERHEAD_BYTES = 128  # bytes that a record of a window counts beside its payload
 KEY_OVERHEAD_BYTES = 96  # bytes of a key and its latest offset; the key itself is the log's
 MAX_SCAN_ENTRIES = 4096  # entries that are looked at in one call: 1.5 ms
+MAX_SCAN_BYTES = 256 * 1024  # of their payloads, where a view judges them
 
 RecordPredicate: TypeAlias = Callable[[Record], bool] | None
 # The key of a record, the offset of a record without a key, or an entry that is not a record.
@@ -182,12 +183,15 @@ class LatestOffsets:
             if self._keys is None
             else log.iter_key_entries(self._next_offset, self._keys, end)
         )
+        bytes_left = MAX_SCAN_BYTES
         for entry in islice(following, MAX_SCAN_ENTRIES // get_judging_cost(self._accepts) + 1):
-            if entry.next_offset > end:
+            if entry.next_offset > end or bytes_left < 0:
                 break
             self._next_offset = entry.next_offset
             if type(entry) is not Record or entry.key is None:
                 continue
+            if self._accepts is not None:
+                bytes_left -= entry.payload_size
             if self._accepts is None or self._accepts(entry):
                 self._offsets[entry.key] = entry.offset
         self._update_size()

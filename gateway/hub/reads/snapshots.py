@@ -45,6 +45,8 @@ class Snapshots:
     ) -> None:
         self.tables = Tables(shared_reads, backfill_reader, get_settings, get_memory_limit)
         self.lookups = backfill_reader.lookups
+        # Done once the block at an offset is encoded: one client does it, for all that need it.
+        self.encoding: dict[tuple[SnapshotBlocks, int], asyncio.Future[None]] = {}
         self._cluster = cluster
         self._checked_topics: set[str] = set()
         self._check_tasks = BackgroundTasks(log)
@@ -130,16 +132,14 @@ class SnapshotRead:
         if subscription.credit == 0:
             return
         if table_snapshot is not None and not table_snapshot.is_released:
-            if self._is_encoded(table_snapshot, position.offset):
+            await self._encode_block(table_snapshot, position.offset)
+            if subscription.snapshot is snapshot and not table_snapshot.is_released:
                 self._feed_table(tp, position, table_snapshot)
-            else:
-                async with snapshots.tables.take_slice(subscription.client_key) as is_over:
-                    if subscription.snapshot is snapshot and not table_snapshot.is_released:
-                        self._feed_table(tp, position, table_snapshot, is_over)
-            return
-        if snapshot.is_fresh(tp):  # its table is spilled, or was released
+        elif snapshot.is_fresh(tp):  # its table is spilled, or was released
             end = snapshot.end_offsets[tp]
-            pieces = await snapshots.tables.read_window(tp, position, end, snapshot.filters)
+            pieces = await snapshots.tables.read_window(
+                tp, position, end, snapshot.filters, subscription.client_key
+            )
             if subscription.private_reader is not None:
                 subscription.private_reader.feed_snapshot(tp, position, pieces)
 
@@ -150,16 +150,27 @@ class SnapshotRead:
         keyed = snapshot is not None and snapshot.filters.keys is not None
         return not keyed and subscription.credit is None and subscription.remaining_records is None
 
-    def _is_encoded(self, table_snapshot: TableSnapshot, offset: int) -> bool:
-        blocks = SnapshotBlocks.for_channel(table_snapshot, self._subscription.channel)
-        return not self._wants_blocks or blocks.has_block(table_snapshot, offset)
+    async def _encode_block(self, table_snapshot: TableSnapshot, offset: int) -> None:
+        """Encode the block that is to be fed, in a slice of its own, or wait for who does that."""
+        subscription, encoding = self._subscription, self._snapshots.encoding
+        while self._wants_blocks and not table_snapshot.is_released:
+            blocks = SnapshotBlocks.for_channel(table_snapshot, subscription.channel)
+            if blocks.has_block(table_snapshot, offset):
+                return
+            if (blocks, offset) in encoding:
+                await asyncio.wait((encoding[blocks, offset],))
+                continue
+            done = encoding[blocks, offset] = asyncio.get_running_loop().create_future()
+            try:
+                async with self._snapshots.tables.take_slice(subscription.client_key) as is_over:
+                    if not table_snapshot.is_released:
+                        blocks.get_block(table_snapshot, offset, is_over)
+            finally:
+                del encoding[blocks, offset]
+                done.set_result(None)
 
     def _feed_table(
-        self,
-        tp: TopicPartition,
-        position: PartitionPosition,
-        table_snapshot: TableSnapshot,
-        is_over: Callable[[], bool] = lambda: False,
+        self, tp: TopicPartition, position: PartitionPosition, table_snapshot: TableSnapshot
     ) -> None:
         subscription, offset = self._subscription, position.offset
         assert offset is not None
@@ -169,7 +180,7 @@ class SnapshotRead:
         pieces: Iterable[Entry | SnapshotBlock]
         if self._wants_blocks:
             blocks = SnapshotBlocks.for_channel(table_snapshot, subscription.channel)
-            block = blocks.get_block(table_snapshot, offset, is_over)
+            block = blocks.get_block(table_snapshot, offset)
             pieces = () if block is None else (block,)
         else:
             pieces = table_snapshot.read(offset, MAX_BATCH_BYTES)

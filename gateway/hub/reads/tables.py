@@ -317,6 +317,7 @@ class Tables:
         position: PartitionPosition,
         end: int,
         filters: Filters = MATCH_ALL,
+        client_key: ClientKey = "",
     ) -> list[Entry]:
         """Return entries of a spilled table; the last one leads to where the next window begins."""
         assert position.offset is not None
@@ -336,12 +337,17 @@ class Tables:
         async with self._window_slots:
             # Up to the end, also when the window is full: later records replace some in it.
             while read_position.offset is not None and read_position.offset < end:
-                for entry in await self._read_from(tp, read_position):
-                    if entry.offset < end:
-                        window.add(entry)
-                    read_position = PartitionPosition(
-                        entry.next_offset, entry.epoch, position.lineage
-                    )
+                remaining = iter(await self._read_from(tp, read_position))
+                while length_hint(remaining):
+                    async with self.take_slice(client_key) as is_over:
+                        for entry in remaining:
+                            if entry.offset < end:
+                                window.add(entry)
+                            read_position = PartitionPosition(
+                                entry.next_offset, entry.epoch, position.lineage
+                            )
+                            if is_over():
+                                break
         shown = [entry for entry in window.close() if _is_shown(entry)]
         shown_end = shown[-1].next_offset if shown else position.offset
         if shown_end < window.end_offset:

@@ -367,27 +367,39 @@ async def test_other_tasks_get_a_turn_between_the_blocks_of_partitions(kafka: Fa
     table = await made.get_snapshot(A, 1)
     assert table is not None
     tps = [TopicPartition("prices", n) for n in range(4)]
+    tables = {tp: TableSnapshot(tp, table.entries, table.end_position) for tp in tps}
     encoder = SseWire().create_encoder(create_format("value"))
     subscription: Any = SimpleNamespace(
         channel=Channel(KeyedTopic().tail, b"view", encoder),
-        snapshot=SimpleNamespace(
-            tables={tp: TableSnapshot(tp, table.entries, table.end_position) for tp in tps},
-            filters=Filters(),
-        ),
+        snapshot=SimpleNamespace(tables=tables, filters=Filters()),
         private_reader=SimpleNamespace(feed_snapshot=lambda tp, *_: fed.append(tp), is_full=False),
         client_key="",
         credit=None,
         remaining_records=None,
     )
-    services: Any = SimpleNamespace(tables=made)
+    services: Any = SimpleNamespace(tables=made, encoding={})
     no_reads: Any = None
-    for expected in ([1] * len(tps), [len(tps)]):  # what is encoded waits for nobody
+    read = SnapshotRead(services, no_reads, no_reads, subscription, lambda: None, 60.0)
+
+    def count_encoded() -> int:
+        blocks = (
+            SnapshotBlocks.for_channel(each, subscription.channel) for each in tables.values()
+        )
+        return sum(each.bytes > 0 for each in blocks)
+
+    async def read_five_times() -> list[int]:
         fed.clear()
-        read = SnapshotRead(services, no_reads, no_reads, subscription, lambda: None, 60.0)
-        reading = asyncio.gather(*(read.read_next(tp, PartitionPosition(0)) for tp in tps))
-        counts = await count_by_turn(reading, lambda: len(fed))
-        assert [count for count in counts if count] == expected
-        read.close()
+        reads = (read.read_next(tp, PartitionPosition(0)) for tp in 5 * tps)
+        counts = await count_by_turn(asyncio.gather(*reads), count_encoded)
+        assert len(fed) == 5 * len(tps)
+        return counts
+
+    # One client encodes a block, and the four others wait for that, not each for a slice.
+    counts = await read_five_times()
+    assert (sum(counts), max(counts)) == (len(tps), 1)
+    assert len(counts) < 4 * len(tps)
+    assert len(await read_five_times()) < len(tps)
+    read.close()
 
 
 async def test_filters_of_keys_alone_need_no_more_than_the_table(kafka: FakePartition):
