@@ -58,10 +58,6 @@ class TailUpdate(NamedTuple):
     token_text: bytes
 
 
-class SharedAnswer(Protocol):
-    bytes: int
-
-
 class TailReader(Protocol):
     """A client that reads some partitions privately, up to where the tail stands."""
 
@@ -72,7 +68,8 @@ class TailReader(Protocol):
     def own_bytes(self) -> int: ...
 
     @property
-    def answers(self) -> Iterable[SharedAnswer]: ...
+    def shared_sizes(self) -> Iterable[tuple[int, int]]:
+        """The ids and bytes of what it holds, and other clients may hold, too."""
 
     def wake(self) -> None: ...
 
