@@ -412,8 +412,10 @@ class SnapshotBlocks:
         return blocks
 
     def has_block(self, snapshot: TableSnapshot, offset: int) -> bool:
-        """Whether `get_block` has nothing to encode, which takes up to 2 ms."""
-        return snapshot.find_index(offset) in self._blocks
+        """Whether `get_block` has nothing to encode."""
+        assert snapshot.end_position.offset is not None
+        is_at_end = offset >= snapshot.end_position.offset
+        return is_at_end or snapshot.find_index(offset) in self._blocks
 
     def get_block(
         self, snapshot: TableSnapshot, offset: int, is_over: Callable[[], bool] = lambda: False

@@ -210,22 +210,24 @@ class Tables:
         """
         async with self._locks.setdefault(tp, asyncio.Lock()):
             table = await self._get_table(KeyTable, tp, end)
-            if table is None:
-                raise TableSpilled(tp.topic)
-            latest = table.get(key)
-            if latest is None or filters.matches(latest):
-                return latest
-            if filters.is_key_only:
-                return None
-            # The latest record is not for this view: an earlier one may be.
-            history = await self._get_table(RecordHistory, tp, end)
+        if table is None:
+            raise TableSpilled(tp.topic)
+        latest = table.get(key)
+        if latest is None or filters.matches(latest):
+            return latest
+        if filters.is_key_only:
+            return None
+        # The latest record is not for this view: an earlier one may be.
+        async with self._view_turns.setdefault(tp, ClientTurns()).take(client_key):
+            async with self._locks.setdefault(tp, asyncio.Lock()):
+                history = await self._get_table(RecordHistory, tp, end)
             if history is None:
                 raise TableSpilled(tp.topic)
             newest_first = history.select_keys((key,))[::-1]
-        async for matching in self._iter_matching(newest_first, filters, client_key):
-            for entry in matching:
-                if type(entry) is Record:
-                    return entry
+            async for matching in self._iter_matching(newest_first, filters, client_key):
+                for entry in matching:
+                    if type(entry) is Record:
+                        return entry
         return None
 
     async def _iter_matching(

@@ -26,7 +26,8 @@ def test_what_one_client_was_brought_the_next_one_is_brought_too():
     assert block.data == b"".join(b"record 0 %d\n" % n for n in range(4))
     assert block.last_payload == b"record 0 4"
     assert SnapshotBlocks.for_channel(edition, topic.channel).get_block(edition, 0) is block
-    assert made.get_block(edition, 5) is None
+    assert made.has_block(edition, 0)
+    assert made.has_block(edition, 5) and made.get_block(edition, 5) is None
     assert made.bytes == len(block.data) + len(block.last_payload)
 
 
