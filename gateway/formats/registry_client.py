@@ -29,11 +29,21 @@ log = logging.getLogger(__name__)
 RETRY_DELAY_S = 1.0  # seconds before a registry that is away is asked again
 MAX_RESPONSE_BYTES = 16 * 1024**2
 UNKNOWN_PATH = 404  # the code of a 404 that is not in a registry's own words
+FORBIDDEN = 403
+_CHOSEN_PATHS = {UNKNOWN_PATH: "/schemas/guids/", FORBIDDEN: "/schemas/"}  # by records
+_REFUSALS = {
+    401: "it refuses the gateway (401); correct its username or token",
+    FORBIDDEN: "it refuses the gateway (403); correct its username or token",
+    UNKNOWN_PATH: "it answers 404 as no registry does; correct url",
+}
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
 class RegistryNotFound(Exception):
-    """The registry answers 404, with an error code such as 40401 (subject not found)."""
+    """The registry answers 404, with an error code such as 40401 (subject not found).
+
+    Also a 403, where the registry lets the gateway in and only keeps a schema from it.
+    """
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -92,14 +102,16 @@ class RegistryClient:
             try:
                 response = await self._send_request(method, url + path, body)
                 answer = _parse_response(response, url)
-                # Registries without GUIDs do not know their path, and records choose the GUID.
+                # Records choose ids: of schemas that the gateway may not read, or GUIDs, whose path
+                # some registries do not know.
                 if (
                     isinstance(answer, RegistryNotFound)
-                    and answer.code == UNKNOWN_PATH
-                    and not (path.startswith("/schemas/guids/") and await self._is_registry(url))
+                    and answer.code in (UNKNOWN_PATH, FORBIDDEN)
+                    and not (
+                        path.startswith(_CHOSEN_PATHS[answer.code]) and await self._is_registry(url)
+                    )
                 ):
-                    reason = "it answers 404 as no registry does; correct url"
-                    raise _build_unavailable(url, reason)
+                    raise _build_unavailable(url, _REFUSALS[answer.code])
                 if not isinstance(answer, Exception) and not is_expected(answer):
                     raise _build_unavailable(
                         url, f"its answer to {path} is none of a registry; correct url"
@@ -129,16 +141,19 @@ class RegistryClient:
         except (httpx.HTTPError, OSError, ValueError) as exc:
             raise _build_unavailable(url, str(exc) or type(exc).__name__) from None
         status = response.status_code
-        if status in (401, 403):
-            reason = f"it refuses the gateway ({status}); correct its username or token"
-            raise _build_unavailable(url, reason, _parse_retry_after(response))
+        if status == 401:
+            raise _build_unavailable(url, _REFUSALS[status], _parse_retry_after(response))
         if status == 429 or status >= 500:
             raise _build_unavailable(url, f"it answers {status}", _parse_retry_after(response))
         return response
 
     async def _is_registry(self, url: str) -> bool:
-        response = await self._send_request("GET", f"{url}/subjects", None)
-        return isinstance(_parse_response(response, url), list)
+        """Whether it answers the gateway; old ones do not know `types`, for which all may ask."""
+        for path in ("/schemas/types", "/subjects"):
+            response = await self._send_request("GET", f"{url}{path}", None)
+            if isinstance(_parse_response(response, url), list):
+                return True
+        return False
 
     async def _read_response(self, method: str, url: str, content: bytes | None) -> httpx.Response:
         """Read a response; raises ValueError as soon as it has more than MAX_RESPONSE_BYTES."""
@@ -181,7 +196,7 @@ def _parse_response(response: httpx.Response, url: str) -> Any:
     try:
         content = orjson.loads(response.content)
     except ValueError:
-        if status != 404:  # a 404 of a proxy, or of another server
+        if status not in _REFUSALS:  # else of a proxy, or of another server
             reason = f"its answer is no JSON ({status}); correct url"
             raise _build_unavailable(url, reason) from None
         content = None
@@ -194,6 +209,8 @@ def _parse_response(response: httpx.Response, url: str) -> Any:
         if not (isinstance(code, int) and code // 100 == 404):
             code = UNKNOWN_PATH
         return RegistryNotFound(code, message)
+    if status == 403:
+        return RegistryNotFound(FORBIDDEN, message)
     if status in (409, 422) and isinstance(code, int):
         return RegistryRejected(status, message)
     raise _build_unavailable(url, f"it answers {status} as no registry does; correct url")

@@ -316,6 +316,27 @@ async def test_an_id_that_a_registry_cannot_read_is_missing(fake: Fake, id: int 
         await asked.close()
 
 
+async def test_a_schema_that_the_gateway_may_not_read_is_missing(fake: Fake):
+    """One record with its id held up its topic for good, as if the login were wrong."""
+    id = fake.register_schema("payroll-value", TEXT)
+    answers = {"/schemas/types": JSONResponse(["AVRO"])}
+    forbidden = JSONResponse({"error_code": 40301, "message": "denied Read on payroll-value"}, 403)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answers.get(scope["path"], forbidden)(scope, receive, send)
+
+    async with running_app(app) as url:
+        asked = registry(url)
+        with pytest.raises(SchemaNotFound, match="denied Read on payroll-value"):
+            await asked.get_by_id(id)
+        with pytest.raises(RegistryUnavailable, match="username or token"):
+            await asked.get_by_version("payroll-value", None)
+        answers.clear()
+        with pytest.raises(RegistryUnavailable, match="username or token"):
+            await asked.get_by_id(id + 1)
+        await asked.close()
+
+
 async def test_schemas_are_kept_up_to_a_number_of_bytes(fake: Fake, url: str):
     """A registry with a thousand schemas of a megabyte filled the memory with them."""
     texts = [f'"{letter * 1000}"' for letter in "abc"]
