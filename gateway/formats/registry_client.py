@@ -42,7 +42,8 @@ _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 class RegistryNotFound(Exception):
     """The registry answers 404, with an error code such as 40401 (subject not found).
 
-    Also a 403, where the registry lets the gateway in and only keeps a schema from it.
+    Also a 403 with a code such as 40301 (no right to read the subject), where the registry lets the
+    gateway in otherwise.
     """
 
     def __init__(self, code: int, message: str) -> None:
@@ -209,11 +210,12 @@ def _parse_response(response: httpx.Response, url: str) -> Any:
         if not (isinstance(code, int) and code // 100 == 404):
             code = UNKNOWN_PATH
         return RegistryNotFound(code, message)
-    if status == 403:
+    if status == 403 and isinstance(code, int) and code // 100 == 403:
         return RegistryNotFound(FORBIDDEN, message)
     if status in (409, 422) and isinstance(code, int):
         return RegistryRejected(status, message)
-    raise _build_unavailable(url, f"it answers {status} as no registry does; correct url")
+    refusal = _REFUSALS.get(status, f"it answers {status} as no registry does; correct url")
+    raise _build_unavailable(url, refusal)
 
 
 def _build_unavailable(
