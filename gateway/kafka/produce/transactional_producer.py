@@ -2,7 +2,7 @@
 
     producer = TransactionalProducer(cluster, "replay-4711")
     await producer.start()       # fences an earlier producer of this id, and ends its transaction
-    await producer.commit([ProducerRecord(...)], offsets={tp: 7}, group="billing.dlq")
+    await producer.commit([ProducerRecord(...)], group="dlq", offsets={tp: OffsetAndMetadata(7)})
 
 One call is one transaction. After a failure the transaction may or may not have been committed.
 `start` settles it: Kafka completes a commit that had begun, and aborts everything else. Afterwards,
@@ -36,7 +36,7 @@ from gateway.errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, 
 from gateway.kafka.client.brokers import find_coordinator
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.client.connections import ConnectionRole
-from gateway.kafka.protocol.group_messages import FindCoordinatorRequest
+from gateway.kafka.protocol.group_messages import FindCoordinatorRequest, OffsetAndMetadata
 from gateway.kafka.protocol.requests import ErrorResponse, KafkaRequest
 from gateway.kafka.protocol.topic_messages import (
     MAX_REQUEST_BYTES,
@@ -133,7 +133,7 @@ class TransactionalProducer:
         records: Sequence[ProducerRecord] = (),
         *,
         group: str = "",
-        offsets: Mapping[TopicPartition, int] | None = None,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         build_followups: Callable[[WrittenOffsets], Sequence[ProducerRecord]] | None = None,
         shorten: Shorten | None = None,
     ) -> WrittenOffsets:
@@ -228,7 +228,7 @@ class TransactionalProducer:
         producer: ProducerIdAndEpoch,
         records: Sequence[ProducerRecord],
         group: str,
-        offsets: Mapping[TopicPartition, int],
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
         shorten: Shorten | None = None,
     ) -> WrittenOffsets:
         """Add records and offsets to the open transaction; the first of them opens it."""

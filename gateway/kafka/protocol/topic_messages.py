@@ -20,6 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 from gateway.core.log.record import TopicPartition
 from gateway.core.produce.outbox import ProducerIdAndEpoch
 
+from .group_messages import OffsetAndMetadata
 from .requests import (
     CONSUMER_REPLICA_ID,
     Api,
@@ -368,18 +369,18 @@ class TxnOffsetCommitRequest(KafkaRequest[PartitionErrors]):
 
     producer: TransactionalIdentity
     group: str
-    offsets: Mapping[TopicPartition, int]
+    offsets: Mapping[TopicPartition, OffsetAndMetadata]
 
     def write_body(self, out: FieldWriter, version: int) -> None:
         out.string(self.producer.transactional_id)
         out.string(self.group)
         out.i64(self.producer.id_and_epoch.id)
         out.i16(self.producer.id_and_epoch.epoch)
-        for offset in out.partitions(self.offsets):
-            out.i64(offset)
+        for committed in out.partitions(self.offsets):
+            out.i64(committed.offset)
             if version >= 2:
-                out.i32(-1)  # the leader epoch is not known
-            out.string("")  # metadata
+                out.i32(committed.epoch)
+            out.string(committed.metadata)
 
     def read_body(self, read: FieldReader, version: int) -> PartitionErrors:
         return PartitionErrors(read.i32(), read.partition_errors())

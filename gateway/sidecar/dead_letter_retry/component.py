@@ -12,7 +12,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
@@ -25,11 +25,15 @@ from gateway.config.sections.sidecar import Group
 from gateway.core.backoff import BackoffPolicy, ContentionBackoff
 from gateway.core.delivery.delivery_queue import DeadLetterRecord
 from gateway.core.delivery.verdict import UNEXPLAINED_REASON
+from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic
 from gateway.formats.codec import SerializationFormat
 from gateway.formats.exact_values import keep_exact_numbers
 from gateway.kafka.fetch.bounded_read import iter_records_at
+from gateway.kafka.group.group_offsets import GroupOffsets
+from gateway.kafka.produce.transactional_producer import TransactionalProducer
+from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.consumer.record_json import (
     hold_records,
     parse_headers,
@@ -63,11 +67,9 @@ from .queue import (
     RETURNED,
     DeadLetterQueue,
     DeadLetterRetry,
-    GroupPositions,
     QueuedDeadLetter,
     RetryPass,
     RetryResult,
-    keep_positions,
 )
 
 MAX_BODY_BYTES = 4 << 20
@@ -81,6 +83,7 @@ MAX_KEPT_GROUPS = 1000
 OUTCOMES = (PROCESSED, RETURNED, PARKED, "written")
 
 Parameters: TypeAlias = Mapping[str, Any]
+GroupPositions: TypeAlias = Mapping[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]
 Place: TypeAlias = tuple[TopicPartition, int]
 """The partition and the offset of a record."""
 
@@ -99,8 +102,8 @@ class DeadLetterComponent(Component):
             BackoffPolicy(RETRY_DELAY_S, MAX_RETRY_DELAY_S), random.random
         )
         reactive = context.section.reactive
-        self._offsets_groups = {  # whose positions are kept
-            group.group + group.dead_letter_topic_ext
+        self._kept_groups = {  # and the groups of their offsets
+            (group.group, group.group + group.dead_letter_topic_ext)
             for group in (reactive.groups if reactive is not None else ())
         }
         self._reads = SharedPlaces(MAX_PARALLEL_READS)
@@ -118,14 +121,50 @@ class DeadLetterComponent(Component):
         try:
             while True:
                 await asyncio.sleep(KEEP_INTERVAL_S)
-                for name in sorted(self._offsets_groups):
+                for group, name in sorted(self._kept_groups):
                     try:
                         known = positions.get(name, {})
-                        positions[name] = await keep_positions(self._context.cluster, name, known)
+                        positions[name] = await self._keep_positions(group, name, known)
                     except KafkaError as error:
                         log.warning("Kafka may forget the positions of %s: %s", name, error)
         finally:
             await self._client.aclose()
+
+    async def _keep_positions(
+        self, group: str, offsets_group: str, known: GroupPositions
+    ) -> GroupPositions:
+        """Commit a group's positions again where they are still the known ones; return all of them.
+
+        The group has no members, so Kafka deletes the offset of a partition some days after its
+        commit. A position that a retry has changed must not be set back. So they are read and
+        committed while this process has the retry's transactional id.
+        """
+        offsets = GroupOffsets(self._context.cluster.coordinators, offsets_group)
+        found = await offsets.committed_with_topics(None)
+        topics = {tp.topic for tp, position in found.items() if known.get(tp) == position}
+        for key in sorted({(group, topic) for topic in topics} - self._retried_now):
+            tps = [tp for tp in found if tp.topic == key[1]]
+            self._retried_now.add(key)
+            try:
+                with suppress(Fenced, UnknownTopic):  # by a retry elsewhere
+                    await self._context.get_topic(key[1])
+                    transactions = self._create_transactions(key)
+                    await transactions.start()
+                    unchanged = {
+                        tp: offset._replace(metadata=mark.append_to(offset.metadata))
+                        if mark is not None
+                        else offset
+                        for tp, (offset, mark) in (await offsets.committed_with_topics(tps)).items()
+                        if known.get(tp) == (offset, mark)
+                    }
+                    if unchanged:
+                        await transactions.commit(group=offsets_group, offsets=unchanged)
+            finally:
+                self._retried_now.remove(key)
+        return found
+
+    def _create_transactions(self, key: tuple[str, str]) -> TransactionalProducer:
+        return self._context.create_transactions("dead-letters-{}-{}".format(*key))
 
     def collect_metrics(self, samples: MetricSamples) -> None:
         samples.add_counts(catalog.DEAD_LETTERS, self._outcomes)
@@ -179,8 +218,7 @@ class DeadLetterComponent(Component):
             BatchEncoder(self._context.codecs, settings, group, missing_schema_timeout_s=0.0),
             self._context.auditor,
         )
-        id = f"dead-letters-{queue.group}-{queue.topic}"
-        transactions = self._context.create_transactions(id)
+        transactions = self._create_transactions(key)
         self._retried_now.add(key)
         try:
             # Before anything is read: this completes or aborts what another retry has begun, and
@@ -271,8 +309,8 @@ class DeadLetterComponent(Component):
             offsets[tp] = max(offsets.get(tp, 0), int(entry["offset"]) + 1)
         await check_offsets(self._context, offsets)
         await queue.commit(offsets)
-        if len(self._offsets_groups) < MAX_KEPT_GROUPS:
-            self._offsets_groups.add(queue.offsets_group)
+        if len(self._kept_groups) < MAX_KEPT_GROUPS:
+            self._kept_groups.add((queue.group, queue.offsets_group))
         return Response(status_code=204)
 
     # From a program

@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, assert_never
 
@@ -29,7 +28,6 @@ from gateway.core.delivery.verdict import (
 )
 from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import UnknownTopic
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
 from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
@@ -55,7 +53,6 @@ from gateway.sidecar.reactive.dead_letters import (
 from gateway.sidecar.turns import take_turns
 
 NextOffsets = Mapping[TopicPartition, int]
-GroupPositions = Mapping[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]
 
 MIN_FETCH_BYTES = 1024  # brokers send at least one batch
 FOREIGN_DELAY_S = 1.0  # after dead letters of other groups, until others are waited for
@@ -292,26 +289,6 @@ class DeadLetterQueue:
         return QueuedDeadLetter(record, message)
 
 
-async def keep_positions(cluster: Cluster, group: str, known: GroupPositions) -> GroupPositions:
-    """Commit a group's positions again where they are still the known ones; return all of them.
-
-    The group has no members, so Kafka deletes the offset of a partition some days after its commit.
-    Positions that have changed were committed by others since, which must not be undone.
-    """
-    offsets = GroupOffsets(cluster.coordinators, group)
-    found = await offsets.committed_with_topics(None)
-    by_mark: defaultdict[TopicMark | None, dict[TopicPartition, OffsetAndMetadata]]
-    by_mark = defaultdict(dict)
-    for tp, (offset, mark) in found.items():
-        if known.get(tp) == (offset, mark):
-            by_mark[mark][tp] = offset
-    for mark, unchanged in by_mark.items():
-        # A position must not get the mark of a topic that was created again.
-        with suppress(UnknownTopic):
-            await offsets.commit(unchanged, dict.fromkeys((tp.topic for tp in unchanged), mark).get)
-    return found
-
-
 # The outcomes of a dead letter.
 PROCESSED, RETURNED, PARKED = "processed", "returned", "parked"
 # Of what is parked, because nothing could be written in its place.
@@ -388,7 +365,10 @@ class DeadLetterRetry:
             ]
             writes = [_build_returned_write(result.letters[index]) for index in returned]
             written = await transactions.commit(
-                writes, group=self._queue.offsets_group, offsets=offsets, shorten=_shorten_returned
+                writes,
+                group=self._queue.offsets_group,
+                offsets={tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()},
+                shorten=_shorten_returned,
             )
             for position in find_left_out(writes, written):
                 retried = result.letters[returned[position]]

@@ -32,6 +32,7 @@ from gateway.kafka.produce.transactional_producer import (
     WrittenOffsets,
     find_left_out,
 )
+from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ async def test_what_is_committed_is_there_with_its_offsets(kafka, cluster):
     placed = await writer.commit(
         [build_write(topic, b"a"), build_write(topic, None), build_write(topic, b"c", 1)],
         group=group,
-        offsets={tp: 7},
+        offsets={tp: OffsetAndMetadata(7, 0, "mine")},
     )
     await writer.commit([build_write(topic, b"d", key=None)])
 
@@ -75,7 +76,7 @@ async def test_what_is_committed_is_there_with_its_offsets(kafka, cluster):
         (1, b"c"),
     ]
     committed = await GroupOffsets(cluster.coordinators, group).committed([tp])
-    assert committed[tp].offset == 7
+    assert committed[tp] == (7, 0, "mine")
 
 
 @pytest.mark.smoke
