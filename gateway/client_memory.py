@@ -39,7 +39,7 @@ class HeldPart(StrEnum):
     RECEIVED = "received"  # of messages and requests that are incomplete, or being processed
     PARSED = "parsed"  # of parsed bodies, while their requests need them
     RESPONSES = "responses"  # of responses that are being put together
-    FETCHED = "fetched"  # of records that consumers have fetched ahead of their clients
+    FETCHED = "fetched"  # of consumers: records fetched ahead of their clients, and partitions
     REPLIES = "replies"  # of services, for requests that ask later
 
 

@@ -490,7 +490,7 @@ class Assignment:
     def _on_metadata_change(self, change: TopicChange) -> None:
         if change.is_deleted or change.is_recreated:
             self._later_topics.add(change.topic.name)
-        if any(tp.topic == change.topic.name for tp in self._prefetcher.states):
+        if change.topic.name in self._prefetcher.topics:
             self._prefetcher.wake()
 
 

@@ -95,6 +95,7 @@ class PrefetchFetcher:
         follows_recreated: Read a topic that was created again from its start. False leaves that to
             `Assignment`, which learns of it by a new assignment.
         on_buffered: Called with about how many bytes the records take that were fetched ahead.
+        topics: Of all partitions since the beginning, also of those that were removed.
         failures: The failures that a poll must raise. A seek removes them.
         changed: Set when a waiting poll must look at the states again.
     """
@@ -106,6 +107,7 @@ class PrefetchFetcher:
     follows_recreated: bool = True
     on_buffered: Callable[[int], None] | None = None
     states: dict[TopicPartition, PartitionState] = field(default_factory=dict)
+    topics: set[str] = field(default_factory=set)
     failures: dict[TopicPartition, KafkaError] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: BackgroundTasks = field(default_factory=lambda: BackgroundTasks(log))
@@ -118,6 +120,7 @@ class PrefetchFetcher:
         topic = self.cluster.get_topic(tp.topic)
         backoff = Backoff(max_delay=1.0, random=random.random)
         state = self.states[tp] = PartitionState(tp, backoff, topic.topic_id if topic else None)
+        self.topics.add(tp.topic)
         self.failures.pop(tp, None)
         self.changed.set()
         return state

@@ -15,9 +15,10 @@ task and no connection.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,14 @@ from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.group.member import MemberState
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import GroupFailed, KafkaError, NotOwned, PartitionFailed, PartitionUnreadable
+from gateway.errors import (
+    GroupFailed,
+    KafkaError,
+    MemoryFull,
+    NotOwned,
+    PartitionFailed,
+    PartitionUnreadable,
+)
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.group.consumer import GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
@@ -36,8 +44,11 @@ from gateway.telemetry.logs import create_detached_task
 
 from .instance_options import InstanceOptions
 
+log = logging.getLogger(__name__)
+
 JOIN_TIMEOUT_S = 10.0  # for a seek to wait until a member that joins has its partitions
 COMMIT_INTERVAL_S = 1.0  # between two automatic commits of one instance
+PARTITION_BYTES = 1000  # of one that is assigned, without records
 
 MIXED_SUBSCRIPTION_MESSAGE = (
     "one instance reads topics by name, topics by pattern, or partitions; delete its subscription "
@@ -99,6 +110,9 @@ class ConsumerInstance:
         # Partitions that were taken away since the last poll returned.
         self._removed_since_poll: set[TopicPartition] = set()
         self._commit_task: asyncio.Task[None] | None = None
+        self._partition_bytes = ExitStack()  # of the most partitions since it was subscribed
+        self._counted_partitions = 0
+        self._leave_task: asyncio.Task[None] | None = None
 
     # Turns
 
@@ -158,6 +172,7 @@ class ConsumerInstance:
         is_other_kind = bool(self.topics) if pattern is not None else self.pattern is not None
         if self._is_assigned_manually or is_other_kind:
             raise StatusError(409, MIXED_SUBSCRIPTION_MESSAGE, code="OTHER_SUBSCRIPTION")
+        self._count_partitions(1)  # what the group assigns is not known yet
         if self._consumer is None:
             self._consumer = self._create_consumer()
         self.topics, self.pattern = tuple(dict.fromkeys(topics)), pattern
@@ -171,9 +186,10 @@ class ConsumerInstance:
         """
         if self.topics or self.pattern is not None:
             raise StatusError(409, MIXED_SUBSCRIPTION_MESSAGE, code="OTHER_SUBSCRIPTION")
+        new_assignment = frozenset(tps)
+        self._count_partitions(len(new_assignment))
         if self._consumer is None:
             self._consumer = self._create_consumer()
-        new_assignment = frozenset(tps)
         self._note_processed()
         await self._commit_processed(self._consumer)
         self._forget(self._consumer.assignment - new_assignment)
@@ -201,6 +217,8 @@ class ConsumerInstance:
                 self._recover_commits("are not needed any more")
                 await consumer.close(leave=self._settings.leave_group_on_close)
         self.topics, self.pattern, self._is_assigned_manually = (), None, False
+        self._partition_bytes.close()
+        self._counted_partitions = 0
         for offsets in self._all_offsets:
             offsets.clear()
 
@@ -224,6 +242,13 @@ class ConsumerInstance:
             on_gap=partial(audit_gap, self._auditor, "ACTIVE_CONSUMER"),
             on_buffered=self._count_buffered,
         )
+
+    def _count_partitions(self, count: int) -> None:
+        """Count partitions until the subscription ends; raises MemoryFull."""
+        if (more := count - self._counted_partitions) > 0:
+            reserved = self._client_memory.reserve(HeldPart.FETCHED, more * PARTITION_BYTES)
+            self._partition_bytes.enter_context(reserved)
+            self._counted_partitions = count
 
     def _count_buffered(self, size: int) -> None:
         self._client_memory.hold_if_large(HeldPart.FETCHED, self, size)
@@ -478,6 +503,21 @@ class ConsumerInstance:
 
     async def on_partitions_assigned(self, tps: frozenset[TopicPartition]) -> None:
         self._assignment_changed.set()
+        try:
+            self._count_partitions(len(self.assignment))
+        except MemoryFull:
+            count = len(self.assignment)
+            log.warning(
+                "group %s: instance %s leaves, as memory has no space for its %d partitions",
+                self.group, self.name, count,
+            )  # fmt: skip
+            self._leave_task = create_detached_task(self._leave_group(self._consumer))
+
+    async def _leave_group(self, consumer: GroupConsumer | None) -> None:
+        with suppress(StatusError):  # the instance has ended
+            async with self.lock_for_change():
+                if self._consumer is consumer:
+                    await self.unsubscribe(commit=False)
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
         """Commit processed offsets, while the partitions are still this member's; forget them."""

@@ -13,7 +13,7 @@ from support.virtual_time import run_in_virtual_time
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import GroupFailed
+from gateway.errors import GroupFailed, MemoryFull
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.consumer.instance import ConsumerInstance
 from gateway.sidecar.consumer.instance_options import InstanceOptions
@@ -98,6 +98,38 @@ def test_records_that_were_fetched_ahead_count_and_are_dropped_if_there_is_no_me
         assert world.memory.releases[HeldPart.FETCHED] > 1
         await world.instance.unsubscribe()
         assert world.memory.total == 0
+
+    run_in_virtual_time(play())
+
+
+def test_partitions_count_and_are_refused_if_there_is_no_memory():
+    """320 instances with 1,000 partitions each took 700 MiB, with `memory: 256MiB`."""
+
+    async def play() -> None:
+        world = InstanceWorld()
+        kafka = asyncio.create_task(world.kafka.run_expiry())
+        world.kafka.create_topic("clicks", 1000)
+        tps = [TopicPartition("clicks", number) for number in range(1000)]
+        await world.instance.assign(tps)
+        held = world.memory.by_part[HeldPart.FETCHED]
+        assert held > 500_000
+        world.memory.limit = 2 * held
+        await world.instance.assign(tps[:10])
+        with pytest.raises(MemoryFull):
+            await world.instance.assign([*tps, ZERO])
+        assert len(world.instance.assignment) == 10
+        await world.instance.unsubscribe()
+        assert world.memory.total == 0
+
+        with world.memory.reserve(HeldPart.FETCHED, held // 2):
+            world.instance.subscribe(["clicks"])
+            await asyncio.sleep(30.0)
+            # The group gave it too many.
+            assert not world.instance.is_subscribed
+        world.instance.subscribe(["orders"])
+        assert await world.poll_records()
+        await world.instance.unsubscribe()
+        kafka.cancel()
 
     run_in_virtual_time(play())
 
