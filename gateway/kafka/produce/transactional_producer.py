@@ -15,6 +15,7 @@ a metadata refresh of its own for each transactional id.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
 
+from gateway.core.backoff import BackoffPolicy
 from gateway.core.error_code import (
     AUTHORIZATION_ERRORS,
     COORDINATOR_ERRORS,
@@ -57,6 +59,7 @@ R = TypeVar("R")
 MAX_BATCH_BYTES = 512 << 10  # a larger record is a batch alone
 RETRY_TIMEOUT_S = 30.0  # seconds for which one request is repeated while Kafka cannot do it
 RETRY_DELAY_S = 0.02  # short: usually the markers of the last transaction are being written
+RETRY_BACKOFF = BackoffPolicy(RETRY_DELAY_S, 2.0)  # else: with too few replicas, batches come again
 TRANSACTION_KEY_TYPE = 1  # FindCoordinator for a transactional id
 
 FENCED_ERRORS = frozenset(
@@ -388,9 +391,10 @@ class TransactionalProducer:
         that is written (`_build_error` reads it).
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + RETRY_TIMEOUT_S
+        deadline, failures = loop.time() + RETRY_TIMEOUT_S, 0
         while True:
-            delay = RETRY_DELAY_S
+            failures += 1
+            delay = RETRY_BACKOFF.compute_delay(failures, random.random)
             try:
                 error = await attempt()
                 if not error:
@@ -398,9 +402,12 @@ class TransactionalProducer:
                 if error not in RETRIABLE_ERRORS:
                     raise self._build_error(error, operation)
                 reason = f"Kafka answers code {error}"
+                if error == ErrorCode.CONCURRENT_TRANSACTIONS:
+                    delay = RETRY_DELAY_S
             except BrokerUnavailable as exc:
                 self._was_in_doubt = True
-                reason, delay = str(exc), max(RETRY_DELAY_S, exc.retry_after or 0.0)
+                error, reason, delay = 0, str(exc), max(delay, exc.retry_after or 0.0)
+            if error != ErrorCode.CONCURRENT_TRANSACTIONS:
                 with suppress(KafkaError):  # it is tried again as long as there is time
                     await self._cluster.metadata.refresh(reason)
             if loop.time() + delay > deadline:
