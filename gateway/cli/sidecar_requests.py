@@ -161,25 +161,33 @@ def retry(
     """
     group = group or _find_group(url, token)
     parameters = {"topic": topic, "group": group, "lastretry": str(last).lower()}
-    outcomes: dict[tuple[Any, ...], str] = {}
-    pass_count = 0
+    counts, pass_count = Counter[str](), 0
+    returned = Counter[tuple[Any, ...]]()  # a record may be a dead letter twice
     while pass_count < 2:
-        known_count = len(outcomes)
         result = send_request("GET", url, token, f"{_PATH}/reactive", parameters=parameters).json()
-        outcomes |= {_get_place(each["record"]): each["outcome"] for each in result["records"]}
+        has_untried = False
+        for each in result["records"]:
+            place, retries = _get_place(each["record"]), each["retries"]
+            if returned[place, retries - 1]:  # another pass has begun
+                returned[place, retries - 1] -= 1
+            else:
+                has_untried = True
+            if each["outcome"] == "returned":
+                returned[place, retries] += 1
+            else:
+                counts[each["outcome"]] += 1
         if result["error"]:
-            done = f"{result['error']}; {len(outcomes)} were retried before"
+            done = f"{result['error']}; {counts.total() + returned.total()} were retried before"
             raise GatewayError(f"{result['topic']}: the back end is away: {done}")
-        if result["untried"] and len(outcomes) > known_count:
+        if result["untried"] and has_untried:
             continue
         # Another request may have begun the pass. Then others wait, too: one more than those that
         # were returned shows whether they do.
         pass_count += 1
-        returned = list(outcomes.values()).count("returned")
-        letters = _fetch_letters(url, token, topic, group, returned + 1)
-        if all(_get_place(letter) in outcomes for letter in letters.json()):
+        letters = _fetch_letters(url, token, topic, group, returned.total() + 1).json()
+        if not Counter((_get_place(each), each["retries"]) for each in letters) - returned:
             break
-    counts = Counter(outcomes.values())
+    counts += Counter(returned=returned.total())
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     typer.echo(f"{result['topic']}: {summary or 'no dead letters wait'}")
     if counts["returned"] or counts["parked"]:

@@ -124,6 +124,19 @@ async def test_more_than_a_batch_that_fail_again_are_sent_once(kafka, topic):
     assert sent == Counter(numbers)
 
 
+async def test_records_that_are_dead_letters_twice_hide_no_others(kafka, topic):
+    """A batch of second letters counted as the end, and most of the others were not tried."""
+    for numbers in (range(4), range(4), range(4, 9)):
+        write_dead_letters(kafka, topic, numbers, "billing", partition_count=1)
+    async with (
+        running_backend() as backend,
+        sidecar(kafka, topic, backend.base_url, maxPollRecords=2) as url,
+    ):
+        backend.set_orders(fail=4)
+        told = await dlq("retry", topic, "--url", url)
+    assert (told.code, told.out) == (1, f"{topic}.dlq: 9 processed, 4 returned\n"), told.err
+
+
 async def test_what_is_dropped_is_passed_over_and_its_records_stay(kafka, topic):
     write_dead_letters(kafka, topic, [1, 2], "billing")
     async with sidecar(kafka, topic) as url:
