@@ -267,16 +267,18 @@ class GrowingReservation(ExitStack):
 def estimate_parsed_bytes(text: bytes) -> int:
     """Return about how many bytes a JSON text and its values take, in at most 25 ms for 1 MB.
 
-    Measured: 250 for an object, 60 for an array, 30 for a number, and 50 for a string and its text.
+    Measured: 230 for an object of one member, up to 190 for each other one, 60 for an array, and in
+    arrays 40 for a number, 60 for a string and its text, and 110 for a Decimal.
     """
     size = _count_structure(text)
-    if size > 8 * len(text):  # it may be a text of braces, which takes its length
+    if size > 16 * len(text):  # it may be a text of braces, which takes its length
         size = _count_structure(_remove_strings(text))
     return len(text) + size
 
 
 def _count_structure(text: bytes) -> int:
-    return 250 * text.count(b"{") + 60 * text.count(b"[") + 50 * text.count(b",")
+    braces, brackets, commas, colons = (text.count(each) for each in (b"{", b"[", b",", b":"))
+    return 250 * braces + 60 * brackets + 100 * commas + 50 * colons
 
 
 def _remove_strings(text: bytes) -> bytes:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tracemalloc
 from contextlib import ExitStack
 
+import orjson
 import pytest
 from support.waiting import wait_until
 
 from gateway.client_memory import ClientMemory, HeldPart, estimate_parsed_bytes
 from gateway.errors import MemoryFull
+from gateway.formats.exact_values import keep_exact_numbers
+from gateway.formats.serialization import SerializationFormat
 
 
 class FakeHolder:
@@ -117,3 +121,26 @@ def test_what_looks_like_objects_within_a_text_takes_its_length(text):
     """A text of 1 MB of braces counted 250 MB."""
     assert estimate_parsed_bytes(b'{"%b":[{},{}]}' % text) < len(text) + 1100
     assert estimate_parsed_bytes(b'{"%b":{"a":"b"}}' % (b"x" * 1000)) > 1500
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{%b}" % b",".join(b'"%d":"ab"' % number for number in range(10_000)),
+        b"[%b]" % b",".join([b"1.10"] * 10_000),
+        b"[1.10,%b]" % b",".join([b"1.1"] * 10_000),
+    ],
+    ids=["members", "Decimals", "numbers"],
+)
+def test_as_much_is_counted_as_a_parsed_value_takes(text):
+    """Many short members took three times what was counted, and Decimals twice."""
+    data = b'{"value":%b}' % text
+    formats = {"value": SerializationFormat.AVRO}
+    tracemalloc.start()
+    try:
+        body = orjson.loads(data)
+        keep_exact_numbers(data, body, [body], formats, select_records=lambda parsed: [parsed])
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 1.2 * estimate_parsed_bytes(data)

@@ -103,19 +103,22 @@ def keep_exact_numbers(
 
 
 def parse_decimals(data: bytes, value: Any) -> Any:
-    """Return what orjson parsed `data` into, with Decimals if it rounded any number.
+    """Return what orjson parsed `data` into, with Decimals for numbers that it rounded.
 
     Decimals of Avro have more digits than doubles. A value that is nested too deep stays as it is.
     """
     if not has_inexact_number(data, value):
         return value
     try:
-        return parse_exact(data, _to_decimal)
+        return parse_exact(data, _convert_number)
     except RecursionError:
         return value
 
 
-def _to_decimal(text: str) -> Decimal | float:
+def _convert_number(text: str) -> Decimal | float:
+    value = float(text)
+    if repr(value) == text:  # a Decimal takes four times the memory
+        return value
     try:
         return Decimal(text)
     except InvalidOperation:  # an exponent of more than 18 digits, of a zero or what is nearly one
