@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,7 +31,10 @@ RETRY_DELAY_S = 1.0  # seconds before a registry that is away is asked again
 MAX_RESPONSE_BYTES = 16 * 1024**2
 UNKNOWN_PATH = 404  # the code of a 404 that is not in a registry's own words
 FORBIDDEN = 403
-_CHOSEN_PATHS = {UNKNOWN_PATH: "/schemas/guids/", FORBIDDEN: "/schemas/"}  # by records
+_CHOSEN_PATHS = {  # by records; a schema's references are asked for with deleted ones
+    UNKNOWN_PATH: re.compile("/schemas/guids/"),
+    FORBIDDEN: re.compile(r"/schemas/|.*\?deleted=true$"),
+}
 _REFUSALS = {
     401: "it refuses the gateway (401); correct its username or token",
     FORBIDDEN: "it refuses the gateway (403); correct its username or token",
@@ -109,7 +113,7 @@ class RegistryClient:
                     isinstance(answer, RegistryNotFound)
                     and answer.code in (UNKNOWN_PATH, FORBIDDEN)
                     and not (
-                        path.startswith(_CHOSEN_PATHS[answer.code]) and await self._is_registry(url)
+                        _CHOSEN_PATHS[answer.code].match(path) and await self._is_registry(url)
                     )
                 ):
                     raise _build_unavailable(url, _REFUSALS[answer.code])

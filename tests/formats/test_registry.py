@@ -319,9 +319,11 @@ async def test_an_id_that_a_registry_cannot_read_is_missing(fake: Fake, id: int 
 async def test_a_schema_that_the_gateway_may_not_read_is_missing(fake: Fake):
     """One record with its id held up its topic for good, as if the login were wrong."""
     id = fake.register_schema("payroll-value", TEXT)
+    reference = {"name": "a", "subject": "payroll-value", "version": 1}
     answers = {
         "/schemas/types": JSONResponse(["AVRO"]),
         f"/schemas/ids/{id + 2}": JSONResponse({"message": "no way"}, 403),  # of a proxy
+        f"/schemas/ids/{id + 3}": JSONResponse({"schema": TEXT, "references": [reference]}),
     }
     forbidden = JSONResponse({"error_code": 40301, "message": "denied Read on payroll-value"}, 403)
 
@@ -332,6 +334,8 @@ async def test_a_schema_that_the_gateway_may_not_read_is_missing(fake: Fake):
         asked = registry(url)
         with pytest.raises(SchemaNotFound, match="denied Read on payroll-value"):
             await asked.get_by_id(id)
+        with pytest.raises(FormatError, match="denied Read on payroll-value"):
+            await asked.get_by_id(id + 3)
         for lookup in (asked.get_by_version("payroll-value", None), asked.get_by_id(id + 2)):
             with pytest.raises(RegistryUnavailable, match="username or token"):
                 await lookup
