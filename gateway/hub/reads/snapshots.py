@@ -9,7 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.config import Topic
@@ -21,6 +23,7 @@ from gateway.kafka.client.cluster import Cluster, get_known_topic
 
 from .backfill_reader import BackfillReader
 from .shared_reads import SharedReads
+from .slices import Slice
 from .tables import Tables
 
 if TYPE_CHECKING:
@@ -45,8 +48,9 @@ class Snapshots:
     ) -> None:
         self.tables = Tables(shared_reads, backfill_reader, get_settings, get_memory_limit)
         self.lookups = backfill_reader.lookups
-        # Done once the block at an offset is encoded: one client does it, for all that need it.
-        self.encoding: dict[tuple[SnapshotBlocks, int], asyncio.Future[None]] = {}
+        # The slices in which blocks are encoded, by the offsets of these.
+        self.encoding: WeakValueDictionary[tuple[SnapshotBlocks, int], Slice[None]]
+        self.encoding = WeakValueDictionary()
         self._cluster = cluster
         self._checked_topics: set[str] = set()
         self._check_tasks = BackgroundTasks(log)
@@ -137,9 +141,7 @@ class SnapshotRead:
                 self._feed_table(tp, position, table_snapshot)
         elif snapshot.is_fresh(tp):  # its table is spilled, or was released
             end = snapshot.end_offsets[tp]
-            pieces = await snapshots.tables.read_window(
-                tp, position, end, snapshot.filters, subscription.client_key
-            )
+            pieces = await snapshots.tables.read_window(tp, position, end, snapshot.filters)
             if subscription.private_reader is not None:
                 subscription.private_reader.feed_snapshot(tp, position, pieces)
 
@@ -151,23 +153,17 @@ class SnapshotRead:
         return not keyed and subscription.credit is None and subscription.remaining_records is None
 
     async def _encode_block(self, table_snapshot: TableSnapshot, offset: int) -> None:
-        """Encode the block that is to be fed, in a slice of its own, or wait for who does that."""
+        """See that the block that is to be fed is encoded: one client does it for all."""
         subscription, encoding = self._subscription, self._snapshots.encoding
         while self._wants_blocks and not table_snapshot.is_released:
             blocks = SnapshotBlocks.for_channel(table_snapshot, subscription.channel)
             if blocks.has_block(table_snapshot, offset):
                 return
-            if (blocks, offset) in encoding:
-                await asyncio.wait((encoding[blocks, offset],))
-                continue
-            done = encoding[blocks, offset] = asyncio.get_running_loop().create_future()
-            try:
-                async with self._snapshots.tables.take_slice(subscription.client_key) as is_over:
-                    if not table_snapshot.is_released:
-                        blocks.get_block(table_snapshot, offset, is_over)
-            finally:
-                del encoding[blocks, offset]
-                done.set_result(None)
+            slice = encoding.get((blocks, offset))
+            if slice is None or not slice.is_needed:
+                slice = Slice(partial(_encode, blocks, table_snapshot, offset))
+                encoding[blocks, offset] = slice
+            await self._snapshots.tables.slices.wait_for(subscription.client_key, slice)
 
     def _feed_table(
         self, tp: TopicPartition, position: PartitionPosition, table_snapshot: TableSnapshot
@@ -200,3 +196,10 @@ class SnapshotRead:
             self._check_timer = asyncio.get_running_loop().call_later(
                 CHECK_INTERVAL_S, self._check_overdue
             )
+
+
+def _encode(
+    blocks: SnapshotBlocks, snapshot: TableSnapshot, offset: int, is_over: Callable[[], bool]
+) -> None:
+    if not snapshot.is_released:
+        blocks.get_block(snapshot, offset, is_over)

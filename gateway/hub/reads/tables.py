@@ -19,11 +19,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice, takewhile
 from operator import length_hint
-from time import perf_counter
 from typing import TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -53,15 +52,15 @@ from gateway.core.log.record import (
 
 from .backfill_reader import BackfillReader
 from .shared_reads import SharedReads
+from .slices import ClientTurns, Slices
 
 log = logging.getLogger(__name__)
 
 MAX_ENTRIES_AT_ONCE = 4096  # entries that are processed before other tasks get a turn: 2 ms
-SLICE_S = 0.002  # seconds of building views before other tasks get a turn
 FEW_ENTRIES = 256  # that a table takes at once: documents do not wait for slices
 WINDOW_BYTES = 4 << 20  # bytes of records in a window
 MAX_OPEN_WINDOWS = 2  # windows that are filled at a time
-MAX_JUDGED_RECORDS = 1000  # in which a field is looked for that a filter has not found
+MAX_JUDGED_BYTES = 256 * 1024  # in which a field is looked for that a filter has not found
 RETRY_DELAY_S = 0.05  # seconds until a log that goes back is read again
 
 
@@ -76,23 +75,6 @@ TABLE_TYPES: Sequence[tuple[TableType, str]] = (
 
 class TableSpilled(Exception):
     """Report that the latest records of a topic, which is the argument, are more than its cache."""
-
-
-class ClientTurns:
-    """A lock that clients take in turns, and each client in the order in which it asks.
-
-    A client that asks again and again keeps nobody waiting for more than one of its turns.
-    """
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._client_locks: WeakValueDictionary[ClientKey, asyncio.Lock] = WeakValueDictionary()
-
-    @asynccontextmanager
-    async def take(self, client_key: ClientKey) -> AsyncIterator[None]:
-        client_lock = self._client_locks.setdefault(client_key, asyncio.Lock())
-        async with client_lock, self._lock:
-            yield
 
 
 class Tables:
@@ -123,10 +105,9 @@ class Tables:
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
         self._view_snapshots = WeakValueDictionary()
         self._locks: dict[TopicPartition, asyncio.Lock] = {}
-        # One view of a partition is built at a time, so that equal views share it, and one slice of
-        # all partitions: each has a task.
+        # One view of a partition is built at a time, so that equal views share it.
         self._view_turns: dict[TopicPartition, ClientTurns] = {}
-        self._slice_turns = ClientTurns()
+        self.slices = Slices()
         self._window_slots = asyncio.Semaphore(MAX_OPEN_WINDOWS)
 
     @property
@@ -179,21 +160,13 @@ class Tables:
                     history = await self._get_table(RecordHistory, tp, end)
                 if history is None:
                     return None
-                return await self._build_view_snapshot(history, filters, client_key)
+                return await self._build_view_snapshot(history, filters)
         async with self._locks.setdefault(tp, asyncio.Lock()):
             table = await self._get_table(KeyTable, tp, end)
             if table is None or filters.keys is None:
                 return None if table is None else table.take_snapshot()
             selected = table.select_keys(filters.keys)
             return table.create_snapshot(selected, sum(map(buffered_size, selected)))
-
-    @asynccontextmanager
-    async def take_slice(self, client_key: ClientKey = "") -> AsyncIterator[Callable[[], bool]]:
-        """Let a client work until the slice is over, and then others: 48 partitions ask at once."""
-        async with self._slice_turns.take(client_key):
-            slice_end = perf_counter() + SLICE_S
-            yield lambda: perf_counter() > slice_end
-            await asyncio.sleep(0)  # within the turn, or another slice may follow at once
 
     async def get_latest(
         self,
@@ -224,30 +197,31 @@ class Tables:
             if history is None:
                 raise TableSpilled(tp.topic)
             newest_first = history.select_keys((key,))[::-1]
-            async for matching in self._iter_matching(newest_first, filters, client_key):
+            async for matching in self._iter_matching(tp, newest_first, filters):
                 for entry in matching:
                     if type(entry) is Record:
                         return entry
         return None
 
     async def _iter_matching(
-        self, entries: Sequence[Record | Gap], filters: Filters, client_key: ClientKey
+        self, tp: TopicPartition, entries: Sequence[Record | Gap], filters: Filters
     ) -> AsyncIterator[list[Record | Gap]]:
         """Yield gaps, and the records that filters let through, in slices."""
         remaining = iter(entries)
-        while length_hint(remaining):
-            matching: list[Record | Gap] = []
-            async with self.take_slice(client_key) as is_over:
-                for entry in remaining:
-                    if type(entry) is not Record or filters.matches(entry):
-                        matching.append(entry)
-                    if is_over():
-                        break
-            yield matching
 
-    async def _build_view_snapshot(
-        self, history: RecordHistory, filters: Filters, client_key: ClientKey
-    ) -> TableSnapshot:
+        def match(is_over: Callable[[], bool]) -> list[Record | Gap]:
+            matching: list[Record | Gap] = []
+            for entry in remaining:
+                if type(entry) is not Record or filters.matches(entry):
+                    matching.append(entry)
+                if is_over():
+                    break
+            return matching
+
+        while length_hint(remaining):
+            yield await self.slices.work(("view", tp), match)
+
+    async def _build_view_snapshot(self, history: RecordHistory, filters: Filters) -> TableSnapshot:
         """Return the snapshot of a view, shared by clients of equal views while nothing changes."""
         whole, cache_key = history.take_snapshot(), (history.tp, filters)
         snapshot = self._view_snapshots.get(cache_key)
@@ -258,7 +232,7 @@ class Tables:
         table = KeyTable(
             history.tp, PartitionPosition(0, whole.end_position.epoch, whole.end_position.lineage)
         )
-        async for matching in self._iter_matching(entries, filters, client_key):
+        async for matching in self._iter_matching(history.tp, entries, filters):
             table.apply(matching)
         snapshot = history.create_snapshot(table.take_snapshot().entries, table.bytes, whole)
         if not snapshot.entries and history.tp.topic not in self._judged_topics:
@@ -271,20 +245,21 @@ class Tables:
         self, tp: TopicPartition, entries: Sequence[Entry], filters: Filters
     ) -> None:
         """Log if none of some records has a field that filters ask for: it may be misspelled."""
-        records = (entry for entry in entries if type(entry) is Record and entry.value is not None)
-        values = [LazyValue(record.value) for record in islice(records, MAX_JUDGED_RECORDS)]
-        for pointer in sorted(filters.required_pointers) if values else ():
-            path = parse_pointer(pointer)
-            if all(value.get_value(path) is MISSING for value in values):
-                self._judged_topics.add(tp.topic)
-                log.warning(
-                    "a snapshot of %s is empty: its filter looks at %s, which none of %d records "
-                    "has; correct the filter",
-                    tp,
-                    pointer,
-                    len(values),
-                )
-                return
+        paths = {pointer: parse_pointer(pointer) for pointer in sorted(filters.required_pointers)}
+        count, bytes_left = 0, MAX_JUDGED_BYTES
+        for entry in entries:
+            if not paths or bytes_left < 0:
+                break
+            if type(entry) is Record and entry.value is not None:
+                value = LazyValue(entry.value)
+                paths = {p: path for p, path in paths.items() if value.get_value(path) is MISSING}
+                count, bytes_left = count + 1, bytes_left - entry.payload_size
+        if count and paths:
+            self._judged_topics.add(tp.topic)
+            log.warning(
+                "a snapshot of %s is empty: its filter looks at %s, which none of %d records has; "
+                "correct the filter", tp, next(iter(paths)), count,
+            )  # fmt: skip
 
     async def _get_table(self, table_type: type[T], tp: TopicPartition, end: int) -> T | None:
         """Return a table that reaches up to `end`; None if it is spilled."""
@@ -319,7 +294,6 @@ class Tables:
         position: PartitionPosition,
         end: int,
         filters: Filters = MATCH_ALL,
-        client_key: ClientKey = "",
     ) -> list[Entry]:
         """Return entries of a spilled table; the last one leads to where the next window begins."""
         assert position.offset is not None
@@ -336,20 +310,22 @@ class Tables:
             accepts if filters.filters else None,
         )
         read_position = position
+
+        def gather(remaining: Iterator[Entry], is_over: Callable[[], bool]) -> None:
+            nonlocal read_position
+            for entry in remaining:
+                if entry.offset < end:
+                    window.add(entry)
+                read_position = PartitionPosition(entry.next_offset, entry.epoch, position.lineage)
+                if is_over():
+                    break
+
         async with self._window_slots:
             # Up to the end, also when the window is full: later records replace some in it.
             while read_position.offset is not None and read_position.offset < end:
                 remaining = iter(await self._read_from(tp, read_position))
                 while length_hint(remaining):
-                    async with self.take_slice(client_key) as is_over:
-                        for entry in remaining:
-                            if entry.offset < end:
-                                window.add(entry)
-                            read_position = PartitionPosition(
-                                entry.next_offset, entry.epoch, position.lineage
-                            )
-                            if is_over():
-                                break
+                    await self.slices.work(window, partial(gather, remaining))
         shown = [entry for entry in window.close() if _is_shown(entry)]
         shown_end = shown[-1].next_offset if shown else position.offset
         if shown_end < window.end_offset:
@@ -360,20 +336,26 @@ class Tables:
         """Bring a table up to an offset; return False if the log went back, or it was spilled."""
         tp = table.tp
         while table.position.offset is not None and table.position.offset < end:
-            entries = await self._read_from(tp, table.position)
-            async with self.take_slice() if len(entries) > FEW_ENTRIES else nullcontext():
-                # What was read may be of the log as it was before the await.
-                if table.position.lineage != self._shared_reads.by_partition[tp].log.lineage:
-                    return False
-                if not table.apply(entries):
-                    return False
-            del entries  # or they would be kept while the next read waits
-            self._enforce_limit(tp.topic)
-            if tp.topic in self._get_spilled(type(table)):
+            if not await self._apply_in_turn(table, await self._read_from(tp, table.position)):
                 return False
         # What retention has deleted in Kafka goes from the table, too.
         table.prune(self._shared_reads.by_partition[tp].reader.log_start_offset)
         return True
+
+    async def _apply_in_turn(self, table: KeyTable, entries: Sequence[Entry]) -> bool:
+        if len(entries) <= FEW_ENTRIES:
+            return self._apply(table, entries)
+        return await self.slices.work(("table", table.tp), lambda _: self._apply(table, entries))
+
+    def _apply(self, table: KeyTable, entries: Sequence[Entry]) -> bool:
+        topic = table.tp.topic
+        # What was read may be of the log as it was before the await.
+        if table.position.lineage != self._shared_reads.by_partition[table.tp].log.lineage:
+            return False
+        if not table.apply(entries):
+            return False
+        self._enforce_limit(topic)
+        return topic not in self._get_spilled(type(table))
 
     async def _read_from(self, tp: TopicPartition, position: PartitionPosition) -> Sequence[Entry]:
         """Return some entries from a position on: at least one, unless the log goes back.

@@ -28,7 +28,7 @@ from gateway.core.log.record import (
     TopicPartition,
 )
 from gateway.formats import create_format
-from gateway.hub.reads import tables
+from gateway.hub.reads import slices
 from gateway.hub.reads.snapshots import SnapshotRead
 from gateway.hub.reads.tables import FEW_ENTRIES, Tables, TableSpilled
 from gateway.hub.wires.sse import SseWire
@@ -315,7 +315,7 @@ async def test_other_tasks_get_a_turn_while_a_document_is_looked_for(
     write_owned(kafka, "x", *["y"] * 9)
     made, judged = build_tables(kafka), list[int]()
     assert await made.get_snapshot(A, 10, OF_X) is not None
-    monkeypatch.setattr(tables, "SLICE_S", 0.0)
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
 
     class CountedFilters(Filters):
         def matches(self, record: Record, value: LazyValue | None = None) -> bool:
