@@ -22,8 +22,8 @@ from .truth import Truth
 from .views import GAP_REASONS, TYPED, Rule, View
 
 MAX_FINDINGS_PER_CLIENT = 50
-# What a partition whose leader is gone, or is back, may say for a while.
-ELECTION_ERRORS, ELECTION_S = {"no-leader", "not-leader"}, 10.0
+# What a partition may say for a while whose leader is gone, or is back, or answers by errors.
+ELECTION_ERRORS, ELECTION_S = {"no-leader", "not-leader", "storage"}, 10.0
 # In place of the number of a client.
 KAFKA, GROUP, JOB, GATEWAYS = -1, -2, -3, -4
 _NAMES = {

@@ -34,6 +34,7 @@ from .judge import (
 from .reactive import Delivery, count_again, judge_group
 from .results import FaultResult, SeedResult, build_timelines, count_received
 from .schedule import (
+    BROKER_NETWORK,
     BROKERS,
     KINDS,
     KINDS_BY_NAME,
@@ -165,7 +166,7 @@ class _Run:
         broker_faults = [
             (self._began_at + each.at, self._began_at + (each.healed_at or each.at))
             for each in self._result.faults
-            if BROKERS in KINDS_BY_NAME[each.kind].claims
+            if KINDS_BY_NAME[each.kind].claims & {BROKERS, BROKER_NETWORK}
         ]
         for client in world.clients:
             if client.is_closed:
