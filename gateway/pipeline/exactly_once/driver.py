@@ -110,6 +110,8 @@ class ExactlyOnceOutput:
             batches to the workers.
         stop_event: Once it is set, an attempt that Kafka interrupts is the last one.
         on_repeat: Called before the rows of a batch are computed once more.
+        verify_main: Of a side output, `verify_ownership` of the job's output. A process that was
+            replaced must not take a side output from the one that runs the job now.
     """
 
     query_id: str
@@ -125,6 +127,7 @@ class ExactlyOnceOutput:
     stop_event: threading.Event = field(default_factory=threading.Event)
     reports: Reports = field(default_factory=Reports)
     on_repeat: Callable[[], None] = lambda: None
+    verify_main: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         """Set the output up; Kafka is not contacted yet."""
@@ -151,6 +154,11 @@ class ExactlyOnceOutput:
             PipelineError: Another process has taken the query over, or Kafka refuses.
         """
         self._retry(lambda: self._get_plan(epoch), epoch)
+
+    def verify_ownership(self) -> None:
+        """Raise PlanSuperseded if another driver has taken the query over since this one did."""
+        if self._is_owner:
+            self._verify_own_plan(self.ledger.read_plan(self.query_id))
 
     def __call__(self, rows: DataFrame, epoch: int) -> int:
         """Write the rows of an epoch that were not committed before; return their number."""
@@ -339,6 +347,7 @@ class ExactlyOnceOutput:
         # This fences the producer of any other driver that is changing the plan. So the plan that
         # is read next stays the newest until this driver writes.
         producer = self._create_query_producer("plan")
+        self.verify_main()
         old_plan = self.ledger.read_plan(self.query_id)
         if self._is_owner:
             old_plan = self._verify_own_plan(old_plan)

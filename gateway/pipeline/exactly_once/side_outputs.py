@@ -111,6 +111,7 @@ class SideOutputs:
     read_topics: tuple[ReadTopic, ...] = ()
     clock: Callable[[], float] = time.monotonic
     create_side_output: Callable[..., SideOutput] = SideOutput
+    verify_main: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         """Create the outputs; Kafka is not contacted yet."""
@@ -120,6 +121,8 @@ class SideOutputs:
         self._exit_stack = ExitStack()
         self._pending_batches: list[WrittenBatch] = []
         self._current_batch: BatchOffsets | None = None
+        # The last batch that this process has begun or, before its first, has found.
+        self._newest_batch: int | None = None
         # One less than Spark keeps, because the batch that runs has offsets, too.
         self._max_pending = min(MAX_SCAN_BATCHES, max(1, self.retained_batches - 1))
         self._scanned_at = 0.0  # seconds of the clock
@@ -138,7 +141,7 @@ class SideOutputs:
             batch = self.checkpoint.read_batch(epoch)
             if self._side_outputs or self._scan_state is None:
                 self._scan_when_due(epoch)
-            self._current_batch = batch
+            self._current_batch, self._newest_batch = batch, epoch
             self._report_gaps(batch, gaps.RETENTION)
         yield
         with self._lock:
@@ -184,7 +187,15 @@ class SideOutputs:
             return
         # None, so that a later batch of this run would look for unscanned batches again.
         last, self._current_batch = self._current_batch, None
-        if last is not None and last.number == committed:
+        if self._newest_batch is None:
+            self._newest_batch = committed
+        if committed > self._newest_batch:
+            self._pending_batches.clear()
+            log.warning(
+                "%s: another process has written batch %d, and writes late and invalid records",
+                *(self.job, committed),
+            )
+        elif last is not None and last.number == committed:
             self._pending_batches.append(WrittenBatch(last, self.get_counts(committed)))
             self._scan_pending(committed, self._side_outputs)
         else:
@@ -303,6 +314,7 @@ class SideOutputs:
                     self.settings.catalogs,
                     self.read_topics,
                     late_filter,
+                    self.verify_main,
                 )
                 for late_filter in late_filters
             ]

@@ -324,9 +324,22 @@ def _create_batch_function(
     sources, key_digests = find_sources(stream), compute_key_digests(job, tables)
     kafka = find_cluster(settings.clusters, output.kafka)
     is_exactly_once = output.guarantee == "exactly-once"
+    exactly_once_output = ExactlyOnceOutput(
+        context.job_checkpoint.query_id,
+        output,
+        build_client_config(kafka),
+        checkpoint=context.checkpoint,
+        job=build_owner_name(job, settings),
+        read_topics=context.topics.read_topics,
+        settings=key_digests,
+        stop_event=context.stop_event,
+        reports=context.reports,
+        on_repeat=lambda: reset_metrics(context.find_query()),
+    )
     if is_exactly_once or has_side_outputs(job):
         verify_ledger(context.checkpoint, output, build_client_config(kafka))
-        context.side_outputs = _create_side_outputs(context, output, inputs, sources)
+        verify_main = exactly_once_output.verify_ownership
+        context.side_outputs = _create_side_outputs(context, output, inputs, sources, verify_main)
     else:
         _log_gaps(context, sources)
     side_outputs = context.side_outputs
@@ -340,18 +353,6 @@ def _create_batch_function(
         return write_at_least_once
 
     assert side_outputs is not None
-    exactly_once_output = ExactlyOnceOutput(
-        context.job_checkpoint.query_id,
-        output,
-        build_client_config(kafka),
-        checkpoint=context.checkpoint,
-        job=build_owner_name(job, settings),
-        read_topics=context.topics.read_topics,
-        settings=key_digests,
-        stop_event=context.stop_event,
-        reports=context.reports,
-        on_repeat=lambda: reset_metrics(context.find_query()),
-    )
 
     def write_exactly_once(rows: DataFrame, epoch: int) -> None:
         # First, so that a refused checkpoint writes no side outputs either.
@@ -380,7 +381,11 @@ def build_owner_name(job: Job, settings: Settings) -> str:
 
 
 def _create_side_outputs(
-    context: QueryContext, output: Output, inputs: Mapping[str, Input], sources: Sources
+    context: QueryContext,
+    output: Output,
+    inputs: Mapping[str, Input],
+    sources: Sources,
+    verify_main: Callable[[], None],
 ) -> SideOutputs:
     job = context.job
     # Which rows of a program are late is only known to Spark, which counts them.
@@ -404,6 +409,7 @@ def _create_side_outputs(
         reports=context.reports,
         retained_batches=job.state.retain,
         read_topics=context.topics.read_topics,
+        verify_main=verify_main,
     )
 
 

@@ -165,6 +165,24 @@ def test_what_is_left_at_the_end_of_all_there_was_is_looked_at_then(told):
     assert told.looked == [[1, 2, 3]]
 
 
+def test_a_process_leaves_the_batches_of_one_that_began_later_to_it(told, caplog):
+    """As it ended, it wrote their dead letters: they came twice, or the other process failed."""
+    older, waiting = Process(told, {2: 1}), Process(told)
+    older.batches(range(3))
+    waiting.held.last = 2
+    waiting.beside.finish()
+    told.looked.clear()
+    newer = Process(told, {4: 1})
+    newer.batches([3, 4])
+    for process in (older, waiting):
+        process.held.last = 4
+        process.beside.finish()
+    assert told.looked == []
+    assert caplog.text.count("another process has written batch 4") == 2
+    newer.beside.finish()
+    assert told.looked == [[4]]
+
+
 def test_a_process_without_new_records_looks_at_what_the_one_before_left(told):
     Process(told, {1: 1}).batches(range(4))
     process = Process(told)

@@ -8,8 +8,9 @@ import pytest
 from gateway.config import Kafka
 from gateway.config.sections.job import Input, Output
 from gateway.core.log.record import TopicPartition
-from gateway.errors import CheckpointRefused
+from gateway.errors import CheckpointRefused, PipelineError
 from gateway.pipeline.checkpoint.checkpoint import BatchOffsets, Checkpoint
+from gateway.pipeline.exactly_once.driver import ExactlyOnceOutput
 from gateway.pipeline.exactly_once.ledger import ledger_topic, open_ledger, writer_key
 from gateway.pipeline.exactly_once.producers import LedgerProducer, TransactionInterrupted
 from gateway.pipeline.exactly_once.side_output import (
@@ -81,6 +82,27 @@ def test_a_process_that_still_runs_writes_no_late_records_once_another_has_asked
         assert start_process().read_last_batch(4) == 4
         with pytest.raises(CheckpointRefused, match="the ledger is at batch 4"):
             start_process().read_last_batch(3)
+    finally:
+        kafka.admin.delete_topic(ledger_topic(topic))
+
+
+def test_a_process_that_was_replaced_does_not_take_late_records_from_the_next(kafka):
+    """As it ended, it fenced the process that ran the job, and nobody ran it any more."""
+    cluster, topic = Kafka(servers=[kafka.bootstrap_servers]), kafka.create_unique_topic()
+    none, to = Checkpoint("/nowhere"), Output(topic=topic)
+    client_config = {"bootstrap.servers": kafka.bootstrap_servers}
+
+    def start_process() -> SideOutput:
+        main = ExactlyOnceOutput(topic, to, client_config, checkpoint=none)
+        main.prepare(3)
+        place = topic, "from", Input.model_validate({"topic": "clicks"}), cluster, to, cluster
+        return SideOutput(None, *place, none, {}, verify_main=main.verify_ownership)
+
+    try:
+        older, newer = start_process(), start_process()
+        with pytest.raises(PipelineError, match="another process runs this job"):
+            older.read_last_batch(3)
+        assert newer.read_last_batch(3) == -1
     finally:
         kafka.admin.delete_topic(ledger_topic(topic))
 
