@@ -15,6 +15,7 @@ damage that ends a query is in the query's error.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -192,12 +193,19 @@ _BLOCK_HEADER = struct.Struct("<8sBIII")
 
 
 def describe_damage(path: Path, check_content: ContentCheck | None = None) -> str | None:
-    """Return the damage of a local file and its checksums, also errors of reading, or None."""
+    """Return the damage of a local file and its checksums, or None.
+
+    Raises:
+        OSError: The file cannot be read now, such as with too many open files.
+    """
     try:
         return _check_crc(path) or _check_format(path, check_content)
     except FileNotFoundError:
         return "is missing"
     except (OSError, zipfile.BadZipFile, ValueError, struct.error, zlib.error) as error:
+        # Of a bad sector, and of a position in an archive that is before its start.
+        if isinstance(error, OSError) and error.errno not in (errno.EIO, errno.EINVAL):
+            raise
         return str(error) or type(error).__name__
 
 
@@ -236,7 +244,10 @@ def create_content_check(spark: Any) -> ContentCheck:
         try:
             (check_table if path.suffix == ".sst" else check_changelog)(str(path))
         except Py4JJavaError as error:
-            return str(error.java_exception.getMessage())
+            text = str(error.java_exception.getMessage())
+            if "Too many open files" in text:  # of the JVM
+                raise OSError(text) from error
+            return text
         return None
 
     jvm.org.rocksdb.RocksDB.loadLibrary()

@@ -46,13 +46,17 @@ def repair_state(files: Files, check_content: ContentCheck | None = None) -> lis
     """Inspect the state of the newest finished batch, and move damaged files to `damaged/`.
 
     `find_batches_to_replay` returns the batches that this has rolled back.
+
+    Raises:
+        PipelineError: A file cannot be interpreted, or no batch is whole.
+        OSError: A file cannot be read, which may pass. Nothing was moved.
     """
     try:
         inspector = CheckpointInspector(files, check_content)
         newest = find_newest_batch(inspector.sizes, files.location)
         damage, is_whole = _inspect_batch(inspector, newest)
         last_batch = newest if is_whole else _find_whole_batch(inspector, newest, damage)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (ValueError, zipfile.BadZipFile) as error:
         raise PipelineError(f"{files.location} cannot be read: {error}") from error
     # A file that several chains need is found more than once.
     unique_damage = list({(found.file, found.version): found for found in damage}.values())
@@ -167,7 +171,7 @@ def recover_state(
     run_once: Callable[[], object],
     reports: Reports,
     *,
-    is_damaged: bool,
+    state_error: str | None,
     check_content: ContentCheck | None = None,
 ) -> None:
     """Repair damaged state, and replay the batches that an earlier or this repair rolled back.
@@ -175,17 +179,18 @@ def recover_state(
     The query must not run.
 
     Args:
-        is_damaged: Whether the query ended because its state could not be read. The files are only
-            inspected in this case.
+        state_error: Why the query could not read its state, if it ended by that. The files are
+            only inspected in this case.
     """
     batches = find_batches_to_replay(files)
-    if is_damaged:
+    if state_error:
         damage = repair_state(files, check_content)
         # If batches are left to replay, an earlier start has moved the damaged files already.
         if not (damage or batches):
             raise PipelineError(
-                f"{files.location}: the state cannot be read, though no file of it looks damaged; "
-                "restore a backup, or start again with --fresh"
+                f"{files.location}: the state could not be read, though no file of it looks "
+                f"damaged: {state_error}; start the job again once that has passed; if it comes "
+                "again, restore a backup, or use --fresh"
             )
         # The repair may have rolled back more batches than an earlier one had left.
         batches = find_batches_to_replay(files)

@@ -31,7 +31,7 @@ class JobRun:
 
     Attributes:
         failure_reason: Why the job failed permanently; None if it did not.
-        has_damaged_state: Whether the last query ended because its state could not be read.
+        state_error: Why the last query could not read its state; None once that is repaired.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class JobRun:
         self.job = job
         self.failure_reason: str | None = None
         self.is_done = False
-        self.has_damaged_state = False
+        self.state_error: str | None = None
         self._start, self._clock = start, clock
         self._finish = finish
         self._find_recreated = find_recreated
@@ -81,14 +81,13 @@ class JobRun:
             causes = self._list_causes(self._query)
             self._query = None
             if causes:
-                self.has_damaged_state = is_damage_error(
-                    "\n".join(cause.message for cause in causes)
-                )
                 failure = failures.classify_causes(causes)
-                # Damaged state is repaired by the next start, which fails if that is impossible.
-                self._on_failed(
-                    failure._replace(is_transient=failure.is_transient or self.has_damaged_state)
-                )
+                text = "\n".join(cause.message for cause in causes)
+                if not failure.is_transient and is_damage_error(text):
+                    # The next start repairs the state, and fails if that is impossible.
+                    self.state_error = failure.reason
+                    failure = failure._replace(is_transient=True)
+                self._on_failed(failure)
             else:
                 self._on_finished()
         elif (error := self._find_recreated()) and self._can_stop():
@@ -101,7 +100,7 @@ class JobRun:
 
     def mark_state_readable(self) -> None:
         """Record that the state was repaired, although the rest of the start may still fail."""
-        self.has_damaged_state = False
+        self.state_error = None
 
     def retire(self) -> None:
         """Let the query begin no more batches. Call it until the query is idle.

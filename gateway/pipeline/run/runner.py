@@ -179,9 +179,9 @@ class _JobQueries:
             job.name,
             self._replay_batch,
             process.reports,
-            is_damaged=run.has_damaged_state,
+            state_error=run.state_error,
             # The contents of files are only checked if the state could not be read.
-            check_content=damage.create_content_check(spark) if run.has_damaged_state else None,
+            check_content=damage.create_content_check(spark) if run.state_error else None,
         )
         run.mark_state_readable()
         return query.start_query(self._open_context())

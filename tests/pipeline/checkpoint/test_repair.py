@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,18 @@ def test_a_damaged_table_takes_out_its_snapshot(files: LocalFiles) -> None:
     repair.repair_state(files)
     assert not repair.find_batches_to_replay(files)
     assert "damaged/state/0/0/6.zip" in files.list_sizes()
+
+
+def test_a_file_that_cannot_be_opened_now_is_not_damaged(files: LocalFiles) -> None:
+    """Whole files were moved away, and batches replayed, as there were too many open files."""
+    before = files.list_sizes()
+
+    def check(path: Path) -> str | None:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    with pytest.raises(OSError, match="Too many open files"):
+        repair.repair_state(files, check)
+    assert files.list_sizes() == before
 
 
 def test_batches_since_a_damaged_changelog_are_done_again(files: LocalFiles) -> None:
@@ -144,13 +157,17 @@ def test_batches_that_could_not_be_done_again_are_done_by_the_next_start(files: 
         raise PipelineUnavailable("Kafka is away")
 
     with pytest.raises(PipelineUnavailable):
-        repair.recover_state(files, "job", fail, Reports(), is_damaged=True)
+        repair.recover_state(files, "job", fail, Reports(), state_error="cut off")
     done: list[str] = []
-    repair.recover_state(files, "job", lambda: done.append("again"), Reports(), is_damaged=True)
+    repair.recover_state(
+        files, "job", lambda: done.append("again"), Reports(), state_error="cut off"
+    )
     assert done == ["again"]
     assert repair.find_batches_to_replay(files) == []
 
 
 def test_state_that_cannot_be_read_though_it_looks_whole_is_told(files: LocalFiles) -> None:
-    with pytest.raises(PipelineError, match="no file of it looks damaged"):
-        repair.recover_state(files, "job", lambda: None, Reports(), is_damaged=True)
+    """The message did not have the cause, which was a full disk."""
+    cause = "No space left on device"
+    with pytest.raises(PipelineError, match=rf"no file of it looks damaged: {cause}; start"):
+        repair.recover_state(files, "job", lambda: None, Reports(), state_error=cause)

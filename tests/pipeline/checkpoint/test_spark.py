@@ -203,7 +203,7 @@ def test_what_spark_gives_up_at_is_mended(job, spark, watch, harm, sums):
         "counting",
         job.run_once,
         job.reports,
-        is_damaged=True,
+        state_error="damaged",
         check_content=damage.create_content_check(spark),
     )
     assert job.batches == ([4] if harm is changelog else [])

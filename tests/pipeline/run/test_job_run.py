@@ -180,6 +180,20 @@ def test_a_refused_checkpoint_ends_it_and_kafka_that_does_not_answer_is_waited_f
     assert (run.is_done, run.failure_reason) == (True, "other")
 
 
+def test_state_is_inspected_unless_the_error_by_which_it_was_not_read_may_pass(world, run):
+    """The lock of a store ended the job: no file was damaged, and `--fresh` was advised."""
+    load = "[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state."
+    state = ExceptionCause(
+        "org.apache.spark.sql.execution.streaming.state.StateStoreException", load
+    )
+    for causes, inspected in (([state, *AWAY], False), ([state], True)):
+        run.poll()
+        world.queries[-1].ends(*causes)
+        run.poll()
+        assert (bool(run.state_error), run.is_done) == (inspected, False)
+        world.now += 60
+
+
 def test_what_is_left_is_done_once_a_query_has_ended_by_itself(world):
     """Where that fails the query is begun again, as after any other failure."""
     fails, finished = [PipelineUnavailable("Kafka is away")], []
