@@ -342,7 +342,7 @@ class ExactlyOnceOutput:
     def _take_over(self, epoch: int) -> WriterPlan:
         """Take the query over by the steps of `writer_plan`, in their order."""
         self._processes_by_writer.clear()
-        self._verify_entries(epoch)
+        self._verify_entries(epoch, is_final=False)
         self._claim_job()
         # This fences the producer of any other driver that is changing the plan. So the plan that
         # is read next stays the newest until this driver writes.
@@ -392,8 +392,8 @@ class ExactlyOnceOutput:
         for writer in range(plan.writers):
             self._create_producer(f"{query_id}-{writer}")
 
-    def _verify_entries(self, epoch: int) -> list[LedgerEntry]:
-        entries, side_entries = self.ledger.read_entries(self.query_id)
+    def _verify_entries(self, epoch: int, *, is_final: bool = True) -> list[LedgerEntry]:
+        entries, side_entries = self.ledger.read_entries(self.query_id, is_final=is_final)
         verify_entries(entries, epoch, self.checkpoint.compute_digest)
         # Batches without rows have entries only of the dead letters and late records among them.
         verify_entries(side_entries, epoch, self.checkpoint.compute_digest)

@@ -18,6 +18,7 @@ the id of the topic, in `ledger.json`, and a ledger that was deleted is refused 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +42,8 @@ from gateway.pipeline.failures import explain_kafka_errors
 
 from .writer_plan import LedgerEntry, WriterPlan
 
+log = logging.getLogger(__name__)
+
 LEDGER_FILE = "ledger.json"
 """A file of the checkpoint with the ids of the cluster and of the ledger's topic, and its name."""
 # Kafka never compacts the segment that is being written. So the size of a segment limits how much
@@ -59,6 +62,7 @@ MIN_WRITER_PARTITIONS = 8
 RECENT_OFFSETS = 64
 # Also how much longer a reader waits for the last stable offset than a transaction may stay open.
 REQUEST_TIMEOUT_S = 30.0
+LOG_WAIT_AFTER_S = 5.0
 
 
 def ledger_topic(output: str) -> str:
@@ -109,13 +113,19 @@ class Ledger:
         values = self._read_last({0: {query_id}, self.writer_partition(writer): {key}})
         return _parse_plan(values.get(query_id)), _parse_entry(values.get(key))
 
-    def read_entries(self, query_id: str) -> tuple[list[LedgerEntry], list[LedgerEntry]]:
+    def read_entries(
+        self, query_id: str, *, is_final: bool = True
+    ) -> tuple[list[LedgerEntry], list[LedgerEntry]]:
         """Return the last entry of every writer that has one, and those of the side outputs.
 
         Entries of former plans are among them. Names of side outputs begin with that of the query.
+
+        Args:
+            is_final: Whether to wait for open transactions, after their producers were fenced.
         """
         with _LedgerReader(self) as reader:
-            values = reader.read_by_prefix(range(1, self.partitions), query_id)
+            partitions = range(1, self.partitions)
+            values = reader.read_by_prefix(partitions, query_id, is_final=is_final)
         own, of_side_outputs = (
             [
                 entry
@@ -173,22 +183,34 @@ class _LedgerReader:
         values |= self._read_records(incomplete, lambda partition, key: key in keys[partition])
         return {key: value for key, value in values.items() if value is not None}
 
-    def read_by_prefix(self, partitions: Iterable[int], prefix: str) -> dict[str, Any]:
-        ranges = {partition: self._await_stable_range(partition) for partition in partitions}
+    def read_by_prefix(
+        self, partitions: Iterable[int], prefix: str, *, is_final: bool
+    ) -> dict[str, Any]:
+        get_range = self._await_stable_range if is_final else self._fetch_committed_range
+        ranges = {partition: get_range(partition) for partition in partitions}
         values = self._read_records(ranges, lambda _, key: key.startswith(prefix))
         return {key: value for key, value in values.items() if value is not None}
 
+    def _fetch_committed_range(self, partition: int) -> tuple[int, int]:
+        tp = TopicPartition(self._ledger.topic, partition)
+        return fetch_log_range(self._committed_consumer, tp)
+
     def _await_stable_range(self, partition: int) -> tuple[int, int]:
         """Wait until no transaction before the end of a partition is open; return start and end."""
-        tp = TopicPartition(self._ledger.topic, partition)
-        start, end = fetch_log_range(self._uncommitted_consumer, tp)
-        deadline = time.monotonic() + self._ledger.timeout_s
-        while fetch_log_range(self._committed_consumer, tp)[1] < end:
-            if time.monotonic() > deadline:
-                problem = f"a transaction stays open on {tp.topic}, partition {tp.partition}"
-                raise PipelineUnavailable(
-                    f"{problem}; see `kafka-transactions.sh list` for its owner"
-                )
+        topic, timeout_s = self._ledger.topic, self._ledger.timeout_s
+        start, end = fetch_log_range(self._uncommitted_consumer, TopicPartition(topic, partition))
+        problem = (
+            f"a transaction stays open on {topic}, partition {partition}; "
+            "see `kafka-transactions.sh list` for its owner"
+        )
+        began, is_logged = time.monotonic(), False
+        while self._fetch_committed_range(partition)[1] < end:
+            waited_s = time.monotonic() - began
+            if waited_s > timeout_s:
+                raise PipelineUnavailable(problem)
+            if waited_s > LOG_WAIT_AFTER_S and not is_logged:
+                log.warning("%s; this waits for it for up to %g s", problem, timeout_s)
+                is_logged = True
             time.sleep(0.02)
         return start, end
 

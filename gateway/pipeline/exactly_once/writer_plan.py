@@ -8,8 +8,9 @@ name. The query's `WriterPlan` in the ledger ensures both. Nor may the settings 
 and their keys depend on: each entry has digests of them (`verify_settings`). A driver takes the
 query over before its first epoch, and again to change N:
 
-1. It reads the whole ledger. If the entries are not of its checkpoint's batches, the checkpoint is
-   refused (`verify_entries`), or the job if its settings changed, and nothing has been changed.
+1. It reads the whole ledger, without waiting for open transactions: that of a killed process stays
+   open until step 3. If the entries are not of its checkpoint's batches, the checkpoint is refused
+   (`verify_entries`), or the job if its settings changed, and nothing has been changed.
 2. It writes the plan with the next generation and the old N. A writer of an older generation that
    begins from now on reads this plan and stops.
 3. It fences the transactional id of every old writer. A writer that had begun can no longer commit.

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from support.brokers import KafkaCluster
 from support.dead_letters import get_header, read_committed
+from support.pipelines import OutputTopic
+from support.waiting import block_until
 
 from gateway.config.sections.job import Output
 from gateway.config.sections.pipelines import Query
@@ -107,6 +110,23 @@ def test_a_checkpoint_from_before_batches_of_dead_letters_only_is_refused(
         with pytest.raises(CheckpointRefused, match="the ledger is at batch 1"):
             writer(output, query, ledger, held).prepare(epoch)
     writer(output, query, ledger, newer).prepare(1)
+
+
+def test_a_transaction_that_a_killed_process_left_is_ended_and_not_waited_for(
+    kafka, output, query, ledger, tmp_path
+):
+    """The next start waited for it for the whole transactionTimeout, without a word."""
+    held = checkpoint(tmp_path / "held", 10)
+    writer(output, query, ledger, held).prepare(0)
+    killed = LedgerProducer(f"{query}-0", ledger.client_config, ledger.topic, 900.0)
+    killed.begin()
+    killed.write_entry(
+        ledger.topic, 1, writer_key(query, 0), {"epoch": 0, "writers": WRITERS, "mark": ""}
+    )
+    with closing(OutputTopic(kafka.bootstrap, ledger.topic, 2)) as entries:
+        block_until(entries.has_open_transaction, "the entry")
+        writer(output, query, ledger, held).prepare(0)
+        assert not entries.has_open_transaction()
 
 
 def test_a_batch_that_kafka_interrupts_is_not_tried_again_once_the_job_is_to_stop(
