@@ -19,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, takewhile
 from operator import length_hint
@@ -68,9 +69,9 @@ T = TypeVar("T", bound=KeyTable)
 TableType: TypeAlias = type[KeyTable]
 KeyBytes: TypeAlias = bytes  # in `Tables`, `bytes` may be taken for a size
 # In the order in which they are spilled, with how a warning calls what they hold.
-TABLE_TYPES: Sequence[tuple[TableType, str]] = (
-    (RecordHistory, "the records that filters look at"), (KeyTable, "the latest records"),
-)  # fmt: skip
+TABLE_CONTENTS: Mapping[TableType, str] = {
+    RecordHistory: "the records that filters look at", KeyTable: "the latest records",
+}  # fmt: skip
 
 
 class TableSpilled(Exception):
@@ -384,37 +385,41 @@ class Tables:
         return valid
 
     def _enforce_limit(self, topic: str) -> None:
-        """Spill tables of a topic that has too many bytes of them.
+        """Spill tables of a topic that has more bytes of them than its cache, and those of others.
 
-        Histories are spilled first: views that need none are still served from tables.
+        Histories are spilled first: views that need none are still served from tables. What is over
+        the limit of all is taken from who has most of it: what a filter looks at must not cost
+        another topic its tables.
         """
-        others_bytes = sum(
-            table.bytes for (_, tp), table in self._tables.items() if tp.topic != topic
-        )
-        cache_bytes, remaining_bytes = (
-            self._get_topic_settings(topic).cache.bytes,
-            max(0, self._get_limit() - others_bytes),
-        )
-        max_bytes = min(cache_bytes, remaining_bytes)
-        bound, remedy = (
-            ("its cache", "cache.bytes of the topic")
-            if cache_bytes <= remaining_bytes
-            else ("what `memory` leaves for tables", "memory")
-        )
-        for table_type, contents in TABLE_TYPES:
-            keys = [key for key in self._tables if key[1].topic == topic]
-            if sum(self._tables[key].bytes for key in keys) <= max_bytes:
-                return
-            dropped = [key for key in keys if key[0] is table_type]
-            if dropped:
-                self._get_spilled(table_type).add(topic)
-                for key in dropped:
-                    self._drop_table(*key)
-                log.warning(
-                    "%s of %s are more than %s (%s): each snapshot reads them from Kafka, "
-                    "several times over; raise %s",
-                    contents, topic, bound, format_size(max_bytes), remedy,
-                )  # fmt: skip
+        max_bytes, limit = self._get_topic_settings(topic).cache.bytes, self._get_limit()
+        for table_type in TABLE_CONTENTS:
+            sizes = [table.bytes for (_, tp), table in self._tables.items() if tp.topic == topic]
+            if sum(sizes) > max_bytes:
+                bound = f"its cache ({format_size(max_bytes)})"
+                self._spill(table_type, topic, bound, "cache.bytes of the topic")
+        for table_type in TABLE_CONTENTS:
+            while sum(table.bytes for table in self._tables.values()) > limit:
+                sizes_by_topic = Counter[str]()
+                for (kind, tp), table in self._tables.items():
+                    if kind is table_type:
+                        sizes_by_topic[tp.topic] += table.bytes
+                if not sizes_by_topic:
+                    break
+                largest = max(sizes_by_topic, key=sizes_by_topic.__getitem__)
+                bound = f"what `memory` leaves for tables ({format_size(limit)})"
+                self._spill(table_type, largest, bound, "memory")
+
+    def _spill(self, table_type: TableType, topic: str, bound: str, remedy: str) -> None:
+        dropped = [key for key in self._tables if key[0] is table_type and key[1].topic == topic]
+        if not dropped:
+            return
+        self._get_spilled(table_type).add(topic)
+        for key in dropped:
+            self._drop_table(*key)
+        log.warning(
+            "%s of %s are more than %s: each snapshot reads them from Kafka, several times over; "
+            "raise %s", TABLE_CONTENTS[table_type], topic, bound, remedy,
+        )  # fmt: skip
 
 
 def _is_read(entry: Entry) -> bool:

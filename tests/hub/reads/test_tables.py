@@ -422,6 +422,18 @@ async def test_tables_take_no_more_than_their_part_of_the_memory(kafka: FakePart
     assert (made.spilled, made.used_bytes) == ({"prices"}, 0)
 
 
+async def test_what_a_filter_looks_at_costs_no_other_topic_its_table(kafka: FakePartition):
+    """A guest's filter took the memory, and documents of other topics were refused for good."""
+    for n in range(40):
+        kafka.write_record(f"k{n % 20}", "x" * 1000)
+    other = TopicPartition("stock", 0)
+    kafka.by_partition = dict.fromkeys((A, other), kafka.by_partition[A])
+    made = build_tables(kafka, limit=64 * 1024)
+    assert await made.get_snapshot(A, 40, OF_X) is not None
+    assert await made.get_latest(other, 40, b"k7") is not None
+    assert (made.spilled, made.spilled_histories) == (set(), {"prices"})
+
+
 @pytest.mark.parametrize("filters", [Filters(), Filters((Filter(key=b"k"),)), OF_X])
 async def test_editions_that_clients_still_read_take_no_more_than_tables_leave(
     kafka: FakePartition, filters: Filters
