@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,7 +83,14 @@ def prepare_checkpoint(
         data = files.read(DEFINITION_FILE)
         stored, hot_keys = parse_definition(data)
         verify_identity(data, job.name, query_id, location)
-    verify_definition(job, stored, location)
+    try:
+        verify_definition(job, stored, location)
+    except CheckpointRefused:
+        if _has_batches(names):
+            raise
+        # An earlier start has failed before its first batch, such as by a mistake in the job's SQL.
+        hot_keys = list(find_hot_keys())
+        files.write(DEFINITION_FILE, encode_definition(job, hot_keys, query_id=query_id))
     return JobCheckpoint(location, existing[-1], query_id, tuple(hot_keys))
 
 
@@ -101,7 +108,7 @@ def update_definition(
     shape = shape._replace(is_stateful=shape.is_stateful or has_state(stored))
     if shape == QueryShape(has_state(stored), get_table_order(stored)):
         return
-    if any(name.startswith(("offsets/", "sources/")) for name in files.list_sizes()):
+    if _has_batches(files.list_sizes()):
         verify_definition(job, stored, checkpoint.location, shape)
     files.write(DEFINITION_FILE, encode_definition(job, hot_keys, shape, checkpoint.query_id))
 
@@ -121,6 +128,10 @@ def _begin_version(
     data = encode_definition(job, hot_keys, query_id=query_id)
     files.write(DEFINITION_FILE, data)  # last: a version is complete once it has this
     return JobCheckpoint(location, version, query_id, tuple(hot_keys))
+
+
+def _has_batches(names: Iterable[str]) -> bool:
+    return any(name.startswith(("offsets/", "sources/")) for name in names)
 
 
 def _is_begun(names: Collection[str], *, is_first: bool) -> bool:

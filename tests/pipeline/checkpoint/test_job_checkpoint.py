@@ -48,6 +48,8 @@ def test_the_next_start_has_the_same(tmp_path):
 
 def test_another_definition_is_refused_and_a_fresh_version_is_its_own(tmp_path):
     first = prepare_checkpoint(str(tmp_path), job())
+    (tmp_path / "visits/v1/sources/0").mkdir(parents=True)
+    (tmp_path / "visits/v1/sources/0/0").touch()
     with pytest.raises(CheckpointRefused, match="gap: 30m before, 1h now"):
         prepare_checkpoint(str(tmp_path), job("1h"))
     second = prepare_checkpoint(str(tmp_path), job("1h"), fresh=True)
@@ -55,6 +57,14 @@ def test_another_definition_is_refused_and_a_fresh_version_is_its_own(tmp_path):
     assert second.query_id != first.query_id
     assert prepare_checkpoint(str(tmp_path), job("1h")).query_id == second.query_id
     assert list_versions(str(tmp_path), "visits") == [1, 2]
+
+
+def test_a_job_whose_start_failed_before_its_first_batch_may_be_corrected(tmp_path):
+    """Who had a mistake in the SQL of a measure had to begin again with --fresh."""
+    first = prepare_checkpoint(str(tmp_path), job(), find_hot_keys=lambda: ["k"])
+    again = prepare_checkpoint(str(tmp_path), job("1h"), find_hot_keys=lambda: ["l"])
+    assert (again.query_id, again.hot_keys) == (first.query_id, ("l",))
+    assert prepare_checkpoint(str(tmp_path), job("1h")) == again
 
 
 def test_a_version_that_was_begun_only_half_is_begun_again(tmp_path):
