@@ -33,7 +33,7 @@ ORDERS = View(("orders",), Filters(), "value", "error")
 
 @asynccontextmanager
 async def running_hub(kafka: EmbeddedKafka) -> AsyncIterator[Hub]:
-    topic = {"name": "orders", "partitionReadyTimeout": "300ms"}
+    topic = {"name": "orders", "partitionReadyTimeout": "2s"}
     async with open_cluster(kafka.bootstrap) as kafkas:
         hub = Hub(kafkas, Settings.model_validate(build_config(kafka.bootstrap, [topic])))
         await hub.start()
