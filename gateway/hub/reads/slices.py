@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import Context
 from time import perf_counter
@@ -59,20 +59,26 @@ class Slices:
     """Lines of work on one event loop: one slice of each in turn, and other tasks in between.
 
     A client has one line, however much it asks for. What several clients need is in the line of
-    each, so that nobody waits for all that another has asked for before. Who works while others
-    wait, as with a lock, has a line of its own.
+    each, so that nobody waits for all that another has asked for before. What a client works on
+    while others wait, as with a lock, comes first in its line.
     """
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[Hashable, deque[Slice[Any]]] = OrderedDict()
+        self._lines: OrderedDict[ClientKey, deque[Slice[Any]]] = OrderedDict()
         self._runner: asyncio.Task[None] | None = None
 
-    async def work(self, line: Hashable, work: Callable[[Callable[[], bool]], T]) -> T:
-        return await self.wait_for(line, Slice(work))
+    async def work_first(self, line: ClientKey, work: Callable[[Callable[[], bool]], T]) -> T:
+        """Return the result of work during which others wait."""
+        slice = Slice(work)
+        self._lines.setdefault(line, deque()).appendleft(slice)
+        return await self._wait_for(slice)
 
-    async def wait_for(self, line: Hashable, slice: Slice[T]) -> T:
+    async def work(self, line: ClientKey, slice: Slice[T]) -> T:
         """Return the result of a slice that is worked in this line, or in another one before."""
         self._lines.setdefault(line, deque()).append(slice)
+        return await self._wait_for(slice)
+
+    async def _wait_for(self, slice: Slice[T]) -> T:
         if self._runner is None:
             self._runner = asyncio.create_task(self._run(), context=Context())
         slice.waiter_count += 1

@@ -141,7 +141,9 @@ class SnapshotRead:
                 self._feed_table(tp, position, table_snapshot)
         elif snapshot.is_fresh(tp):  # its table is spilled, or was released
             end = snapshot.end_offsets[tp]
-            pieces = await snapshots.tables.read_window(tp, position, end, snapshot.filters)
+            pieces = await snapshots.tables.read_window(
+                tp, position, end, snapshot.filters, subscription.client_key
+            )
             if subscription.private_reader is not None:
                 subscription.private_reader.feed_snapshot(tp, position, pieces)
 
@@ -163,7 +165,7 @@ class SnapshotRead:
             if slice is None or not slice.is_needed:
                 slice = Slice(partial(_encode, blocks, table_snapshot, offset))
                 encoding[blocks, offset] = slice
-            await self._snapshots.tables.slices.wait_for(subscription.client_key, slice)
+            await self._snapshots.tables.slices.work(subscription.client_key, slice)
 
     def _feed_table(
         self, tp: TopicPartition, position: PartitionPosition, table_snapshot: TableSnapshot

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, takewhile
 from operator import length_hint
+from time import monotonic
 from typing import TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -61,6 +62,7 @@ MAX_ENTRIES_AT_ONCE = 4096  # entries that are processed before other tasks get 
 FEW_ENTRIES = 256  # that a table takes at once: documents do not wait for slices
 WINDOW_BYTES = 4 << 20  # bytes of records in a window
 MAX_OPEN_WINDOWS = 2  # windows that are filled at a time
+MIN_SPILL_S = 60.0  # seconds for which a topic is spilled at least
 MAX_JUDGED_BYTES = 256 * 1024  # in which a field is looked for that a filter has not found
 RETRY_DELAY_S = 0.05  # seconds until a log that goes back is read again
 
@@ -95,6 +97,7 @@ class Tables:
     ) -> None:
         self.spilled: set[str] = set()
         self.spilled_histories: set[str] = set()
+        self._memory_spills: dict[str, float] = {}  # those for `memory`, and when, by `monotonic`
         self._shared_reads = shared_reads
         self._backfill_reader = backfill_reader
         self._get_topic_settings = get_topic_settings
@@ -123,6 +126,7 @@ class Tables:
         the present. Clients that still read these are sent the rest as if the tables were spilled.
         """
         tables, limit = self._tables.values(), self._get_limit()
+        self._forget_spills(limit)
         if self.used_bytes > limit:
             for table in tables:
                 table.drop_encoded()
@@ -133,7 +137,17 @@ class Tables:
                 if table.releasable_bytes > available // len(tables):
                     table.release_half()
 
+    def _forget_spills(self, limit: int) -> None:
+        """Let topics have tables again for which memory was too small, once it has room."""
+        if self.used_bytes < limit // 2:
+            for topic, spilled_at in list(self._memory_spills.items()):
+                if monotonic() - spilled_at > MIN_SPILL_S:
+                    del self._memory_spills[topic]
+                    self.spilled.discard(topic)
+                    self.spilled_histories.discard(topic)
+
     def drop_topic(self, topic: str) -> None:
+        self._memory_spills.pop(topic, None)
         self.spilled.discard(topic)
         self.spilled_histories.discard(topic)
         self._judged_topics.discard(topic)
@@ -161,7 +175,7 @@ class Tables:
                     history = await self._get_table(RecordHistory, tp, end)
                 if history is None:
                     return None
-                return await self._build_view_snapshot(history, filters)
+                return await self._build_view_snapshot(history, filters, client_key)
         async with self._locks.setdefault(tp, asyncio.Lock()):
             table = await self._get_table(KeyTable, tp, end)
             if table is None or filters.keys is None:
@@ -198,14 +212,14 @@ class Tables:
             if history is None:
                 raise TableSpilled(tp.topic)
             newest_first = history.select_keys((key,))[::-1]
-            async for matching in self._iter_matching(tp, newest_first, filters):
+            async for matching in self._iter_matching(newest_first, filters, client_key):
                 for entry in matching:
                     if type(entry) is Record:
                         return entry
         return None
 
     async def _iter_matching(
-        self, tp: TopicPartition, entries: Sequence[Record | Gap], filters: Filters
+        self, entries: Sequence[Record | Gap], filters: Filters, client_key: ClientKey
     ) -> AsyncIterator[list[Record | Gap]]:
         """Yield gaps, and the records that filters let through, in slices."""
         remaining = iter(entries)
@@ -220,10 +234,15 @@ class Tables:
             return matching
 
         while length_hint(remaining):
-            yield await self.slices.work(("view", tp), match)
+            yield await self.slices.work_first(client_key, match)
 
-    async def _build_view_snapshot(self, history: RecordHistory, filters: Filters) -> TableSnapshot:
-        """Return the snapshot of a view, shared by clients of equal views while nothing changes."""
+    async def _build_view_snapshot(
+        self, history: RecordHistory, filters: Filters, client_key: ClientKey
+    ) -> TableSnapshot | None:
+        """Return the snapshot of a view, shared by clients of equal views while nothing changes.
+
+        None if the history is spilled meanwhile.
+        """
         whole, cache_key = history.take_snapshot(), (history.tp, filters)
         snapshot = self._view_snapshots.get(cache_key)
         is_present = snapshot is not None and snapshot.end_position == whole.end_position
@@ -233,8 +252,10 @@ class Tables:
         table = KeyTable(
             history.tp, PartitionPosition(0, whole.end_position.epoch, whole.end_position.lineage)
         )
-        async for matching in self._iter_matching(history.tp, entries, filters):
+        async for matching in self._iter_matching(entries, filters, client_key):
             table.apply(matching)
+        if self._tables.get((RecordHistory, history.tp)) is not history:
+            return None
         snapshot = history.create_snapshot(table.take_snapshot().entries, table.bytes, whole)
         if not snapshot.entries and history.tp.topic not in self._judged_topics:
             self._warn_of_missing_field(history.tp, entries, filters)
@@ -295,6 +316,7 @@ class Tables:
         position: PartitionPosition,
         end: int,
         filters: Filters = MATCH_ALL,
+        client_key: ClientKey = "",
     ) -> list[Entry]:
         """Return entries of a spilled table; the last one leads to where the next window begins."""
         assert position.offset is not None
@@ -326,7 +348,7 @@ class Tables:
             while read_position.offset is not None and read_position.offset < end:
                 remaining = iter(await self._read_from(tp, read_position))
                 while length_hint(remaining):
-                    await self.slices.work(window, partial(gather, remaining))
+                    await self.slices.work_first(client_key, partial(gather, remaining))
         shown = [entry for entry in window.close() if _is_shown(entry)]
         shown_end = shown[-1].next_offset if shown else position.offset
         if shown_end < window.end_offset:
@@ -346,7 +368,7 @@ class Tables:
     async def _apply_in_turn(self, table: KeyTable, entries: Sequence[Entry]) -> bool:
         if len(entries) <= FEW_ENTRIES:
             return self._apply(table, entries)
-        return await self.slices.work(("table", table.tp), lambda _: self._apply(table, entries))
+        return await self.slices.work_first("", lambda _: self._apply(table, entries))
 
     def _apply(self, table: KeyTable, entries: Sequence[Entry]) -> bool:
         topic = table.tp.topic
@@ -385,11 +407,10 @@ class Tables:
         return valid
 
     def _enforce_limit(self, topic: str) -> None:
-        """Spill tables of a topic that has more bytes of them than its cache, and those of others.
+        """Spill tables of a topic that has more of them than its cache, or than memory leaves.
 
-        Histories are spilled first: views that need none are still served from tables. What is over
-        the limit of all is taken from who has most of it: what a filter looks at must not cost
-        another topic its tables.
+        Histories are spilled first: views that need none are still served from tables. What a
+        filter looks at must not cost another topic its tables, nor a table those that are in use.
         """
         max_bytes, limit = self._get_topic_settings(topic).cache.bytes, self._get_limit()
         for table_type in TABLE_CONTENTS:
@@ -397,17 +418,24 @@ class Tables:
             if sum(sizes) > max_bytes:
                 bound = f"its cache ({format_size(max_bytes)})"
                 self._spill(table_type, topic, bound, "cache.bytes of the topic")
-        for table_type in TABLE_CONTENTS:
-            while sum(table.bytes for table in self._tables.values()) > limit:
-                sizes_by_topic = Counter[str]()
-                for (kind, tp), table in self._tables.items():
-                    if kind is table_type:
-                        sizes_by_topic[tp.topic] += table.bytes
-                if not sizes_by_topic:
-                    break
-                largest = max(sizes_by_topic, key=sizes_by_topic.__getitem__)
-                bound = f"what `memory` leaves for tables ({format_size(limit)})"
-                self._spill(table_type, largest, bound, "memory")
+        excess = sum(table.bytes for table in self._tables.values()) - limit
+        if excess <= 0:
+            return
+        histories = Counter[str]()
+        for (table_type, tp), table in self._tables.items():
+            if table_type is RecordHistory:
+                histories[tp.topic] += table.bytes
+        bound = f"what `memory` leaves for tables ({format_size(limit)})"
+        if histories.total() < excess:
+            self._memory_spills[topic] = monotonic()
+            for table_type in TABLE_CONTENTS:
+                self._spill(table_type, topic, bound, "memory")
+            return
+        for name, size in histories.most_common():
+            if excess > 0:
+                excess -= size
+                self._memory_spills[name] = monotonic()
+                self._spill(RecordHistory, name, bound, "memory")
 
     def _spill(self, table_type: TableType, topic: str, bound: str, remedy: str) -> None:
         dropped = [key for key in self._tables if key[0] is table_type and key[1].topic == topic]

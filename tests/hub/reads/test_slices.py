@@ -12,10 +12,13 @@ from gateway.hub.reads.slices import Slice, Slices
 
 
 class Work:
-    """Notes what was worked, and how many turns of the event loop there were before."""
+    """Notes what was worked."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
+
+    def start(self, slices: Slices, line: str, name: str) -> asyncio.Future[str]:
+        return asyncio.ensure_future(slices.work(line, Slice(partial(self.note, name))))
 
     def note(self, name: str, is_over: Callable[[], bool]) -> str:
         assert not is_over()
@@ -26,7 +29,9 @@ class Work:
 async def test_each_line_has_one_slice_in_turn_and_other_tasks_run_in_between():
     work, slices = Work(), Slices()
     names = ["a1", "a2", "a3", "b1", "b2"]
-    waiting = [asyncio.ensure_future(slices.work(n[0], partial(work.note, n))) for n in names]
+    waiting = [
+        asyncio.ensure_future(slices.work(n[0], Slice(partial(work.note, n)))) for n in names
+    ]
     counts = list[int]()
     while len(work.done) < len(names):
         await asyncio.sleep(0)
@@ -36,13 +41,27 @@ async def test_each_line_has_one_slice_in_turn_and_other_tasks_run_in_between():
     assert await asyncio.gather(*waiting) == names
 
 
+async def test_what_others_wait_for_comes_first_in_its_line_and_takes_no_turn_of_another_line():
+    """A view of 48 partitions had as many lines: others had every 49th slice."""
+    work, slices = Work(), Slices()
+    waiting = [work.start(slices, "a", f"a{n}") for n in range(3)]
+    first = (slices.work_first("a", partial(work.note, f"first{n}")) for n in range(2))
+    waiting += [asyncio.ensure_future(each) for each in first]
+    waiting += [work.start(slices, "b", f"b{n}") for n in range(4)]
+    await asyncio.gather(*waiting)
+    assert work.done == ["first1", "b0", "first0", "b1", "a0", "b2", "a1", "b3", "a2"]
+
+
 async def test_what_two_lines_need_is_worked_once_by_the_one_whose_turn_comes_first():
     """A client waited for all that another one had asked for, which had to encode its block."""
     work, slices = Work(), Slices()
     shared = Slice(partial(work.note, "shared"))
-    first = [asyncio.ensure_future(slices.work("a", partial(work.note, f"a{n}"))) for n in range(9)]
+    first = [
+        asyncio.ensure_future(slices.work("a", Slice(partial(work.note, f"a{n}"))))
+        for n in range(9)
+    ]
     await asyncio.sleep(0)
-    waiting = [asyncio.ensure_future(slices.wait_for(line, shared)) for line in ("a", "b")]
+    waiting = [asyncio.ensure_future(slices.work(line, shared)) for line in ("a", "b")]
     assert await asyncio.gather(*waiting) == ["shared", "shared"]
     await asyncio.gather(*first)
     assert work.done.index("shared") < 3
@@ -52,13 +71,13 @@ async def test_what_two_lines_need_is_worked_once_by_the_one_whose_turn_comes_fi
 async def test_what_nobody_waits_for_any_more_is_left_out():
     work, slices = Work(), Slices()
     shared = Slice(partial(work.note, "shared"))
-    waiting = [asyncio.ensure_future(slices.wait_for("a", shared)) for _ in range(2)]
-    gone = asyncio.ensure_future(slices.work("a", partial(work.note, "gone")))
+    waiting = [asyncio.ensure_future(slices.work("a", shared)) for _ in range(2)]
+    gone = work.start(slices, "a", "gone")
     await asyncio.sleep(0)
     waiting[0].cancel()
     gone.cancel()
     assert await waiting[1] == "shared"
-    assert await slices.work("b", partial(work.note, "b")) == "b"
+    assert await work.start(slices, "b", "b") == "b"
     assert work.done == ["shared", "b"]
 
 
@@ -67,9 +86,9 @@ async def test_an_error_is_raised_to_all_who_wait_and_the_lines_go_on():
         raise ValueError("no")
 
     slices, failing = Slices(), Slice(fail)
-    waiting = [slices.wait_for(line, failing) for line in ("a", "b")]
+    waiting = [slices.work(line, failing) for line in ("a", "b")]
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["no", "no"]
     with pytest.raises(ValueError, match="no"):
-        await slices.work("a", fail)
-    assert await slices.work("a", lambda is_over: 7) == 7
+        await slices.work_first("a", fail)
+    assert await slices.work_first("a", lambda is_over: 7) == 7
