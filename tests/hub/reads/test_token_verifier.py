@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -100,7 +100,7 @@ async def test_many_partitions_of_a_topic_that_nobody_knows_are_to_come_again(em
             await subscribe_client(hub, View(("later",), Filters(), "value", "error"), token=token)
 
 
-async def test_many_partitions_of_a_topic_that_may_have_been_created_again_are_to_come_again():
+async def test_many_partitions_of_a_topic_that_was_created_again_are_not_refused():
     """The token was of the new topic. It was refused for good, as only one broker had named the new
     topic yet."""
     with EmbeddedKafka({"orders": 1}, nodes=3) as kafka:
@@ -111,8 +111,9 @@ async def test_many_partitions_of_a_topic_that_may_have_been_created_again_are_t
             token = await build_made_up_token(hub, {"orders": MAX_UNKNOWN_PARTITIONS + 2})
             kafka.delete_topic("orders")
             kafka.create_topic("orders", MAX_UNKNOWN_PARTITIONS + 2)
-            with pytest.raises(BrokerUnavailable, match="how many partitions orders has"):
-                await subscribe_client(hub, token=token)
+            # As long as brokers do not agree, it is to come again; it is not refused.
+            with suppress(BrokerUnavailable):
+                (await subscribe_client(hub, token=token)).close()
             await wait_until(lambda: not cluster.metadata.is_doubtful("orders"))
             (await subscribe_client(hub, token=token)).close()
             await hub.close()
