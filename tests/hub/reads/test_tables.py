@@ -29,8 +29,9 @@ from gateway.core.log.record import (
 )
 from gateway.formats import create_format
 from gateway.hub.reads import slices
+from gateway.hub.reads import tables as tables_module
 from gateway.hub.reads.snapshots import SnapshotRead
-from gateway.hub.reads.tables import FEW_ENTRIES, Tables, TableSpilled
+from gateway.hub.reads.tables import FEW_ENTRIES, MIN_SPILL_S, Tables, TableSpilled
 from gateway.hub.wires.sse import SseWire
 
 A = TopicPartition("prices", 0)
@@ -432,6 +433,29 @@ async def test_what_a_filter_looks_at_costs_no_other_topic_its_table(kafka: Fake
     assert await made.get_snapshot(A, 40, OF_X) is not None
     assert await made.get_latest(other, 40, b"k7") is not None
     assert (made.spilled, made.spilled_histories) == (set(), {"prices"})
+
+
+async def test_what_was_spilled_for_memory_has_tables_again_once_there_is_room(
+    kafka: FakePartition, monkeypatch: pytest.MonkeyPatch
+):
+    """Documents of a topic in use were refused for good, though memory was free again."""
+    for n in range(20):
+        kafka.write_record(f"k{n}", "x" * 1000)
+    now, limit = 0.0, 16 * 1024
+    monkeypatch.setattr(tables_module, "monotonic", lambda: now)
+    made = Tables(kafka, kafka, lambda name: Topic(name=name), lambda: limit)  # type: ignore[arg-type]
+    assert await made.get_snapshot(A, 20) is None
+
+    def has_spilled(at: float, limit_then: int) -> bool:
+        nonlocal now, limit
+        now, limit = at, limit_then
+        made.limit_snapshots()
+        return made.spilled == {"prices"}
+
+    assert has_spilled(MIN_SPILL_S + 1, 0)
+    assert has_spilled(MIN_SPILL_S - 1, 1 << 20)
+    assert not has_spilled(MIN_SPILL_S + 1, 1 << 20)
+    assert await made.get_snapshot(A, 20) is not None
 
 
 @pytest.mark.parametrize("filters", [Filters(), Filters((Filter(key=b"k"),)), OF_X])
