@@ -153,7 +153,7 @@ class RegistryClient:
         return response
 
     async def _is_registry(self, url: str) -> bool:
-        """Whether it answers the gateway; old ones do not know `types`, for which all may ask."""
+        """Return whether it answers; old ones do not know `types`, for which all may ask."""
         for path in ("/schemas/types", "/subjects"):
             response = await self._send_request("GET", f"{url}{path}", None)
             if isinstance(_parse_response(response, url), list):

@@ -412,7 +412,7 @@ class SnapshotBlocks:
         return blocks
 
     def has_block(self, snapshot: TableSnapshot, offset: int) -> bool:
-        """Whether `get_block` has nothing to encode."""
+        """Return whether `get_block` has nothing to encode."""
         assert snapshot.end_position.offset is not None
         is_at_end = offset >= snapshot.end_position.offset
         return is_at_end or snapshot.find_index(offset) in self._blocks

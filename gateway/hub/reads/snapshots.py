@@ -149,7 +149,7 @@ class SnapshotRead:
 
     @property
     def _wants_blocks(self) -> bool:
-        """Whether it gets what all clients of the view share, as it does not want only a part."""
+        """Return whether it gets what all clients of the view share, and not only a part."""
         subscription, snapshot = self._subscription, self._subscription.snapshot
         keyed = snapshot is not None and snapshot.filters.keys is not None
         return not keyed and subscription.credit is None and subscription.remaining_records is None

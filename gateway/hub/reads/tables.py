@@ -21,6 +21,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice, takewhile
 from operator import length_hint
@@ -169,10 +170,7 @@ class Tables:
         `client_key` is as in `SubscriptionTerms`.
         """
         if not filters.is_key_only:
-            # Tables and documents do not wait for it.
-            async with self._view_turns.setdefault(tp, ClientTurns()).take(client_key):
-                async with self._locks.setdefault(tp, asyncio.Lock()):
-                    history = await self._get_table(RecordHistory, tp, end)
+            async with self._take_history(tp, end, client_key) as history:
                 if history is None:
                     return None
                 return await self._build_view_snapshot(history, filters, client_key)
@@ -206,9 +204,7 @@ class Tables:
         if filters.is_key_only:
             return None
         # The latest record is not for this view: an earlier one may be.
-        async with self._view_turns.setdefault(tp, ClientTurns()).take(client_key):
-            async with self._locks.setdefault(tp, asyncio.Lock()):
-                history = await self._get_table(RecordHistory, tp, end)
+        async with self._take_history(tp, end, client_key) as history:
             if history is None:
                 raise TableSpilled(tp.topic)
             newest_first = history.select_keys((key,))[::-1]
@@ -217,6 +213,19 @@ class Tables:
                     if type(entry) is Record:
                         return entry
         return None
+
+    @asynccontextmanager
+    async def _take_history(
+        self, tp: TopicPartition, end: int, client_key: ClientKey
+    ) -> AsyncIterator[RecordHistory | None]:
+        """Let one client at a time look through a history; None if it is spilled.
+
+        Who needs no more than the table does not wait for it.
+        """
+        async with self._view_turns.setdefault(tp, ClientTurns()).take(client_key):
+            async with self._locks.setdefault(tp, asyncio.Lock()):
+                history = await self._get_table(RecordHistory, tp, end)
+            yield history
 
     async def _iter_matching(
         self, entries: Sequence[Record | Gap], filters: Filters, client_key: ClientKey

@@ -33,7 +33,6 @@ from gateway.web.http.content import (
     matches_if_none_match,
     parse_preferences,
 )
-from gateway.web.http.limits import get_client_address
 from gateway.web.http.outlet import run_while_connected
 from gateway.web.http.query import get_query_pairs
 from gateway.web.routing.paths import Match
@@ -63,7 +62,7 @@ async def _respond_once(routes: Routes, request: Request, match: Match) -> Respo
     if_none_match = ",".join(request.headers.getlist("if-none-match"))
     wait_s = parse_preferences(request).wait_s
     hub = routes.hubs.get_hub(view.cluster)
-    client_key = match.granted.client_key or get_client_address(request.scope)
+    client_key = match.get_client_key(request.scope)
     get_latest = partial(_get_latest, hub, view, key, client_key)
     document = await get_latest()
     is_unmodified = document is None or matches_if_none_match(if_none_match, document.etag)

@@ -28,7 +28,6 @@ from gateway.hub.wires.models import header_names
 from gateway.hub.writes.publisher import Produced
 from gateway.web.http import content
 from gateway.web.http.head import build_bad_request
-from gateway.web.http.limits import get_client_address
 from gateway.web.http.query import get_query_pairs
 from gateway.web.routing.messages import ProduceMessage, QueryPairs, parse_target
 from gateway.web.routing.paths import Match
@@ -192,7 +191,7 @@ async def _build_precondition_check(
     if_match = ",".join(request.headers.getlist("if-match"))
     if_none_match = ",".join(request.headers.getlist("if-none-match"))
 
-    client_key = write_request.match.granted.client_key or get_client_address(request.scope)
+    client_key = write_request.match.get_client_key(request.scope)
 
     async def check_precondition() -> None:
         record = await hub.documents.get_latest(

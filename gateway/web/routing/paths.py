@@ -7,15 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from gateway.config import PathPattern, ProduceWith, Route, Settings
 from gateway.config.capabilities import parse_location
 from gateway.config.sections.guard_section import RESERVED_QUERY_PARAMETERS
 from gateway.config.types.substitution import find_closest, suggest
 from gateway.config.types.template import Template
-from gateway.core.client.terms import EndReason
+from gateway.core.client.terms import ClientKey, EndReason
 from gateway.errors import NotGranted, RequestError
 from gateway.web.access import NO_GRANTS, Granted
+from gateway.web.http.limits import get_client_address
 
 from .messages import QueryPairs
 
@@ -166,6 +168,10 @@ class Match(NamedTuple):
     def params(self) -> Mapping[str, str]:
         names = () if self.pattern is None else self.pattern.params
         return dict(zip(names, self.values, strict=True))
+
+    def get_client_key(self, scope: Scope) -> ClientKey:
+        """Return the key of the client's share: who it is or, without guards, its address."""
+        return self.granted.client_key or get_client_address(scope)
 
 
 SELECTION_PARAMETERS = frozenset({"fields", "filter"})

@@ -40,7 +40,7 @@ from gateway.web.http.browsers import (
     is_listed_origin,
     refuse_foreign_origin,
 )
-from gateway.web.http.limits import Limits, get_client_address
+from gateway.web.http.limits import Limits
 
 from .messages import QueryPairs, build_request, merge_query
 from .open_streams import StreamRegistry
@@ -309,7 +309,7 @@ class Routes:
         self.check_parameters(match, query_pairs)
         view = await self.get_view(match, query_pairs)
         start, has_unreadable_token = self._resolve_start(match.route, view, request)
-        client_key = match.granted.client_key or get_client_address(request.scope)
+        client_key = match.get_client_key(request.scope)
         if start.credit is not None and not isinstance(wire, WebSocketWire):
             detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
             raise RequestError(400, "Bad request", detail)
