@@ -6,8 +6,8 @@ beyond 2^63 microseconds wrap), rounds decimals, reads "T2" as two o'clock of to
 numbers in a text column as doubles, and returns times that neither Python nor ISO 8601 with years
 of four digits can express. So:
 
-- The text is read as a field of another object, `{"_value": <text>, "_end": true}`. Anything after
-  the value makes that object invalid, or hides its field `_end`.
+- The text is read as an element of `{"values": [<text>, {"end": true}]}`, whose names have a number
+  that nobody can guess. Anything after the value makes that object invalid, or moves its `end`.
 - A value that may overflow or be rounded is read with a wider type, or compared with the range of
   its type afterwards.
 - Times must have one of the forms of `_JSON_OPTIONS`, and be in the years 1 to 9999.
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, reduce
 from operator import or_
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
 YEAR_1_START_MS, YEAR_9999_END_MS = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 to 9999 in milliseconds since 1970."""
 
-_VALUE_FIELD, _END_FIELD, _CORRUPT_FIELD = "_value", "_end", "_corrupt_record"
+_VALUES_FIELD, _END_FIELD, _CORRUPT_FIELD = (
+    f"_{name}_{secrets.token_hex(8)}" for name in ("values", "end", "corrupt")
+)
 _TIME_FORMAT = "HH:mm[:ss[.SSSSSSSSS][,SSSSSSSSS]]"
 _ZONED_TIME_FORMAT = f"{_TIME_FORMAT}[XXX][XX][X]"
 _JSON_OPTIONS = {
@@ -91,9 +94,12 @@ def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool 
     declared = T.StructType([
         T.StructField(name, _parse_type(type_text)) for name, type_text in fields.items()
     ])  # fmt: skip
-    schema = T.StructType([
-        T.StructField(_VALUE_FIELD, _widen_type(declared)),
+    element = T.StructType([
+        *cast("T.StructType", _widen_type(declared)).fields,
         T.StructField(_END_FIELD, T.BooleanType()),
+    ])  # fmt: skip
+    schema = T.StructType([
+        T.StructField(_VALUES_FIELD, T.ArrayType(element)),
         T.StructField(_CORRUPT_FIELD, T.StringType()),
     ])  # fmt: skip
     # `from_json` would replace bytes that are not UTF-8.
@@ -102,7 +108,8 @@ def parse_json(text: Column, fields: Mapping[str, str], *, require_finite: bool 
         readable = readable & ~text.rlike(pattern)
     # A refused text becomes "", so that the object around it is invalid.
     strict = F.when(readable, text).when(text.isNotNull(), F.lit(""))
-    framed = F.concat(F.lit(f'{{"{_VALUE_FIELD}":'), strict, F.lit(f',"{_END_FIELD}":true}}'))
+    end = f',{{"{_END_FIELD}":true}}]}}'
+    framed = F.concat(F.lit(f'{{"{_VALUES_FIELD}":['), strict, F.lit(end))
     return F.from_json(
         framed, schema, {**_JSON_OPTIONS, "allowNonNumericNumbers": str(not require_finite)}
     )
@@ -117,8 +124,17 @@ def has_half_surrogates(text: Column) -> Column:
 
 def is_whole(parsed: Column) -> Column:
     """Return whether a text that is not null was exactly one JSON object of the fields' types."""
-    has_value = parsed[_VALUE_FIELD].isNotNull() & parsed[_CORRUPT_FIELD].isNull()
-    return F.coalesce(has_value & parsed[_END_FIELD], F.lit(False))
+    has_value = _get_object(parsed).isNotNull() & parsed[_CORRUPT_FIELD].isNull()
+    return F.coalesce(has_value & _is_single(parsed), F.lit(False))
+
+
+def _get_object(parsed: Column) -> Column:
+    return F.get(parsed[_VALUES_FIELD], 0)
+
+
+def _is_single(parsed: Column) -> Column:
+    """Return whether a text was one value; null if it was more, or no JSON."""
+    return F.get(parsed[_VALUES_FIELD], 1)[_END_FIELD]
 
 
 def is_out_of_range(
@@ -126,7 +142,7 @@ def is_out_of_range(
 ) -> Column | None:
     """Return whether a field is out of the range of its type; None if that cannot happen."""
     if _is_millis(type_text):
-        return ~parsed[_VALUE_FIELD][name].between(YEAR_1_START_MS, YEAR_9999_END_MS)
+        return ~_get_object(parsed)[name].between(YEAR_1_START_MS, YEAR_9999_END_MS)
     declared = _parse_type(type_text)
     value = _get_value(parsed, text, name, declared)
     out_of_range = _test_values(
@@ -149,7 +165,7 @@ def is_out_of_range(
 def get_column(parsed: Column, text: Column, name: str, type_text: str) -> Column:
     """Return a field in its type, null if out of range. It never fails, even for filtered rows."""
     if _is_millis(type_text):
-        value = parsed[_VALUE_FIELD][name]
+        value = _get_object(parsed)[name]
         in_range = value.between(YEAR_1_START_MS, YEAR_9999_END_MS)
         return F.when(in_range, F.timestamp_millis(value))
     declared = _parse_type(type_text)
@@ -161,9 +177,9 @@ def get_valid_column(parsed: Column, text: Column, name: str, type_text: str) ->
     """Return the value of a field, null if it is out of range or the text is not one object."""
     out_of_range = is_out_of_range(parsed, text, name, type_text)
     is_valid = (
-        parsed[_END_FIELD]
+        _is_single(parsed)
         if out_of_range is None
-        else parsed[_END_FIELD] & F.coalesce(~out_of_range, F.lit(True))
+        else _is_single(parsed) & F.coalesce(~out_of_range, F.lit(True))
     )
     return F.when(is_valid, get_column(parsed, text, name, type_text))
 
@@ -218,7 +234,7 @@ def _replace_leaves(data_type: DataType, replace_leaf: Callable[[DataType], Data
 
 def _get_value(parsed: Column, text: Column, name: str, declared: DataType) -> Column:
     """Return a field in the type that it was read with, with all digits of numbers in texts."""
-    value, read_type = parsed[_VALUE_FIELD][name], _widen_type(declared)
+    value, read_type = _get_object(parsed)[name], _widen_type(declared)
     is_suspect = _test_values(value, read_type, _is_suspect_text)
     if is_suspect is None:
         return value

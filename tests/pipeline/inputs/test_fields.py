@@ -79,6 +79,16 @@ WRONG = {
     '{"user":"a","at":1.5}': "no JSON",
     '{"user":"a"}': "no event time, 'at'",
     "{}": "no event time, 'at'",
+    **dict.fromkeys(  # after the object, what completes the text around it
+        (
+            f'{{"user":"a","at":1}}{rest}'
+            for rest in (
+                *(',"z":1', ',"_value":{"at":2}', ',"_end":false', ',{"at":2},{"_end":true}'),
+                *('],"z":[1', ',{"at":2}],"z":[{"a":1}', ',{"_end":true}]},{"values":[{"at":2}'),
+            )
+        ),
+        "no JSON",
+    ),
     **{
         text: "half of a surrogate pair" if r"\ud" in text.lower() else "no JSON"
         for text in LENIENT_JSON
@@ -109,7 +119,7 @@ def test_each_value_is_parsed_once(spark):
     """The filter on what is valid must not be pushed below the parsing, and parse again."""
     table = parse_records(raw(spark, "{}"), given())
     plan = table._jdf.queryExecution().optimizedPlan().toString()
-    assert plan.count('concat({"_value":') == 1
+    assert plan.count('concat({"_values_') == 1
 
 
 def test_strings_are_one_column_and_tombstones_are_null(spark):
