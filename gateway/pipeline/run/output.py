@@ -97,9 +97,10 @@ _STORED_TIMES = re.compile(r"\b(current_(timestamp|date)|localtimestamp)\(")
 _UNITS_PER_DAY = {"date": 1, "timestamp": 86_400_000_000, "timestamp_ntz": 86_400_000_000}
 # Spark allows no streams in subqueries that give a value, so they read tables, which may change.
 _SUBQUERIES = frozenset(("Exists", "ListQuery", "ScalarSubquery"))
-# Rows of constants, records of Kafka, and sessions that are computed in Python.
+# A row without columns, records of Kafka, and sessions that are computed in Python. Rows of VALUES
+# and range() are not here: their constants may be of the time when Spark read them.
 _STABLE_NODES = frozenset((
-    *("LocalRelation", "Range", "OneRowRelation", "StreamingRelationV2"),
+    *("OneRowRelation", "StreamingRelationV2"),
     *("FlatMapGroupsInArrow", "TransformWithStateInPySpark"),
 ))  # fmt: skip
 _FILE_RELATIONS = frozenset(("DataSourceV2Relation", "HiveTableRelation", "LogicalRelation"))
@@ -228,6 +229,7 @@ def _is_stable_aggregate(function: Any) -> bool:
     if kind in ("Sum", "Average"):  # a sum of floats depends on the order by its rounding
         return function.dataType().typeName() not in _FLOAT_TYPES
     if kind in _ORDERED_AGGREGATES:  # rows of the same rank have no order, except by their place
-        order = function.orderingExpr().toString()
-        return "_offset" in order and "_partition" in order
-    return kind in _STABLE_AGGREGATES
+        order = {column.name() for column in iterate(function.orderingExpr().references().toSeq())}
+        return {"_offset", "_partition"} <= order
+    # Of texts that a collation takes for equal, Max and Min return the first.
+    return kind in _STABLE_AGGREGATES and " collate " not in function.dataType().simpleString()

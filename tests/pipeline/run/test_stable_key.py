@@ -105,6 +105,17 @@ SQL = [
         "the column 'col1', whose origin is not known",
         "SELECT t AS id FROM clicks, (VALUES (now())) AS v(t)",
     ),
+    ("the column 'col1'", "SELECT t AS id FROM clicks, (VALUES (DATE 'today')) AS v(t)"),
+    (
+        "the column 'id', whose origin is not known",
+        "SELECT r.id FROM clicks, range(unix_date(DATE 'today'), 99999) r",
+    ),
+    (
+        "max_by()",
+        "SELECT max_by(n, (my_offset, my_partition)) AS id"
+        " FROM (SELECT n, user, n AS my_offset, n AS my_partition FROM clicks) GROUP BY user",
+    ),
+    ("max()", "SELECT max(user COLLATE UTF8_LCASE) AS id FROM clicks GROUP BY n"),
     (
         "the column 'id', whose origin is not known",
         "SELECT TRANSFORM(n) USING 'uuid' AS (id) FROM clicks",
@@ -149,7 +160,6 @@ def test_sparks_plan_shows_what_the_text_does_not(
             "id",
             {"sql": "SELECT n AS id FROM clicks LATERAL VIEW explode(array(uuid())) v AS e"},
         ),
-        ("query", "id", {"sql": "SELECT e AS id FROM clicks, (VALUES (1), (2)) AS v(e), range(3)"}),
         ("query", "id", {"sql": "SELECT n AS id, count(*) FROM clicks GROUP BY CUBE(n, user)"}),
         ("join", "n", {}),
         ("aggregate", "start", {"measures": {"n": "first(n)"}}),
