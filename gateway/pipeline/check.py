@@ -155,7 +155,7 @@ def _check_topics(settings: Settings, located: Sequence[tuple[Loc, Job]]) -> Ite
         (to.kafka or only, topic): job.name
         for _, job in _iter_located_jobs(settings, None)
         if (to := get_output(job)) is not None
-        for topic in _iter_side_topics(job, to)
+        for topic in iter_side_topics(job, to)
     }
     for loc, job in located:
         to = get_output(job)
@@ -169,7 +169,8 @@ def _check_topics(settings: Settings, located: Sequence[tuple[Loc, Job]]) -> Ite
                 yield JobProblem((*loc, *_input_loc(job, name), "topic"), message)
 
 
-def _iter_side_topics(job: Job, to: Output) -> Iterator[str]:
+def iter_side_topics(job: Job, to: Output) -> Iterator[str]:
+    """Yield the topics that a job writes beside its rows."""
     is_exactly_once = to.guarantee == "exactly-once"
     dead_letter_topic = get_dead_letter_topic(to.topic)
     if dead_letter_topic != to.topic and (is_exactly_once or needs_catalog(to.model)):

@@ -41,7 +41,7 @@ from gateway.pipeline.progress.listener import report_progress
 from gateway.pipeline.run.runner import check_input_topics, ensure_output_topics
 from gateway.pipeline.spark.session import jars, prepare_program_session, session_conf
 
-from .check import check_input
+from .check import check_input, iter_side_topics
 from .clusters import build_client_config
 from .inputs import schemas, source
 from .job_settings import Program
@@ -269,6 +269,8 @@ def write_exactly_once(
     )
     if job.trigger == "realtime":
         raise ConfigError(["trigger: realtime cannot write exactly once; write such as 0s"])
+    if topic in iter_side_topics(job, output):
+        raise ConfigError([f"topic: '{topic}' gets others than rows; write to another"])
     settings = Settings.model_construct(
         kafka={stream.name: stream._kafka for stream in streams}
         | {_OUTPUT_NAME: _parse_servers(servers)},

@@ -22,7 +22,7 @@ def read(spark: Any, topic: str = "clicks", **options: Any) -> Any:
 
 def write(rows: Any, **options: Any) -> Any:
     needed = {"servers": SERVERS, "checkpoint": "/tmp/none", "name": "visits", "key": ["user"]}
-    return write_exactly_once(rows, "visits", **{**needed, **options})
+    return write_exactly_once(rows, **{"topic": "visits", **needed, **options})
 
 
 @pytest.mark.needs("process")
@@ -77,6 +77,8 @@ def test_rows_that_cannot_be_written_exactly_once_are_refused(spark):
         write(clicks.rows, key=["usr"])
     with pytest.raises(ConfigError, match="trigger: realtime cannot write exactly once"):
         write(clicks.rows, trigger="realtime")
+    with pytest.raises(ConfigError, match=r"topic: 'clicks.dlq' gets others than rows"):
+        write(clicks.rows, topic="clicks.dlq")
     with pytest.raises(ConfigError, match="name: 'Visits' is no name of a job"):
         write(clicks.rows, name="Visits")
 
