@@ -61,7 +61,8 @@ class Snapshot:
         fresh: Partitions of which the client has nothing yet.
         filters: The filters of the view and of its table.
         end_offsets: The end of each partition, as far as it is known.
-        tables: The tables that have begun to be sent, so that each is sent as of one instant.
+        tables: The tables that have begun to be sent, so that each is sent as of one instant. None:
+            it is spilled, and read from Kafka to its end, also once there is a table.
         is_overdue: The remaining partitions cannot be read now and are not waited for.
         is_closed: The end of the snapshot was sent.
     """
@@ -71,7 +72,7 @@ class Snapshot:
     fresh: set[TopicPartition]
     filters: Filters = MATCH_ALL
     end_offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    tables: dict[TopicPartition, TableSnapshot] = field(default_factory=dict)
+    tables: dict[TopicPartition, TableSnapshot | None] = field(default_factory=dict)
     records: int = 0
     is_overdue: bool = False
     is_closed: bool = False

@@ -116,10 +116,11 @@ class SnapshotRead:
         snapshot = subscription.snapshot
         assert snapshot is not None and position.offset is not None
         table_snapshot = snapshot.tables.get(tp)
-        if table_snapshot is None:
+        if tp not in snapshot.tables:
             end = await snapshots.lookups.find_end(tp)
             # Without credit only the end is needed: an empty snapshot ends without any.
-            if snapshot.is_fresh(tp) and subscription.credit != 0:
+            needs_table = snapshot.is_fresh(tp) and subscription.credit != 0
+            if needs_table:
                 table_snapshot = await snapshots.tables.get_snapshot(
                     tp, end, snapshot.filters, subscription.client_key
                 )
@@ -133,6 +134,8 @@ class SnapshotRead:
                 assert table_snapshot.end_position.offset is not None
                 end = table_snapshot.end_position.offset
             reader.set_snapshot_end(tp, end, table_snapshot)
+            if needs_table and tp in snapshot.remaining:
+                snapshot.tables.setdefault(tp, None)
         if subscription.credit == 0:
             return
         if table_snapshot is not None and not table_snapshot.is_released:
