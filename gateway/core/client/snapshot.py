@@ -131,6 +131,7 @@ TableKey: TypeAlias = bytes | int  # a key, or the offset of a record without a 
 _get_offset = attrgetter("offset")
 
 
+SNAPSHOT_BYTES = 600  # bytes of a snapshot without entries
 REFERENCE_BYTES = 8  # bytes for an entry in the list of a snapshot
 
 
@@ -154,18 +155,21 @@ class TableSnapshot:
         self.tp = tp
         self.entries = entries
         self.end_position = end
-        self.encoded_by_channel: WeakKeyDictionary[Channel, SnapshotBlocks] = WeakKeyDictionary()
+        # None until something is encoded: it would take more than most snapshots of single keys.
+        self.encoded_by_channel: WeakKeyDictionary[Channel, SnapshotBlocks] | None = None
         self.is_released = False
 
     @property
     def own_bytes(self) -> int:
         """Return the bytes that it takes beside the entries, which it shares."""
-        encoded = sum(part.bytes for part in self.encoded_by_channel.values())
-        return REFERENCE_BYTES * len(self.entries) + encoded
+        size = SNAPSHOT_BYTES + REFERENCE_BYTES * len(self.entries)
+        if self.encoded_by_channel is not None:
+            size += sum(part.bytes for part in self.encoded_by_channel.values())
+        return size
 
     def release(self) -> None:
         self.entries = ()
-        self.encoded_by_channel.clear()
+        self.encoded_by_channel = None
         self.is_released = True
 
     def find_index(self, offset: int) -> int:
@@ -245,25 +249,26 @@ class KeyTable:
         return entry if type(entry) is Record else None
 
     @property
-    def total_bytes(self) -> int:
-        present_bytes = 0 if self._snapshot is None else self._snapshot.own_bytes
-        return self.bytes + self.releasable_bytes + present_bytes
+    def kept_bytes(self) -> int:
+        """Return what it takes with its present snapshot."""
+        return self.bytes + (0 if self._snapshot is None else self._snapshot.own_bytes)
 
     @property
     def releasable_bytes(self) -> int:
         """Return what snapshots take at most beside the table: earlier ones, and those of views."""
-        releasable = self._list_releasable()
-        if not releasable:
-            return 0
+        own_bytes, entry_bytes, oldest = 0, 0, self._dropped_bytes
+        for snapshot, (size, dropped) in self._marks.items():
+            if snapshot is not self._snapshot:
+                own_bytes += snapshot.own_bytes
+                entry_bytes += size
+                oldest = min(oldest, dropped)
         # They share entries. Those that the table lacks were dropped since the oldest was taken.
-        dropped = self._dropped_bytes - min(self._marks[each][1] for each in releasable)
-        own_bytes = sum(each.own_bytes for each in releasable)
-        return own_bytes + min(dropped, sum(self._marks[each][0] for each in releasable))
+        return own_bytes + min(self._dropped_bytes - oldest, entry_bytes)
 
     def drop_encoded(self) -> None:
         """Drop what was encoded of all snapshots: it is encoded again for clients that need it."""
         for snapshot in self._marks:
-            snapshot.encoded_by_channel.clear()
+            snapshot.encoded_by_channel = None
 
     def release_half(self) -> None:
         """Release half of the snapshots: the oldest, and then the largest of the present ones."""
@@ -272,7 +277,7 @@ class KeyTable:
             is_present = snapshot.end_position == self.position
             return is_present, -len(snapshot.entries) if is_present else 0
 
-        releasable = sorted(self._list_releasable(), key=rank)
+        releasable = sorted((s for s in self._marks if s is not self._snapshot), key=rank)
         for snapshot in releasable[: (len(releasable) + 1) // 2]:
             snapshot.release()
             del self._marks[snapshot]
@@ -280,9 +285,6 @@ class KeyTable:
     def release_all(self) -> None:
         for snapshot in list(self._marks):
             snapshot.release()
-
-    def _list_releasable(self) -> list[TableSnapshot]:
-        return [each for each in self._marks if each is not self._snapshot]
 
     def take_snapshot(self) -> TableSnapshot:
         if self._snapshot is None:
@@ -407,6 +409,8 @@ class SnapshotBlocks:
 
     @classmethod
     def for_channel(cls, snapshot: TableSnapshot, channel: Channel) -> SnapshotBlocks:
+        if snapshot.encoded_by_channel is None:
+            snapshot.encoded_by_channel = WeakKeyDictionary()
         blocks = snapshot.encoded_by_channel.get(channel)
         if blocks is None:
             blocks = snapshot.encoded_by_channel[channel] = cls(channel)

@@ -715,13 +715,12 @@ class Hub:
                     client.subscription.private_reader.discard_buffer()
             self.backfill_reader.drop_cached_answers()
             backlog = self._measure_backlog()
-        self.snapshots.tables.limit_snapshots()
         views = sum(
             shared_tail.view_bytes + shared_tail.tail.size for shared_tail in self.iter_tails()
         )
         self.memory = {
             "rings": self.rings.bytes,
-            "tables": self.snapshots.tables.used_bytes,
+            "tables": self.snapshots.tables.limit_snapshots(),
             "backlog": backlog,
             "writes": self.publisher.pending_bytes,
             "keys": self.publisher.idempotency_window.used_bytes,

@@ -58,27 +58,21 @@ class Slice(Generic[T]):
 class Slices:
     """Lines of work on one event loop: one slice of each in turn, and other tasks in between.
 
-    A client has one line, however much it asks for. What several clients need is in the line of
-    each, so that nobody waits for all that another has asked for before. What a client works on
-    while others wait, as with a lock, comes first in its line.
+    A client has one line, however much it asks for, and one more for what it works on while others
+    wait, as with a lock. What several clients need is in the line of each, so that nobody waits for
+    all that another has asked for before.
     """
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[ClientKey, deque[Slice[Any]]] = OrderedDict()
+        self._lines: OrderedDict[tuple[ClientKey, bool], deque[Slice[Any]]] = OrderedDict()
         self._runner: asyncio.Task[None] | None = None
 
-    async def work_first(self, line: ClientKey, work: Callable[[Callable[[], bool]], T]) -> T:
-        """Return the result of work during which others wait."""
-        slice = Slice(work)
-        self._lines.setdefault(line, deque()).appendleft(slice)
-        return await self._wait_for(slice)
+    async def work(self, client_key: ClientKey, slice: Slice[T], *, is_locked: bool = False) -> T:
+        """Return the result of a slice that is worked in this line, or in another one before.
 
-    async def work(self, line: ClientKey, slice: Slice[T]) -> T:
-        """Return the result of a slice that is worked in this line, or in another one before."""
-        self._lines.setdefault(line, deque()).append(slice)
-        return await self._wait_for(slice)
-
-    async def _wait_for(self, slice: Slice[T]) -> T:
+        Others wait meanwhile if it `is_locked`.
+        """
+        self._lines.setdefault((client_key, is_locked), deque()).append(slice)
         if self._runner is None:
             self._runner = asyncio.create_task(self._run(), context=Context())
         slice.waiter_count += 1

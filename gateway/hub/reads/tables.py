@@ -25,7 +25,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice, takewhile
 from operator import length_hint
-from time import monotonic
 from typing import TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -55,7 +54,7 @@ from gateway.core.log.record import (
 
 from .backfill_reader import BackfillReader
 from .shared_reads import SharedReads
-from .slices import ClientTurns, Slices
+from .slices import ClientTurns, Slice, Slices
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,6 @@ MAX_ENTRIES_AT_ONCE = 4096  # entries that are processed before other tasks get 
 FEW_ENTRIES = 256  # that a table takes at once: documents do not wait for slices
 WINDOW_BYTES = 4 << 20  # bytes of records in a window
 MAX_OPEN_WINDOWS = 2  # windows that are filled at a time
-MIN_SPILL_S = 60.0  # seconds for which a topic is spilled at least
 MAX_JUDGED_BYTES = 256 * 1024  # in which a field is looked for that a filter has not found
 RETRY_DELAY_S = 0.05  # seconds until a log that goes back is read again
 
@@ -98,7 +96,8 @@ class Tables:
     ) -> None:
         self.spilled: set[str] = set()
         self.spilled_histories: set[str] = set()
-        self._memory_spills: dict[str, float] = {}  # those for `memory`, and when, by `monotonic`
+        # Those for `memory`, and the bytes that it must have free before they are forgotten.
+        self._memory_spills: dict[tuple[TableType, str], int] = {}
         self._shared_reads = shared_reads
         self._backfill_reader = backfill_reader
         self._get_topic_settings = get_topic_settings
@@ -115,45 +114,49 @@ class Tables:
         self.slices = Slices()
         self._window_slots = asyncio.Semaphore(MAX_OPEN_WINDOWS)
 
-    @property
-    def used_bytes(self) -> int:
-        """Return the bytes of all tables, of what was encoded of them, and of snapshots."""
-        return sum(table.total_bytes for table in self._tables.values())
-
-    def limit_snapshots(self) -> None:
+    def limit_snapshots(self) -> int:
         """Drop what snapshots take beyond what the tables leave of the limit.
 
         What was encoded of them goes first. Then some are released, if they are of views or not of
         the present. Clients that still read these are sent the rest as if the tables were spilled.
+        Returns the bytes of all tables, of what was encoded of them, and of snapshots.
         """
-        tables, limit = self._tables.values(), self._get_limit()
+        limit = self._get_limit()
         self._forget_spills(limit)
-        if self.used_bytes > limit:
-            for table in tables:
+        kept_bytes, releasable = self._measure()
+        if kept_bytes + sum(releasable.values()) > limit:
+            for table in releasable:
                 table.drop_encoded()
-        kept_bytes = sum(table.total_bytes - table.releasable_bytes for table in tables)
+            kept_bytes, releasable = self._measure()
         available = max(0, limit - kept_bytes)
-        while sum(table.releasable_bytes for table in tables) > available:
-            for table in tables:
-                if table.releasable_bytes > available // len(tables):
+        while sum(releasable.values()) > available:
+            for table, size in releasable.items():
+                if size > available // len(releasable):
                     table.release_half()
+                    releasable[table] = table.releasable_bytes
+        return kept_bytes + sum(releasable.values())
+
+    def _measure(self) -> tuple[int, dict[KeyTable, int]]:
+        """Return the bytes that cannot be released, and those that can by table."""
+        tables = self._tables.values()
+        return sum(t.kept_bytes for t in tables), {t: t.releasable_bytes for t in tables}
 
     def _forget_spills(self, limit: int) -> None:
         """Let topics have tables again for which memory was too small, once it has room."""
-        if self.used_bytes < limit // 2:
-            for topic, spilled_at in list(self._memory_spills.items()):
-                if monotonic() - spilled_at > MIN_SPILL_S:
-                    del self._memory_spills[topic]
-                    self.spilled.discard(topic)
-                    self.spilled_histories.discard(topic)
+        room = limit - sum(table.bytes for table in self._tables.values())
+        for (table_type, topic), needed in list(self._memory_spills.items()):
+            if needed < room:
+                room -= needed
+                del self._memory_spills[table_type, topic]
+                self._get_spilled(table_type).discard(topic)
 
     def drop_topic(self, topic: str) -> None:
-        self._memory_spills.pop(topic, None)
-        self.spilled.discard(topic)
-        self.spilled_histories.discard(topic)
+        for table_type in TABLE_CONTENTS:
+            self._memory_spills.pop((table_type, topic), None)
+            self._get_spilled(table_type).discard(topic)
         self._judged_topics.discard(topic)
         for tp in [tp for tp in self._locks if tp.topic == topic]:
-            for table_type in (KeyTable, RecordHistory):
+            for table_type in TABLE_CONTENTS:
                 self._drop_table(table_type, tp)
             del self._locks[tp]
             self._view_turns.pop(tp, None)
@@ -243,7 +246,7 @@ class Tables:
             return matching
 
         while length_hint(remaining):
-            yield await self.slices.work_first(client_key, match)
+            yield await self.slices.work(client_key, Slice(match), is_locked=True)
 
     async def _build_view_snapshot(
         self, history: RecordHistory, filters: Filters, client_key: ClientKey
@@ -357,7 +360,8 @@ class Tables:
             while read_position.offset is not None and read_position.offset < end:
                 remaining = iter(await self._read_from(tp, read_position))
                 while length_hint(remaining):
-                    await self.slices.work_first(client_key, partial(gather, remaining))
+                    slice = Slice(partial(gather, remaining))
+                    await self.slices.work(client_key, slice, is_locked=True)
         shown = [entry for entry in window.close() if _is_shown(entry)]
         shown_end = shown[-1].next_offset if shown else position.offset
         if shown_end < window.end_offset:
@@ -377,17 +381,17 @@ class Tables:
     async def _apply_in_turn(self, table: KeyTable, entries: Sequence[Entry]) -> bool:
         if len(entries) <= FEW_ENTRIES:
             return self._apply(table, entries)
-        return await self.slices.work_first("", lambda _: self._apply(table, entries))
+        slice = Slice(lambda _: self._apply(table, entries))
+        return await self.slices.work("", slice, is_locked=True)
 
     def _apply(self, table: KeyTable, entries: Sequence[Entry]) -> bool:
-        topic = table.tp.topic
         # What was read may be of the log as it was before the await.
         if table.position.lineage != self._shared_reads.by_partition[table.tp].log.lineage:
             return False
         if not table.apply(entries):
             return False
-        self._enforce_limit(topic)
-        return topic not in self._get_spilled(type(table))
+        self._enforce_limit(type(table), table.tp.topic)
+        return table.tp.topic not in self._get_spilled(type(table))
 
     async def _read_from(self, tp: TopicPartition, position: PartitionPosition) -> Sequence[Entry]:
         """Return some entries from a position on: at least one, unless the log goes back.
@@ -415,36 +419,44 @@ class Tables:
             await asyncio.sleep(RETRY_DELAY_S)
         return valid
 
-    def _enforce_limit(self, topic: str) -> None:
-        """Spill tables of a topic that has more of them than its cache, or than memory leaves.
+    def _enforce_limit(self, table_type: TableType, topic: str) -> None:
+        """Spill tables of a topic that grow beyond its cache, or beyond what memory leaves.
 
         Histories are spilled first: views that need none are still served from tables. What a
         filter looks at must not cost another topic its tables, nor a table those that are in use.
         """
-        max_bytes, limit = self._get_topic_settings(topic).cache.bytes, self._get_limit()
-        for table_type in TABLE_CONTENTS:
-            sizes = [table.bytes for (_, tp), table in self._tables.items() if tp.topic == topic]
-            if sum(sizes) > max_bytes:
+        max_bytes = self._get_topic_settings(topic).cache.bytes
+        for each in TABLE_CONTENTS:
+            if sum(self._count_bytes(each, topic) for each in TABLE_CONTENTS) > max_bytes:
                 bound = f"its cache ({format_size(max_bytes)})"
-                self._spill(table_type, topic, bound, "cache.bytes of the topic")
-        excess = sum(table.bytes for table in self._tables.values()) - limit
+                self._spill(each, topic, bound, "cache.bytes of the topic")
+        excess = sum(table.bytes for table in self._tables.values()) - self._get_limit()
         if excess <= 0:
             return
         histories = Counter[str]()
-        for (table_type, tp), table in self._tables.items():
-            if table_type is RecordHistory:
+        for (each, tp), table in self._tables.items():
+            if each is RecordHistory:
                 histories[tp.topic] += table.bytes
-        bound = f"what `memory` leaves for tables ({format_size(limit)})"
-        if histories.total() < excess:
-            self._memory_spills[topic] = monotonic()
-            for table_type in TABLE_CONTENTS:
-                self._spill(table_type, topic, bound, "memory")
+        if table_type is RecordHistory or histories.total() < excess:
+            # It may need much more than it has by now.
+            self._spill_for_memory(table_type, topic, 2 * self._count_bytes(table_type, topic))
             return
         for name, size in histories.most_common():
             if excess > 0:
                 excess -= size
-                self._memory_spills[name] = monotonic()
-                self._spill(RecordHistory, name, bound, "memory")
+                self._spill_for_memory(RecordHistory, name, size)
+
+    def _spill_for_memory(self, table_type: TableType, topic: str, needed: int) -> None:
+        bound = f"what `memory` leaves for tables ({format_size(self._get_limit())})"
+        self._spill(table_type, topic, bound, "memory")
+        self._memory_spills[table_type, topic] = needed
+
+    def _count_bytes(self, table_type: TableType, topic: str) -> int:
+        return sum(
+            table.bytes
+            for (each, tp), table in self._tables.items()
+            if each is table_type and tp.topic == topic
+        )
 
     def _spill(self, table_type: TableType, topic: str, bound: str, remedy: str) -> None:
         dropped = [key for key in self._tables if key[0] is table_type and key[1].topic == topic]

@@ -5,7 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.channel.conflation import buffered_size
-from gateway.core.client.snapshot import REFERENCE_BYTES, KeyTable, RecordHistory
+from gateway.core.client.snapshot import (
+    REFERENCE_BYTES,
+    SNAPSHOT_BYTES,
+    KeyTable,
+    RecordHistory,
+)
 from gateway.core.log.record import (
     Entry,
     Gap,
@@ -112,7 +117,7 @@ def test_editions_that_somebody_reads_count_as_far_as_the_table_has_replaced_the
     made.apply([record(2, b"a")])
     editions.append(made.take_snapshot())
     made.apply([record(3, b"b")])
-    lists = 2 * 2 * REFERENCE_BYTES
+    lists = 2 * (SNAPSHOT_BYTES + 2 * REFERENCE_BYTES)
     assert made.releasable_bytes == 2 * size + lists  # both lack one record, and share another
     made.apply(record(n, b"a") for n in range(4, 100))
     assert made.releasable_bytes == 4 * size + lists  # no more than they have

@@ -41,15 +41,16 @@ async def test_each_line_has_one_slice_in_turn_and_other_tasks_run_in_between():
     assert await asyncio.gather(*waiting) == names
 
 
-async def test_what_others_wait_for_comes_first_in_its_line_and_takes_no_turn_of_another_line():
-    """A view of 48 partitions had as many lines: others had every 49th slice."""
+async def test_what_others_wait_for_has_a_line_of_its_own_for_each_client():
+    """A view of 48 partitions had as many lines: others had every 49th slice. Then what was asked
+    for last came first: a client's views kept others waiting for the first of them."""
     work, slices = Work(), Slices()
     waiting = [work.start(slices, "a", f"a{n}") for n in range(3)]
-    first = (slices.work_first("a", partial(work.note, f"first{n}")) for n in range(2))
-    waiting += [asyncio.ensure_future(each) for each in first]
-    waiting += [work.start(slices, "b", f"b{n}") for n in range(4)]
+    locked = (Slice(partial(work.note, f"locked{n}")) for n in range(2))
+    waiting += [asyncio.ensure_future(slices.work("a", each, is_locked=True)) for each in locked]
+    waiting += [work.start(slices, "b", f"b{n}") for n in range(3)]
     await asyncio.gather(*waiting)
-    assert work.done == ["first1", "b0", "first0", "b1", "a0", "b2", "a1", "b3", "a2"]
+    assert work.done == ["a0", "locked0", "b0", "a1", "locked1", "b1", "a2", "b2"]
 
 
 async def test_what_two_lines_need_is_worked_once_by_the_one_whose_turn_comes_first():
@@ -90,5 +91,5 @@ async def test_an_error_is_raised_to_all_who_wait_and_the_lines_go_on():
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["no", "no"]
     with pytest.raises(ValueError, match="no"):
-        await slices.work_first("a", fail)
-    assert await slices.work_first("a", lambda is_over: 7) == 7
+        await slices.work("a", Slice(fail))
+    assert await slices.work("a", Slice(lambda is_over: 7)) == 7
