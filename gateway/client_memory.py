@@ -89,6 +89,7 @@ class ClientMemory:
         self.by_part: dict[str, int] = {part: 0 for part in HeldPart}
         self.releases: Counter[HeldPart] = Counter()
         self._reserved = dict.fromkeys(HeldPart, 0.0)  # as `reserve` counts it
+        self._reserved_by: dict[tuple[HeldPart, str], float] = {}  # of that, by identity
         self._holdings: dict[tuple[HeldPart, Holder], _Holding] = {}
         self._shared: dict[int, _SharedBytes] = {}  # by the id of the bytes
         self._is_limiting = False  # `_limit_holders` is scheduled
@@ -133,17 +134,34 @@ class ClientMemory:
             self.release(part, holder)
 
     @contextmanager
-    def reserve(self, part: HeldPart, size: int) -> Iterator[None]:
+    def reserve(
+        self, part: HeldPart, size: int, identity: str = "", *, is_growth: bool = False
+    ) -> Iterator[None]:
         """Count bytes of a request that nobody can let go of, also if its client is disconnected.
 
         It gets at most half of what is left to its part, so that large requests leave room for
         small ones, and otherwise raises MemoryFull. The only request may have any size.
+
+        Args:
+            identity: A client that keeps the bytes as long as it likes: with all that it has, it
+                leaves as much to others. Those without an identity are not distinguished.
+            is_growth: Whether this is more of what was admitted, which others do not keep from
+                growing: it is refused only where its client alone has half of the part.
         """
         limit = self.limit * RESERVED_FACTOR
         counted = min(size, limit / 2)
-        if 2 * counted > limit - self._reserved[part]:
+        own = self._reserved_by.get((part, identity), 0.0) if identity else 0.0
+        if not is_growth:
+            is_refused = own + 2 * counted > limit - self._reserved[part]
+        elif identity:
+            is_refused = own + counted > limit / 2
+        else:
+            is_refused = self._reserved[part] + counted > limit
+        if is_refused:
             raise MemoryFull
         self._reserved[part] += counted
+        if identity:
+            self._reserved_by[part, identity] = own + counted
         self._count(part, size)
         if self.total > self.limit:
             self._schedule_limiting()
@@ -151,6 +169,10 @@ class ClientMemory:
             yield
         finally:
             self._reserved[part] -= counted
+            if identity:
+                self._reserved_by[part, identity] -= counted
+                if not self._reserved_by[part, identity]:
+                    del self._reserved_by[part, identity]
             self._count(part, -size)
 
     def hold_unsent(self, holder: Holder, waiting: int, copied: int, data: bytes | None) -> None:

@@ -116,6 +116,25 @@ async def test_a_large_request_leaves_room_for_small_ones():
     assert memory.total == 0
 
 
+async def test_one_client_leaves_as_much_to_others_as_it_has():
+    """One took all that consumers may have of memory, within 6 seconds, for as long as it liked."""
+    memory = ClientMemory(limit=1600)
+    with ExitStack() as held:
+        for identity, size in (("alice", 400), ("bob", 200), ("carol", 100)):
+            for taken in (size // 2, size - size // 2):
+                reserved = memory.reserve(HeldPart.FETCHED, taken, identity)
+                held.enter_context(reserved)
+            with pytest.raises(MemoryFull), memory.reserve(HeldPart.FETCHED, 10, identity):
+                pass
+        # What others have keeps nobody from growing up to half.
+        held.enter_context(memory.reserve(HeldPart.FETCHED, 300, "carol", is_growth=True))
+        for identity in ("alice", "carol"):
+            growth = memory.reserve(HeldPart.FETCHED, 10, identity, is_growth=True)
+            with pytest.raises(MemoryFull), growth:
+                pass
+    assert memory.total == 0
+
+
 @pytest.mark.parametrize("text", [b"{" * 1000, rb"\\\"[,{" * 200], ids=["plain", "escaped"])
 def test_what_looks_like_objects_within_a_text_takes_its_length(text):
     """A text of 1 MB of braces counted 250 MB."""

@@ -128,6 +128,7 @@ SIDECAR_CODES = {
     "KEY_SCHEMA_MISSING": "The keys need `key_schema` or `key_schema_id`.",
     "KSQLDB_ROW": "A row of ksqlDB cannot be handed on.",
     "KSQLDB_UNAVAILABLE": "ksqlDB does not answer. Try again.",
+    "MEMORY_FULL": "Too many partitions are read here, or by you. Delete instances, or wait.",
     "NOT_ASSIGNED": "The partition is not assigned to the instance.",
     "NOT_OWNED": "Another instance of the sidecar has the partition now.",
     "NOT_READY": "The component starts. Try again.",

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 10.0  # for a seek to wait until a member that joins has its partitions
 COMMIT_INTERVAL_S = 1.0  # between two automatic commits of one instance
+CONSUMER_BYTES = 20_000  # of an instance with a subscription, without partitions
 PARTITION_BYTES = 1000  # of one that is assigned, without records
 
 MIXED_SUBSCRIPTION_MESSAGE = (
@@ -107,11 +108,12 @@ class ConsumerInstance:
         self._committed_offsets: dict[TopicPartition, int] = {}  # that Kafka has acknowledged
         # That the client has committed itself since it was last set to another offset.
         self._client_offsets: dict[TopicPartition, int] = {}
-        # Partitions that were taken away since the last poll returned.
+        # Partitions that were taken away since the last poll returned, until that is answered.
         self._removed_since_poll: set[TopicPartition] = set()
         self._commit_task: asyncio.Task[None] | None = None
-        self._partition_bytes = ExitStack()  # of the most partitions since it was subscribed
-        self._counted_partitions = 0
+        self._held_memory = ExitStack()
+        self._counted_bytes = 0  # with the most partitions since it was subscribed
+        self._has_left = False  # as there was no memory, and was not subscribed since then
         self._leave_task: asyncio.Task[None] | None = None
 
     # Turns
@@ -172,10 +174,13 @@ class ConsumerInstance:
         is_other_kind = bool(self.topics) if pattern is not None else self.pattern is not None
         if self._is_assigned_manually or is_other_kind:
             raise StatusError(409, MIXED_SUBSCRIPTION_MESSAGE, code="OTHER_SUBSCRIPTION")
-        self._count_partitions(1)  # what the group assigns is not known yet
+        topics = tuple(dict.fromkeys(topics))
+        if self._consumer is None or (topics, pattern) != (self.topics, self.pattern):
+            # More partitions of a topic count when the group assigns them.
+            self._count_partitions(len(topics) or 1)
         if self._consumer is None:
             self._consumer = self._create_consumer()
-        self.topics, self.pattern = tuple(dict.fromkeys(topics)), pattern
+        self.topics, self.pattern = topics, pattern
         self._consumer.subscribe(pattern or self.topics, self)
 
     async def assign(self, tps: Iterable[TopicPartition]) -> None:
@@ -217,8 +222,8 @@ class ConsumerInstance:
                 self._recover_commits("are not needed any more")
                 await consumer.close(leave=self._settings.leave_group_on_close)
         self.topics, self.pattern, self._is_assigned_manually = (), None, False
-        self._partition_bytes.close()
-        self._counted_partitions = 0
+        self._held_memory.close()
+        self._counted_bytes, self._has_left = 0, False
         for offsets in self._all_offsets:
             offsets.clear()
 
@@ -243,12 +248,25 @@ class ConsumerInstance:
             on_buffered=self._count_buffered,
         )
 
-    def _count_partitions(self, count: int) -> None:
-        """Count partitions until the subscription ends; raises MemoryFull."""
-        if (more := count - self._counted_partitions) > 0:
-            reserved = self._client_memory.reserve(HeldPart.FETCHED, more * PARTITION_BYTES)
-            self._partition_bytes.enter_context(reserved)
-            self._counted_partitions = count
+    def _count_partitions(self, count: int, *, is_growth: bool = False) -> None:
+        """Count partitions until the subscription ends; raises StatusError 503."""
+        size = CONSUMER_BYTES + count * PARTITION_BYTES
+        if (more := size - self._counted_bytes) > 0:
+            reserved = self._client_memory.reserve(
+                HeldPart.FETCHED, more, self.identity, is_growth=is_growth
+            )
+            try:
+                self._held_memory.enter_context(reserved)
+            except MemoryFull:
+                raise self._create_memory_full() from None
+            self._counted_bytes = size
+        self._has_left = False
+
+    def _create_memory_full(self) -> StatusError:
+        problem = "memory has no space for its partitions, or too much is for other ones of yours"
+        advice = "subscribe it later, or to fewer, or delete other instances"
+        detail = f"{self.name}: {problem}; {advice}"
+        return StatusError(503, detail, code="MEMORY_FULL", retry_after=5.0)
 
     def _count_buffered(self, size: int) -> None:
         self._client_memory.hold_if_large(HeldPart.FETCHED, self, size)
@@ -259,6 +277,8 @@ class ConsumerInstance:
             self._consumer.prefetcher.drop_buffered()
 
     def _require_consumer(self) -> GroupConsumer:
+        if self._has_left:
+            raise self._create_memory_full()
         if self._consumer is None:
             problem = "it is subscribed to nothing; subscribe to topics, or assign partitions"
             raise StatusError(409, f"{self.name}: {problem}", code="NOT_SUBSCRIBED")
@@ -504,8 +524,8 @@ class ConsumerInstance:
     async def on_partitions_assigned(self, tps: frozenset[TopicPartition]) -> None:
         self._assignment_changed.set()
         try:
-            self._count_partitions(len(self.assignment))
-        except MemoryFull:
+            self._count_partitions(len(self.assignment), is_growth=True)
+        except StatusError:
             count = len(self.assignment)
             log.warning(
                 "group %s: instance %s leaves, as memory has no space for its %d partitions",
@@ -518,6 +538,7 @@ class ConsumerInstance:
             async with self.lock_for_change():
                 if self._consumer is consumer:
                     await self.unsubscribe(commit=False)
+                    self._has_left = True
 
     async def on_partitions_revoked(self, tps: frozenset[TopicPartition]) -> None:
         """Commit processed offsets, while the partitions are still this member's; forget them."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from support.simulated_kafka import SimulatedCluster, SimulatedKafka
@@ -13,10 +15,16 @@ from support.virtual_time import run_in_virtual_time
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import GroupFailed, MemoryFull
+from gateway.errors import GroupFailed
+from gateway.kafka.group.consumer_options import OffsetReset
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
-from gateway.sidecar.consumer.instance import ConsumerInstance
+from gateway.sidecar.consumer.instance import (
+    CONSUMER_BYTES,
+    PARTITION_BYTES,
+    ConsumerInstance,
+)
 from gateway.sidecar.consumer.instance_options import InstanceOptions
+from gateway.sidecar.http.status import StatusError
 
 ZERO = TopicPartition("orders", 0)
 
@@ -24,7 +32,14 @@ ZERO = TopicPartition("orders", 0)
 class InstanceWorld:
     """A topic of ten records, and an instance."""
 
-    def __init__(self, *, classic: bool = False, record_bytes: int = 2) -> None:
+    def __init__(
+        self,
+        *,
+        classic: bool = False,
+        record_bytes: int = 2,
+        reset: OffsetReset = "earliest",
+        identity: str = "",
+    ) -> None:
         self.kafka = SimulatedKafka(random.Random(0), is_classic=classic)
         self.kafka.create_topic("orders", 1)
         self.kafka.append_records(ZERO, [b"x" * record_bytes] * 10)
@@ -34,16 +49,20 @@ class InstanceWorld:
             self.cluster,  # type: ignore[arg-type]
             Consumer.model_validate({"sessionTimeout": "6s", "heartbeatInterval": "1s"}),
             "g", "one",
-            InstanceOptions("one", None, None, None, "earliest", "read_committed", True, 1, 1.0),
-            dialect="", client_memory=self.memory,
+            InstanceOptions("one", None, None, None, reset, "read_committed", True, 1, 1.0),
+            dialect="", identity=identity, client_memory=self.memory,
         )  # fmt: skip
 
     async def poll_records(self, max_bytes: int = 1 << 20) -> list[Record]:
         """Return what a request for records would."""
-        loop = asyncio.get_running_loop()
+        async with self.answering(max_bytes) as records:
+            return records
+
+    @asynccontextmanager
+    async def answering(self, max_bytes: int = 1 << 20) -> AsyncIterator[list[Record]]:
         async with self.instance.lock_for_poll(5.0) as wait:
-            gone = loop.create_future()
-            return await self.instance.poll(wait, max_bytes, 1, asyncio.Event(), gone)
+            gone = asyncio.get_running_loop().create_future()
+            yield await self.instance.poll(wait, max_bytes, 1, asyncio.Event(), gone)
 
     async def lose_partitions(self) -> None:
         """Lose all partitions, and have them again."""
@@ -66,9 +85,9 @@ def test_records_of_a_partition_that_went_and_came_back_are_not_committed():
         world = InstanceWorld()
         kafka = asyncio.create_task(world.kafka.run_expiry())
         world.instance.subscribe(["orders"])
-        found = await world.poll_records()
-        await world.lose_partitions()
-        world.instance.mark_returned(found)  # the answer is written only now
+        async with world.answering() as found:
+            await world.lose_partitions()
+            world.instance.mark_returned(found)  # the answer is written only now
         world.kafka.append_records(ZERO, [b"{}"])
         await world.poll_records()
         await asyncio.sleep(3.0)
@@ -88,7 +107,7 @@ def test_records_that_were_fetched_ahead_count_and_are_dropped_if_there_is_no_me
         await world.instance.assign([ZERO])
         found = await world.poll_records(max_bytes=1)
         held = world.memory.by_part[HeldPart.FETCHED]
-        assert 9 * 10_000 <= held <= 9 * 10_500
+        assert 9 * 10_000 <= held - CONSUMER_BYTES - PARTITION_BYTES <= 9 * 10_500
         world.memory.limit = held // 2
         while len(found) < 9:
             found += await world.poll_records(max_bytes=1)
@@ -115,8 +134,9 @@ def test_partitions_count_and_are_refused_if_there_is_no_memory():
         assert held > 500_000
         world.memory.limit = 2 * held
         await world.instance.assign(tps[:10])
-        with pytest.raises(MemoryFull):
+        with pytest.raises(StatusError) as refused:
             await world.instance.assign([*tps, ZERO])
+        assert (refused.value.status, refused.value.code) == (503, "MEMORY_FULL")
         assert len(world.instance.assignment) == 10
         await world.instance.unsubscribe()
         assert world.memory.total == 0
@@ -126,9 +146,34 @@ def test_partitions_count_and_are_refused_if_there_is_no_memory():
             await asyncio.sleep(30.0)
             # The group gave it too many.
             assert not world.instance.is_subscribed
+            with pytest.raises(StatusError, match="memory has no space"):
+                await world.poll_records()
         world.instance.subscribe(["orders"])
         assert await world.poll_records()
         await world.instance.unsubscribe()
+        kafka.cancel()
+
+    run_in_virtual_time(play())
+
+
+def test_a_member_gets_partitions_however_much_memory_another_client_has():
+    """One client took all memory of partitions: members of others left at the next rebalance."""
+
+    async def play() -> None:
+        world = InstanceWorld(identity="alice")
+        kafka = asyncio.create_task(world.kafka.run_expiry())
+        world.kafka.create_topic("clicks", 100)
+        world.memory.limit = 800_000
+        world.instance.subscribe(["clicks"])
+        with (
+            world.memory.reserve(HeldPart.FETCHED, 180_000, "mallory"),
+            world.memory.reserve(HeldPart.FETCHED, 90_000, "mallet"),
+        ):
+            await asyncio.sleep(30.0)
+            assert len(world.instance.assignment) == 100
+            await world.poll_records()
+        await world.instance.unsubscribe()
+        assert world.memory.total == 0
         kafka.cancel()
 
     run_in_virtual_time(play())
