@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -216,8 +216,8 @@ class ConsumerComponent(Component):
 
     async def _parse_partitions(self, body: Any) -> list[TopicPartition]:
         body = body or {}
-        entries = body.get("partitions") or body.get("offsets") or ()
-        tps = list(dict.fromkeys(map(parse_tp, entries)))
+        entries = body.get("partitions") or body.get("offsets")
+        tps = list(dict.fromkeys(tp for tp, _ in _iter_partitions(entries)))
         await check_partitions(self._context, tps)
         return tps
 
@@ -314,10 +314,12 @@ class ConsumerComponent(Component):
         self, request: Request, dialect: Dialect, instance: ConsumerInstance
     ) -> Response:
         async def parse(body: Any) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-            offsets = {parse_tp(entry): int(entry["offset"]) for entry in body.get("offsets") or ()}
+            offsets = {
+                tp: int(entry["offset"]) for tp, entry in _iter_partitions(body.get("offsets"))
+            }
             times = {
-                parse_tp(entry): parse_timestamp(entry["timestamp"], "timestamps")
-                for entry in body.get("timestamps") or ()
+                tp: parse_timestamp(entry["timestamp"], "timestamps")
+                for tp, entry in _iter_partitions(body.get("timestamps"))
             }
             await check_partitions(self._context, [*offsets, *times])
             return offsets, times
@@ -448,6 +450,16 @@ class AlreadySentResponse(Response):
 
 def _select_dialect(request: Request) -> Dialect:
     return CONFLUENT if is_confluent_request(request.headers) else CONTRACT
+
+
+def _iter_partitions(
+    entries: Iterable[Mapping[str, Any]] | None,
+) -> Iterator[tuple[TopicPartition, Mapping[str, Any]]]:
+    """Yield each entry and its partition; one text is the name of a topic in all that are kept."""
+    names: dict[str, str] = {}
+    for entry in entries or ():
+        tp = parse_tp(entry)
+        yield tp._replace(topic=names.setdefault(tp.topic, tp.topic)), entry
 
 
 def _format_offsets(committed: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[str, Any]:

@@ -442,7 +442,8 @@ class ConsumerInstance:
             await GroupOffsets(self._cluster.coordinators, self.group).commit(
                 offsets, lambda _: None
             )
-        committed = {tp: position.offset for tp, position in offsets.items()}
+        # Nothing is remembered of others: an instance may commit offsets of any partition.
+        committed = {tp: offsets[tp].offset for tp in self.assignment if tp in offsets}
         self._committed_offsets.update(committed)
         # Otherwise the next automatic commits would take this one back.
         self._processed_offsets.update(committed)
@@ -550,9 +551,10 @@ class ConsumerInstance:
         """Forget partitions that are another member's already, where a commit would fail."""
         self._forget(tps)
 
-    def _forget(self, tps: Iterable[TopicPartition]) -> None:
+    def _forget(self, tps: Collection[TopicPartition]) -> None:
+        if self.is_polling:
+            self._removed_since_poll.update(tps)
         for tp in tps:
-            self._removed_since_poll.add(tp)
             for offsets in self._all_offsets:
                 offsets.pop(tp, None)
         if not self._processed_offsets:
