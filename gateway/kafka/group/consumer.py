@@ -16,6 +16,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
+from typing import NoReturn
 
 from gateway.core.group.member import MemberState
 from gateway.core.group.partition_state import EARLIEST, PartitionState
@@ -147,7 +148,7 @@ class GroupConsumer:
                     records = self._take_records(max_records, max_bytes)
                     for failure in () if records else self.failures.values():
                         if isinstance(failure, PartitionFailed):
-                            raise failure
+                            _raise_again(failure)
                     return records
                 next_due = give_up_at
                 if not is_over:
@@ -223,11 +224,14 @@ class GroupConsumer:
         if self._closed:
             raise KafkaError("the consumer is closed")
         if self._assignment.failure is not None:
-            raise self._assignment.failure
-        for tp, failure in self.prefetcher.failures.items():
-            if self._raised_failures.get(tp) is not failure:
-                self._raised_failures[tp] = failure
-                raise failure
+            _raise_again(self._assignment.failure)
+        raised = self._raised_failures
+        for tp, failure in self.failures.items():
+            if raised.get(tp) is not failure:
+                self._raised_failures = {
+                    key: raised[key] for key in raised.keys() & self.failures.keys()
+                } | {tp: failure}
+                _raise_again(failure)
 
     @property
     def failures(self) -> Mapping[TopicPartition, KafkaError]:
@@ -341,3 +345,8 @@ class GroupConsumer:
         self._closed = True
         await self._assignment.close(leave)
         await self.prefetcher.close()
+
+
+def _raise_again(failure: KafkaError) -> NoReturn:
+    """Raise an error that is kept, without the frames of earlier polls, which would add up."""
+    raise failure.with_traceback(None)

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.group.partition_state import EARLIEST, LATEST
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, KafkaError
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.context import AuditEvent, Component, Context
 from gateway.sidecar.http.middleware import (
@@ -193,6 +193,8 @@ class ConsumerComponent(Component):
 
     def _build_error_response(self, request: Request, dialect: Dialect, exc: Exception) -> Response:
         """Build the response for an error; the contract's application answers unexpected ones."""
+        if isinstance(exc, KafkaError):  # the consumer keeps it, and the frames with it
+            exc.__traceback__ = None
         exc = translate_group_error(exc)
         if isinstance(exc, GatewayError):
             log.debug("%s %s: %s", request.method, request.url.path, exc)

@@ -16,7 +16,7 @@ from support.virtual_time import run_in_virtual_time
 from gateway.client_memory import ClientMemory, HeldPart
 from gateway.config.sections.sidecar import Consumer
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import GroupFailed
+from gateway.errors import GroupFailed, PartitionFailed
 from gateway.kafka.group.consumer_options import OffsetReset
 from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.consumer.instance import (
@@ -201,6 +201,23 @@ def test_nothing_is_remembered_of_partitions_that_are_not_assigned():
         taken = tracemalloc.get_traced_memory()[0] - first
         tracemalloc.stop()
         assert taken < 500_000, taken
+        await world.instance.unsubscribe()
+
+    run_in_virtual_time(play())
+
+
+def test_polls_of_a_partition_that_failed_add_no_memory():
+    """Each raised the same error, and it kept 6 KB of frames of each."""
+
+    async def play() -> None:
+        world = InstanceWorld(reset="none")
+        await world.instance.assign([ZERO])
+        depths = set()
+        for _ in range(10):
+            with pytest.raises(PartitionFailed) as failed:
+                await world.poll_records()
+            depths.add(len(failed.traceback))
+        assert max(depths) < 20, depths
         await world.instance.unsubscribe()
 
     run_in_virtual_time(play())
