@@ -528,7 +528,7 @@ class ConsumerInstance:
             self._count_partitions(len(self.assignment), is_growth=True)
         except StatusError:
             count = len(self.assignment)
-            log.warning(
+            log.info(
                 "group %s: instance %s leaves, as memory has no space for its %d partitions",
                 self.group, self.name, count,
             )  # fmt: skip
