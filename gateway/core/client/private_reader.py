@@ -173,6 +173,9 @@ class PrivateReader:
             {tp for tp, _, _ in self._pending_gaps},
             self._catch_up.needs_backfill,
         )
+        snapshot = self._cursor.snapshot
+        if snapshot is not None and not snapshot.may_open_table:
+            with_gap |= set(filter(snapshot.waits_for_table, self.positions))
         return [
             (tp, position)
             for tp, position in self.positions.items()

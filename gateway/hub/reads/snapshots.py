@@ -117,13 +117,21 @@ class SnapshotRead:
         assert snapshot is not None and position.offset is not None
         table_snapshot = snapshot.tables.get(tp)
         if tp not in snapshot.tables:
-            end = await snapshots.lookups.find_end(tp)
+            end = snapshot.end_offsets.get(tp)
+            if end is None:
+                end = await snapshots.lookups.find_end(tp)
             # Without credit only the end is needed: an empty snapshot ends without any.
-            needs_table = snapshot.is_fresh(tp) and subscription.credit != 0
-            if needs_table:
-                table_snapshot = await snapshots.tables.get_snapshot(
-                    tp, end, snapshot.filters, subscription.client_key
-                )
+            opens_table = (
+                snapshot.is_fresh(tp) and subscription.credit != 0 and snapshot.may_open_table
+            )
+            if opens_table:
+                snapshot.opening.add(tp)
+                try:
+                    table_snapshot = await snapshots.tables.get_snapshot(
+                        tp, end, snapshot.filters, subscription.client_key
+                    )
+                finally:
+                    snapshot.opening.remove(tp)
             reader = subscription.private_reader
             # It may have read all that it had to meanwhile, or the log went back.
             if reader is None or reader.positions.get(tp) != position:
@@ -134,9 +142,9 @@ class SnapshotRead:
                 assert table_snapshot.end_position.offset is not None
                 end = table_snapshot.end_position.offset
             reader.set_snapshot_end(tp, end, table_snapshot)
-            if needs_table and tp in snapshot.remaining:
+            if opens_table and tp in snapshot.remaining:
                 snapshot.tables.setdefault(tp, None)
-        if subscription.credit == 0:
+        if subscription.credit == 0 or tp not in snapshot.tables:
             return
         if table_snapshot is not None and not table_snapshot.is_released:
             await self._encode_block(table_snapshot, position.offset)

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.snapshot_model import KeyedTopic
+from support.snapshot_model import PARTITIONS, KeyedTopic
 
 from gateway.config import Topic
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.filters import Condition, Filter, Filters, LazyValue
+from gateway.core.client import snapshot as snapshot_module
 from gateway.core.client.snapshot import KeyTable, Snapshot, SnapshotBlocks, TableSnapshot
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
@@ -476,37 +477,76 @@ async def test_a_table_that_does_not_fit_takes_the_histories_of_others_only_for_
     assert (made.spilled, made.spilled_histories) == ({"stock"}, set())
 
 
-async def test_a_snapshot_that_began_with_windows_is_of_one_moment(kafka: FakePartition):
-    """A client kept keys that were deleted between its windows and a table that came behind."""
-    for n in range(12):
-        kafka.write_record(f"k{n}", "x" * 100)
-    made = build_tables(kafka, "1KiB", window_bytes=1000)
-    snapshot = Snapshot(("prices",), {A}, {A})
-    begin = PartitionPosition(0, 0, 0)
-    subscription = Subscription(
-        KeyedTopic().channel, {A: begin}, SubscriptionTerms(snapshot=snapshot)
-    )
+def begin_snapshot(topic: KeyedTopic) -> tuple[SnapshotRead, Subscription, Snapshot, Tables]:
+    """Begin the snapshot of a client, whose tables are read from what was written."""
+    by_partition = {
+        tp: SimpleNamespace(log=log, reader=SimpleNamespace(log_start_offset=0))
+        for tp, log in topic.logs.items()
+    }
+
+    async def resolve_start(tp: TopicPartition, start: TimestampStart) -> PartitionPosition:
+        return PartitionPosition(0)
+
+    async def read(tp: TopicPartition, place: PartitionPosition) -> list[Record]:
+        return topic.written_records[tp][place.offset : (place.offset or 0) + 3]
 
     async def find_end(tp: TopicPartition) -> int:
-        return len(kafka.records)
+        return len(topic.written_records[tp])
 
-    services: Any = SimpleNamespace(
-        tables=made, lookups=SimpleNamespace(find_end=find_end), encoding={}
-    )
-    no_reads: Any = None
-    read = SnapshotRead(services, no_reads, no_reads, subscription, lambda: None, 60.0)
-    await read.read_next(A, begin)
-    kafka.write_record("k0", None)
-    made.drop_topic("prices")
-    roomy = build_tables(kafka)
-    services.tables = roomy
-    assert await roomy.get_snapshot(A, 13) is not None
-    subscription.take(1 << 20, 0.0)
+    kafka: Any = SimpleNamespace(by_partition=by_partition, read=read, resolve_start=resolve_start)
+    tables = Tables(kafka, kafka, lambda name: Topic(name=name), window_bytes=1000)
+    lookups = SimpleNamespace(find_end=find_end)
+    services: Any = SimpleNamespace(tables=tables, lookups=lookups, encoding={})
+    snapshot = Snapshot(("prices",), set(PARTITIONS), set(PARTITIONS))
+    begin, terms = PartitionPosition(0, 0, 0), SubscriptionTerms(snapshot=snapshot)
+    subscription = Subscription(topic.channel, dict.fromkeys(PARTITIONS, begin), terms)
+    no_tail: Any = None
+    read_snapshot = SnapshotRead(services, kafka, no_tail, subscription, lambda: None, 60.0)
+    return read_snapshot, subscription, snapshot, tables
+
+
+async def bring_next(read: SnapshotRead, subscription: Subscription) -> list[TopicPartition]:
+    """Bring what can be brought now, send it, and return the partitions that it is of."""
     assert subscription.private_reader is not None
-    ((tp, position),) = subscription.private_reader.list_backfills()
-    assert (position.offset or 0) > 0
-    await read.read_next(tp, position)
-    assert snapshot.end_offsets == {A: 12}
+    backfills = subscription.private_reader.list_backfills()
+    for tp, position in backfills:
+        await read.read_next(tp, position)
+    subscription.take(1 << 20, 0.0)
+    return [tp for tp, _ in backfills]
+
+
+async def test_a_snapshot_that_began_with_windows_is_of_one_moment():
+    """A client kept keys that were deleted between its windows and a table that came behind."""
+    topic = KeyedTopic()
+    for n in range(12):
+        topic.write_record(0, b"k%d" % n, b"x" * 100)
+    read, subscription, snapshot, tables = begin_snapshot(topic)
+    tables.spilled.add("prices")
+    assert await bring_next(read, subscription) == list(PARTITIONS)
+    topic.write_record(0, b"k0", None)
+    tables.spilled.clear()
+    assert await bring_next(read, subscription) == [PARTITIONS[0]]
+    assert snapshot.end_offsets == {PARTITIONS[0]: 12, PARTITIONS[1]: 0}
+    read.close()
+
+
+async def test_a_client_that_does_not_read_keeps_the_tables_of_few_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """400 idle streams of 200 partitions took 5 KB for each of both, and the sweep half a core."""
+    monkeypatch.setattr(snapshot_module, "MAX_OPEN_TABLES", 1)
+    topic = KeyedTopic()
+    for partition in (0, 1):
+        topic.write_record(partition, b"k")
+    read, subscription, snapshot, _ = begin_snapshot(topic)
+    assert subscription.private_reader is not None
+    for tp, position in subscription.private_reader.list_backfills():
+        await read.read_next(tp, position)
+    assert (len(snapshot.end_offsets), len(snapshot.tables)) == (2, 1)
+    assert subscription.private_reader.list_backfills() == []
+    subscription.take(1 << 20, 0.0)
+    assert await bring_next(read, subscription) == [PARTITIONS[1]]
+    assert subscription.snapshot is None
     read.close()
 
 
