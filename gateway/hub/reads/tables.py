@@ -82,7 +82,8 @@ class TableSpilled(Exception):
 class Tables:
     """The tables and histories of the partitions of one cluster.
 
-    A table is built or updated under the lock of its partition. Between calls, the tables of a
+    A table is built or updated under the lock of its partition, a history in the turn of a client,
+    so that who needs no history does not wait for it. Between calls, the tables of a
     topic are within its `cache`, and all of them within the limit that `get_limit` returns.
     """
 
@@ -109,7 +110,7 @@ class Tables:
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
         self._view_snapshots = WeakValueDictionary()
         self._locks: dict[TopicPartition, asyncio.Lock] = {}
-        # One view of a partition is built at a time, so that equal views share it.
+        # Of histories. One view of a partition is built at a time, so that equal views share it.
         self._view_turns: dict[TopicPartition, ClientTurns] = {}
         self.slices = Slices()
         self._window_slots = asyncio.Semaphore(MAX_OPEN_WINDOWS)
@@ -155,11 +156,11 @@ class Tables:
             self._memory_spills.pop((table_type, topic), None)
             self._get_spilled(table_type).discard(topic)
         self._judged_topics.discard(topic)
-        for tp in [tp for tp in self._locks if tp.topic == topic]:
-            for table_type in TABLE_CONTENTS:
-                self._drop_table(table_type, tp)
-            del self._locks[tp]
-            self._view_turns.pop(tp, None)
+        for key in [key for key in self._tables if key[1].topic == topic]:
+            self._drop_table(*key)
+        for locks in (self._locks, self._view_turns):
+            for tp in [tp for tp in locks if tp.topic == topic]:
+                del locks[tp]
 
     async def get_snapshot(
         self,
@@ -226,9 +227,7 @@ class Tables:
         Who needs no more than the table does not wait for it.
         """
         async with self._view_turns.setdefault(tp, ClientTurns()).take(client_key):
-            async with self._locks.setdefault(tp, asyncio.Lock()):
-                history = await self._get_table(RecordHistory, tp, end)
-            yield history
+            yield await self._get_table(RecordHistory, tp, end)
 
     async def _iter_matching(
         self, entries: Sequence[Record | Gap], filters: Filters, client_key: ClientKey
@@ -463,6 +462,7 @@ class Tables:
         if not dropped:
             return
         self._get_spilled(table_type).add(topic)
+        self._memory_spills.pop((table_type, topic), None)
         for key in dropped:
             self._drop_table(*key)
         log.warning(
