@@ -22,7 +22,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gateway.config import Tokens
 from gateway.core.channel.tail import Tail
@@ -64,15 +64,18 @@ class TokenVerifier:
         # The largest number of partitions that each topic was known to have here.
         self._max_partitions: dict[str, int] = {}
         self._refreshed_at = float("-inf")
+        self._refresh: asyncio.Task[None] | None = None  # all who come meanwhile wait for it
         self._lookups: dict[_LookupKey, tuple[float, _Lookup]] = {}  # with when they were started
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
 
     async def close(self) -> None:
         self._unlisten()
-        lookups = {task for _, task in self._lookups.values()}
-        for task in lookups:
+        tasks: set[asyncio.Task[Any]] = {task for _, task in self._lookups.values()}
+        if self._refresh is not None:
+            tasks.add(self._refresh)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*lookups, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # signing
 
@@ -153,9 +156,13 @@ class TokenVerifier:
     async def _refresh_metadata(self) -> None:
         """Refresh metadata, but not often: clients that invent tokens must not load the brokers."""
         now = asyncio.get_running_loop().time()
-        if now - self._refreshed_at < REFRESH_INTERVAL_S:
-            return
-        self._refreshed_at = now
+        if now - self._refreshed_at >= REFRESH_INTERVAL_S:
+            self._refreshed_at = now
+            self._refresh = create_detached_task(self._ask_twice())
+        if self._refresh is not None:
+            await asyncio.wait((self._refresh,))
+
+    async def _ask_twice(self) -> None:
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 for _ in range(2):  # the first answer may be of a request that others sent earlier

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from support.records import RecordToSend, produce_records
 from support.topic_reads import open_cluster
 from support.waiting import wait_until
 
-from gateway.config import Settings
+from gateway.config import Settings, Tokens
 from gateway.core.channel.filters import Filters
 from gateway.core.log.record import TopicPartition
 from gateway.core.token.resume_token import ResumeToken, parse_token
@@ -23,7 +24,7 @@ from gateway.errors import BrokerUnavailable, TokenForeign, TokenTooOld
 from gateway.hub.fanout.client import Client, ClientOptions
 from gateway.hub.fanout.hub import Hub
 from gateway.hub.reads.position_resolver import StreamStart
-from gateway.hub.reads.token_verifier import MAX_UNKNOWN_PARTITIONS
+from gateway.hub.reads.token_verifier import MAX_UNKNOWN_PARTITIONS, TokenVerifier
 from gateway.hub.reads.view import View
 from gateway.hub.wires.sse import SseWire
 from gateway.kafka.embedded import EmbeddedKafka
@@ -98,6 +99,29 @@ async def test_many_partitions_of_a_topic_that_nobody_knows_are_to_come_again(em
         token = await build_made_up_token(hub, {"later": MAX_UNKNOWN_PARTITIONS + 1})
         with pytest.raises(BrokerUnavailable, match="how many partitions later has; try again"):
             await subscribe_client(hub, View(("later",), Filters(), "value", "error"), token=token)
+
+
+async def test_all_who_come_while_metadata_is_asked_for_wait_for_it():
+    """Of the clients of a drained replica, only the first one was not refused."""
+    count, listen = 1, lambda listener: lambda: None
+
+    async def refresh(reason: str) -> None:
+        nonlocal count
+        await asyncio.sleep(0)
+        count = 100
+
+    cluster: Any = SimpleNamespace(
+        metadata=SimpleNamespace(add_listener=listen, refresh=refresh),
+        get_topic=lambda name: SimpleNamespace(partitions=range(count)),
+    )
+    no_topics: Any = None
+    verifier, topic = (
+        TokenVerifier(cluster, no_topics, Tokens()),
+        SimpleNamespace(partition_count=99),
+    )
+    checks = (verifier._check_partition_counts({"orders": topic}) for _ in range(5))  # type: ignore[dict-item]
+    await asyncio.gather(*checks)
+    await verifier.close()
 
 
 async def test_many_partitions_of_a_topic_that_was_created_again_are_not_refused():
