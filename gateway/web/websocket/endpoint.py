@@ -72,9 +72,12 @@ async def serve_websocket(
         raise
     # From here on the session owns the slot.
     session.start(socket, match, get_query_pairs(connection))
-    session.open_path_stream(connection)
     if isinstance(socket, AsgiSocket):
+        session.start_task(session.open_path_stream(connection))
         await socket.run()
+    else:  # a task for each of many handshakes would cost a tenth of them
+        session.add_task(asyncio.current_task())
+        await session.open_path_stream(connection)
 
 
 async def _admit_handshake(

@@ -240,7 +240,11 @@ class MessageProcessor:
 
     def start_task(self, coro: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine until it ends or the socket is closed. An error closes the socket."""
-        task = asyncio.create_task(coro)
+        self.add_task(asyncio.create_task(coro))
+
+    def add_task(self, task: asyncio.Task[None] | None) -> None:
+        """See that a task ends with the socket."""
+        assert task is not None
         if self._tasks is None:  # an empty set for each socket would be 216 bytes
             self._tasks = set()
         self._tasks.add(task)

@@ -161,7 +161,7 @@ class WebSocketProtocol(asyncio.Protocol):
             await self._config.loaded_app(scope, self.receive, self.send)
         except ClientDisconnected:
             pass
-        except asyncio.CancelledError:  # the server shuts down, and has waited long enough
+        except asyncio.CancelledError:  # the server shuts down, or the socket is closed
             self._fail(HTTPStatus.SERVICE_UNAVAILABLE)
             raise
         except BaseException:
@@ -175,7 +175,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def _fail(self, status: HTTPStatus) -> None:
         if self._connection is None:
             self._reject(status)
-        else:
+        elif not self._connection.closed:
             self._connection.fail(1011, "the gateway failed; its log says why")
 
     # The protocol of the transport, until the application accepts.

@@ -118,10 +118,10 @@ class Session(MessageProcessor):
         size = self.handshake_scope.size + len(self._token or "")
         self._client_memory.hold_if_large(HeldPart.PARSED, self, size)
 
-    def open_path_stream(self, handshake: HTTPConnection) -> None:
+    async def open_path_stream(self, handshake: HTTPConnection) -> None:
         """Open the stream that the handshake of a route's path asks for, if this is one."""
         if self._path_stream is not None:
-            self.start_task(self._open_stream(self._path_stream, handshake))
+            await self._open_stream(self._path_stream, handshake)
 
     def _on_drain(self) -> None:
         """Leave, as the gateway drains: each stream gets its `end`, then the socket is closed.

@@ -221,10 +221,13 @@ async def test_the_stream_of_a_path_is_not_opened_for_a_client_that_has_left():
 
     house.open_client = wait_for_a_turn  # type: ignore[assignment,method-assign]
     house.session.start(house, FakeMatch("/open"), [])  # type: ignore[arg-type]
-    house.session.open_path_stream(house.session.handshake_scope.build_connection())
+    handshake = house.session.handshake_scope.build_connection()
+    opening = asyncio.create_task(house.session.open_path_stream(handshake))
+    house.session.add_task(opening)  # as the endpoint adds the task of the handshake
     await wait_until(is_opening.is_set)
     house.session.on_closed(1006, "")
-    await wait_until(lambda: len(asyncio.all_tasks()) == 1)
+    with pytest.raises(asyncio.CancelledError):
+        await opening
 
 
 async def test_a_drain_closes_at_once_where_nothing_runs_and_else_behind_the_last_end(house):
