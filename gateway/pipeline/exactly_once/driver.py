@@ -110,8 +110,9 @@ class ExactlyOnceOutput:
             batches to the workers.
         stop_event: Once it is set, an attempt that Kafka interrupts is the last one.
         on_repeat: Called before the rows of a batch are computed once more.
-        verify_main: Of a side output, `verify_ownership` of the job's output. A process that was
-            replaced must not take a side output from the one that runs the job now.
+        ensure_main: Of a side output, `ensure_ownership` of the job's output. Nobody must take a
+            side output from the process that runs the job: neither one that was replaced nor one
+            that has only begun, from which that process would take it back.
     """
 
     query_id: str
@@ -127,11 +128,12 @@ class ExactlyOnceOutput:
     stop_event: threading.Event = field(default_factory=threading.Event)
     reports: Reports = field(default_factory=Reports)
     on_repeat: Callable[[], None] = lambda: None
-    verify_main: Callable[[], None] = lambda: None
+    ensure_main: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         """Set the output up; Kafka is not contacted yet."""
         self._driver_id = uuid.uuid4().hex
+        self._lock = threading.Lock()  # `ensure_ownership` may come in another thread
         self._is_owner = False  # whether this driver has taken the query over
         self._plan: WriterPlan | None = None
         self._processes_by_writer: dict[int, str] = {}
@@ -155,10 +157,17 @@ class ExactlyOnceOutput:
         """
         self._retry(lambda: self._get_plan(epoch), epoch)
 
-    def verify_ownership(self) -> None:
-        """Raise PlanSuperseded if another driver has taken the query over since this one did."""
+    def ensure_ownership(self) -> None:
+        """Take the query over before its next batch, unless this driver has.
+
+        Raises:
+            PlanSuperseded: Another driver has taken it over since.
+        """
         if self._is_owner:
             self._verify_own_plan(self.ledger.read_plan(self.query_id))
+        else:
+            committed = self.checkpoint.read_last_committed()
+            self._get_plan(0 if committed is None else committed + 1)
 
     def __call__(self, rows: DataFrame, epoch: int) -> int:
         """Write the rows of an epoch that were not committed before; return their number."""
@@ -329,15 +338,16 @@ class ExactlyOnceOutput:
 
     def _get_plan(self, epoch: int) -> WriterPlan:
         """Return the plan for an epoch, and take the query over if that is necessary."""
-        # After a failed attempt the plan in the ledger must still be this driver's. A plan of
-        # another driver must not be replaced: the newer process goes on, and this one ends.
-        if self._plan is None and self._is_owner:
-            for topic in (self.ledger.topic, self.output.topic):
-                describe_topic(self.client_config, topic)  # raises if it was deleted
-            self._plan = self._verify_own_plan(self.ledger.read_plan(self.query_id))
-        if self._plan is None or self._plan.writers != self.output.writers:
-            self._plan = self._take_over(epoch)
-        return self._plan
+        with self._lock:
+            # After a failed attempt the plan in the ledger must still be this driver's. A plan of
+            # another driver must not be replaced: the newer process goes on, and this one ends.
+            if self._plan is None and self._is_owner:
+                for topic in (self.ledger.topic, self.output.topic):
+                    describe_topic(self.client_config, topic)  # raises if it was deleted
+                self._plan = self._verify_own_plan(self.ledger.read_plan(self.query_id))
+            if self._plan is None or self._plan.writers != self.output.writers:
+                self._plan = self._take_over(epoch)
+            return self._plan
 
     def _take_over(self, epoch: int) -> WriterPlan:
         """Take the query over by the steps of `writer_plan`, in their order."""
@@ -347,7 +357,7 @@ class ExactlyOnceOutput:
         # This fences the producer of any other driver that is changing the plan. So the plan that
         # is read next stays the newest until this driver writes.
         producer = self._create_query_producer("plan")
-        self.verify_main()
+        self.ensure_main()
         old_plan = self.ledger.read_plan(self.query_id)
         if self._is_owner:
             old_plan = self._verify_own_plan(old_plan)

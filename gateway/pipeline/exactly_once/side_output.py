@@ -116,7 +116,7 @@ class SideOutput:
 
     Attributes:
         select_late: Selects the late rows; None for the output of undecodable records.
-        verify_main: As of `ExactlyOnceOutput`.
+        ensure_main: As of `ExactlyOnceOutput`.
     """
 
     spark: SparkSession
@@ -130,7 +130,7 @@ class SideOutput:
     catalogs: source.Catalogs
     read_topics: tuple[ReadTopic, ...] = ()
     select_late: LateFilter | None = None
-    verify_main: Callable[[], None] = lambda: None
+    ensure_main: Callable[[], None] = lambda: None
     _writer: ExactlyOnceOutput = field(init=False)
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class SideOutput:
             checkpoint=self.checkpoint,
             ledger_output=self.output.topic,
             read_topics=self.read_topics,
-            verify_main=self.verify_main,
+            ensure_main=self.ensure_main,
         )
 
     @property

@@ -111,7 +111,7 @@ class SideOutputs:
     read_topics: tuple[ReadTopic, ...] = ()
     clock: Callable[[], float] = time.monotonic
     create_side_output: Callable[..., SideOutput] = SideOutput
-    verify_main: Callable[[], None] = lambda: None
+    ensure_main: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         """Create the outputs; Kafka is not contacted yet."""
@@ -314,7 +314,7 @@ class SideOutputs:
                     self.settings.catalogs,
                     self.read_topics,
                     late_filter,
-                    self.verify_main,
+                    self.ensure_main,
                 )
                 for late_filter in late_filters
             ]

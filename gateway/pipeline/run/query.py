@@ -329,7 +329,7 @@ def _create_batch_function(
         output,
         build_client_config(kafka),
         checkpoint=context.checkpoint,
-        job=build_owner_name(job, settings),
+        job=build_owner_name(job, settings) if is_exactly_once else "",
         read_topics=context.topics.read_topics,
         settings=key_digests,
         stop_event=context.stop_event,
@@ -338,8 +338,8 @@ def _create_batch_function(
     )
     if is_exactly_once or has_side_outputs(job):
         verify_ledger(context.checkpoint, output, build_client_config(kafka))
-        verify_main = exactly_once_output.verify_ownership
-        context.side_outputs = _create_side_outputs(context, output, inputs, sources, verify_main)
+        ensure_main = exactly_once_output.ensure_ownership
+        context.side_outputs = _create_side_outputs(context, output, inputs, sources, ensure_main)
     else:
         _log_gaps(context, sources)
     side_outputs = context.side_outputs
@@ -347,6 +347,8 @@ def _create_batch_function(
         options = build_sink_options(output, kafka)
 
         def write_at_least_once(rows: DataFrame, epoch: int) -> None:
+            if side_outputs is not None:  # each of their records is written once
+                exactly_once_output.prepare(epoch)
             with nullcontext() if side_outputs is None else side_outputs.enter_batch(epoch):
                 rows.write.format("kafka").options(**options).save()
 
@@ -385,7 +387,7 @@ def _create_side_outputs(
     output: Output,
     inputs: Mapping[str, Input],
     sources: Sources,
-    verify_main: Callable[[], None],
+    ensure_main: Callable[[], None],
 ) -> SideOutputs:
     job = context.job
     # Which rows of a program are late is only known to Spark, which counts them.
@@ -409,7 +411,7 @@ def _create_side_outputs(
         reports=context.reports,
         retained_batches=job.state.retain,
         read_topics=context.topics.read_topics,
-        verify_main=verify_main,
+        ensure_main=ensure_main,
     )
 
 

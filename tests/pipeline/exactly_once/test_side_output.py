@@ -86,20 +86,26 @@ def test_a_process_that_still_runs_writes_no_late_records_once_another_has_asked
         kafka.admin.delete_topic(ledger_topic(topic))
 
 
-def test_a_process_that_was_replaced_does_not_take_late_records_from_the_next(kafka):
-    """As it ended, it fenced the process that ran the job, and nobody ran it any more."""
+@pytest.mark.parametrize("has_run", [True, False])
+def test_late_records_are_of_the_process_that_has_taken_the_job_over_last(kafka, has_run):
+    """One that was replaced fenced the process that ran the job, as it ended, and nobody ran it any
+    more. And one that had only begun fenced it: that took the side output back, and wrote once more
+    what the other had written."""
     cluster, topic = Kafka(servers=[kafka.bootstrap_servers]), kafka.create_unique_topic()
     none, to = Checkpoint("/nowhere"), Output(topic=topic)
     client_config = {"bootstrap.servers": kafka.bootstrap_servers}
 
-    def start_process() -> SideOutput:
+    def start_process(*, has_run: bool = True) -> SideOutput:
         main = ExactlyOnceOutput(topic, to, client_config, checkpoint=none)
-        main.prepare(3)
+        if has_run:
+            main.prepare(3)
         place = topic, "from", Input.model_validate({"topic": "clicks"}), cluster, to, cluster
-        return SideOutput(None, *place, none, {}, verify_main=main.verify_ownership)
+        return SideOutput(None, *place, none, {}, ensure_main=main.ensure_ownership)
 
     try:
-        older, newer = start_process(), start_process()
+        older, newer = start_process(), start_process(has_run=has_run)
+        if not has_run:
+            assert newer.read_last_batch(3) == -1
         with pytest.raises(PipelineError, match="another process runs this job"):
             older.read_last_batch(3)
         assert newer.read_last_batch(3) == -1
