@@ -404,7 +404,8 @@ def create_batch_counter(get_query: Any, inputs: Collection[str]) -> BatchCounte
     """Return a function that reads the counts of a batch from the progress of a query.
 
     It only reads the newest progress. `recentProgress` would parse a hundred JSON documents in
-    every batch. The query is kept, because Spark does not find one that has ended.
+    every batch. The query is kept, because Spark does not find one that has ended. A trigger that
+    finds no records has a progress with the number of the next batch, and no `addBatch`.
     """
     query = None
 
@@ -412,9 +413,9 @@ def create_batch_counter(get_query: Any, inputs: Collection[str]) -> BatchCounte
         nonlocal query
         query = query or get_query()
         progress = None if query is None else query.lastProgress
-        return (
-            _parse_counts(progress, inputs) if progress and progress["batchId"] == epoch else None
-        )
+        if progress and progress["batchId"] == epoch and "addBatch" in progress["durationMs"]:
+            return _parse_counts(progress, inputs)
+        return None
 
     return get_counts
 

@@ -274,6 +274,7 @@ def test_invalid_records_of_an_input_named_late_are_counted():
     query = SimpleNamespace(
         lastProgress={
             "batchId": 3,
+            "durationMs": {"addBatch": 5},
             "stateOperators": [{"numRowsDroppedByWatermark": 1}],
             "observedMetrics": {
                 "late": {"rows": 9, "invalid": 4},
@@ -283,6 +284,14 @@ def test_invalid_records_of_an_input_named_late_are_counted():
         }
     )
     assert create_batch_counter(lambda: query, ["late"])(3) == BatchCounts(1, {"late": 4})
+
+
+def test_a_trigger_without_records_says_nothing_of_the_batch_of_its_number():
+    """Until the progress of the batch came, it had no dead letters: a process that ended then took
+    it for scanned."""
+    idle = {"batchId": 3, "durationMs": {"latestOffset": 1}, "stateOperators": []}
+    query = SimpleNamespace(lastProgress={**idle, "observedMetrics": {}})
+    assert create_batch_counter(lambda: query, ["from"])(3) is None
 
 
 def test_records_that_were_deleted_before_the_scan_are_in_the_log(told, caplog):
