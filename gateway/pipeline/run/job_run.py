@@ -43,6 +43,7 @@ class JobRun:
         finish: Callable[[], None] = lambda: None,
         find_recreated: Callable[[], PipelineError | None] = lambda: None,
         on_waiting: Callable[[], None] = lambda: None,
+        ensure_ownership: Callable[[], bool] = lambda: False,
         retire: Callable[[Any], None] = internals.retire_query,
         is_waiting: Callable[[Any], bool] = internals.is_waiting,
         is_idle: Callable[[Any], bool] = internals.is_idle,
@@ -55,6 +56,8 @@ class JobRun:
                 between two batches.
             find_recreated: Returns the error if a topic of the running query was recreated.
             on_waiting: Called by each `poll` that finds the query waiting for records.
+            ensure_ownership: Returns whether no other process has taken the job over since this
+                one has, or raises.
         """
         self.job = job
         self.failure_reason: str | None = None
@@ -64,6 +67,7 @@ class JobRun:
         self._finish = finish
         self._find_recreated = find_recreated
         self._on_waiting = on_waiting
+        self._ensure_ownership = ensure_ownership
         self._retire, self._is_query_waiting, self._is_query_idle = retire, is_waiting, is_idle
         self._list_causes = list_causes
         self._query: Any = None
@@ -78,18 +82,14 @@ class JobRun:
             if self._clock() >= self._retry_at:
                 self._try_start()
         elif not self._query.isActive:
-            causes = self._list_causes(self._query)
-            self._query = None
-            if causes:
-                failure = failures.classify_causes(causes)
-                text = "\n".join(cause.message for cause in causes)
-                if not failure.is_transient and is_damage_error(text):
-                    # The next start repairs the state, and fails if that is impossible.
-                    self.state_error = failure.reason
-                    failure = failure._replace(is_transient=True)
-                self._on_failed(failure)
-            else:
-                self._on_finished()
+            # A batch that has retired its query may still have to be committed.
+            if self._is_query_idle(self._query):
+                causes = self._list_causes(self._query)
+                self._query = None
+                if causes:
+                    self._on_failed(self._classify_failure(causes))
+                else:
+                    self._on_finished()
         elif (error := self._find_recreated()) and self._can_stop():
             self._query.stop()
             self._query = None
@@ -157,6 +157,23 @@ class JobRun:
             self.fail(str(error))
         except Exception as error:
             self._on_failed(classify_error(error))
+
+    def _classify_failure(self, causes: Sequence[ExceptionCause]) -> QueryFailure:
+        failure = failures.classify_causes(causes)
+        text = "\n".join(cause.message for cause in causes)
+        if failures.CONCURRENT_UPDATE in text:
+            # Which process is the first to write a batch to the checkpoint does not say which of
+            # them runs the job.
+            try:
+                failure = failure._replace(is_transient=self._ensure_ownership())
+            except Exception as error:
+                reason, is_transient = classify_error(error)
+                failure = QueryFailure(f"{failure.reason} {reason}", is_transient)
+        if not failure.is_transient and is_damage_error(text):
+            # The next start repairs the state, and fails if that is impossible.
+            self.state_error = failure.reason
+            failure = failure._replace(is_transient=True)
+        return failure
 
     def _on_finished(self) -> None:
         try:

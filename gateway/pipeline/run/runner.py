@@ -125,6 +125,7 @@ def _create_runs(
             finish=queries.finish_query,
             find_recreated=queries.find_recreated,
             on_waiting=queries.scan_idle,
+            ensure_ownership=queries.ensure_ownership,
         )
         stack.callback(run.resources.close)
         runs.append(run)
@@ -195,6 +196,14 @@ class _JobQueries:
         assert self._context is not None
         if (side_outputs := self._context.side_outputs) is not None:
             side_outputs.scan_idle()
+
+    def ensure_ownership(self) -> bool:
+        """Take the job over unless this process has; return False if it has no ledger for that."""
+        assert self._context is not None
+        if (side_outputs := self._context.side_outputs) is None:
+            return False
+        side_outputs.ensure_main()
+        return True
 
     def find_recreated(self) -> PipelineError | None:
         assert self._context is not None
@@ -279,7 +288,9 @@ def poll_runs(
     """Poll the runs until all are done, or the event is set, which ends the wait at once."""
     while not stop_event.is_set() and not all(run.is_done for run in runs):
         for run in runs:
-            run.poll()
+            # A query that its batch has retired at the signal may not have read all.
+            if not stop_event.is_set():
+                run.poll()
         stop_event.wait(interval_s)
 
 

@@ -15,6 +15,7 @@ from gateway.config.sections.pipelines import Sessions
 from gateway.errors import CheckpointRefused, PipelineUnavailable
 from gateway.pipeline.clusters import TopicMissing
 from gateway.pipeline.exactly_once.input_topics import build_recreated_error
+from gateway.pipeline.exactly_once.writer_plan import PlanSuperseded
 from gateway.pipeline.failures import TIMESTAMP_ADVICE, ExceptionCause
 from gateway.pipeline.run.job_run import STEADY_AFTER_S, JobRun
 from gateway.pipeline.run.runner import choose_status, poll_runs, stop_on_signals, stop_runs
@@ -192,6 +193,57 @@ def test_state_is_inspected_unless_the_error_by_which_it_was_not_read_may_pass(w
         run.poll()
         assert (bool(run.state_error), run.is_done) == (inspected, False)
         world.now += 60
+
+
+def test_of_two_processes_that_begin_one_batch_the_one_that_runs_the_job_begins_again(world):
+    """Spark ended it, as the other had written the batch's offsets first, and the ledger ended the
+    other: nobody ran the job any more."""
+
+    def was_replaced() -> bool:
+        raise PlanSuperseded("the writers were taken over")
+
+    said = "Concurrent update to the log. Multiple streaming jobs detected for 2."
+    cause = ExceptionCause(
+        "org.apache.spark.SparkException", f"[CONCURRENT_STREAM_LOG_UPDATE] {said}"
+    )
+    reasons = []
+    for ensure_ownership in (lambda: True, lambda: False, was_replaced):
+        run = made(world, ensure_ownership=ensure_ownership)
+        run.poll()
+        world.queries[-1].ends(cause)
+        run.poll()
+        reasons.append(run.failure_reason)
+    superseded = "{0} PlanSuperseded: the writers were taken over"
+    assert reasons == [None, said, superseded.format(said)]
+
+
+def test_a_query_has_not_ended_before_the_batch_that_retired_it(world):
+    """Its late and invalid records were looked for while Spark still committed it."""
+    finished = []
+    run = made(world, finish=lambda: finished.append(1))
+    run.poll()
+    world.queries[0].busy = 1
+    world.queries[0].ends()
+    run.poll()
+    assert (finished, run.is_done) == ([], False)
+    run.poll()
+    assert (finished, run.is_done) == ([1], True)
+
+
+def test_a_query_that_a_signal_retires_while_another_job_is_polled_has_not_read_all(world):
+    """Its process ended with status 0, so that a Kubernetes Job counted as complete."""
+    stop = threading.Event()
+
+    def finish():
+        stop.set()
+        world.queries[1].ends()  # by its batch
+
+    runs = [made(world, finish=finish), made(world)]
+    for run in runs:
+        run.poll()
+    world.queries[0].ends()
+    poll_runs(runs, stop, interval_s=0)
+    assert [run.is_done for run in runs] == [True, False]
 
 
 def test_what_is_left_is_done_once_a_query_has_ended_by_itself(world):
