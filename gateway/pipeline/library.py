@@ -199,8 +199,9 @@ def write_exactly_once(
     must not depend on random numbers, clocks, services that change their answers, or the order in
     which records of different partitions come.
 
-    `awaitTermination` and `stop` of the query also wait until dead letters are written. A query
-    that failed goes on with the next start, from its checkpoint.
+    `awaitTermination` and `stop` of the query also wait until dead letters are written; the first
+    raises the error if they cannot be. A query that failed goes on with the next start, from its
+    checkpoint.
 
     Args:
         topic: The topic to write; it is created if it does not exist.

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from gateway.errors import PipelineError
 from gateway.pipeline.exactly_once.input_topics import OpenTransactions
 from gateway.pipeline.spark.internals import get_java_query, is_waiting
 from gateway.telemetry.logs import log_context
@@ -36,21 +35,24 @@ class WatchedQuery(StreamingQuery):
         """
         super().__init__(get_java_query(query))
         self._context = context
-        self._recreated: PipelineError | None = None
+        self._error: Exception | None = None
         self._thread = threading.Thread(
             target=self._watch, args=(resources,), name=f"query-{context.job.name}", daemon=True
         )
         self._thread.start()
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
-        """As of `StreamingQuery`; raise PipelineError if a topic was recreated."""
+        """As of `StreamingQuery`; raise PipelineError if a topic was recreated.
+
+        Raise also the error by which late and invalid records could not be written.
+        """
         try:
             is_ended = super().awaitTermination(timeout)
         finally:
             if not self.isActive:
                 self._thread.join()
-        if self._recreated is not None:
-            raise self._recreated
+        if self._error is not None:
+            raise self._error
         return is_ended
 
     def stop(self) -> None:
@@ -69,6 +71,7 @@ class WatchedQuery(StreamingQuery):
                         side_outputs.finish()
             except Exception as error:  # such as the end of the session
                 log.warning("query %s: the next start does the rest: %s", job, error)
+                self._error = self._error or error
 
     def _poll_until_ended(self) -> None:
         transactions = OpenTransactions(self._context.job.name, self._context.reports)
@@ -92,7 +95,7 @@ class WatchedQuery(StreamingQuery):
         if not is_waiting(self):
             return
         if (error := context.topics.find_recreated()) is not None:
-            self._recreated = error
+            self._error = error
             super().stop()
         elif context.side_outputs is not None:
             context.side_outputs.scan_idle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 from support.waiting import block_until
 
+from gateway.errors import PipelineError
 from gateway.pipeline.clusters import TopicDescription
 from gateway.pipeline.exactly_once.input_topics import LogEnd
 from gateway.pipeline.reports import Reports
@@ -47,3 +49,22 @@ def test_open_transactions_are_looked_for_also_while_a_query_is_busy():
         block_until(lambda: count_behind() == 4, "the records behind the transaction")
     finally:
         query.stop()
+
+
+@pytest.mark.needs("java17")
+def test_a_query_whose_dead_letters_cannot_be_written_ends_by_that_error():
+    """`awaitTermination` returned, and the program ended with status 0."""
+    from gateway.pipeline.run.watched_query import WatchedQuery
+
+    ended = MagicMock()
+    ended.isActive.return_value = False
+    ended.exception().isDefined.return_value = False
+    refused = PipelineError("clicks.dlq must have cleanup.policy=delete")
+    context = SimpleNamespace(
+        job=SimpleNamespace(name="ended"),
+        reports=Reports(),
+        side_outputs=SimpleNamespace(finish=MagicMock(side_effect=refused)),
+    )
+    query = WatchedQuery(SimpleNamespace(_jsq=ended), context, ExitStack())
+    with pytest.raises(PipelineError, match=re.escape(str(refused))):
+        query.awaitTermination()
