@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from gateway.errors import CheckpointRefused
 from gateway.pipeline.job_settings import Program, get_inputs, local_path
 
 from .checkpoint import read_query_id
-from .files import open_files, refuse_damaged
+from .files import Files, open_files, refuse_damaged
 
 _VERSION_PATTERN = re.compile(r"v(\d{1,9})/")
 
@@ -86,7 +86,7 @@ def prepare_checkpoint(
     try:
         verify_definition(job, stored, location)
     except CheckpointRefused:
-        if _has_batches(names):
+        if has_batches(files):
             raise
         # An earlier start has failed before its first batch, such as by a mistake in the job's SQL.
         hot_keys = list(find_hot_keys())
@@ -108,7 +108,7 @@ def update_definition(
     shape = shape._replace(is_stateful=shape.is_stateful or has_state(stored))
     if shape == QueryShape(has_state(stored), get_table_order(stored)):
         return
-    if _has_batches(files.list_sizes()):
+    if has_batches(files):
         verify_definition(job, stored, checkpoint.location, shape)
     files.write(DEFINITION_FILE, encode_definition(job, hot_keys, shape, checkpoint.query_id))
 
@@ -130,8 +130,8 @@ def _begin_version(
     return JobCheckpoint(location, version, query_id, tuple(hot_keys))
 
 
-def _has_batches(names: Iterable[str]) -> bool:
-    return any(name.startswith(("offsets/", "sources/")) for name in names)
+def has_batches(files: Files) -> bool:
+    return any(name.startswith(("offsets/", "sources/")) for name in files.list_sizes())
 
 
 def _is_begun(names: Collection[str], *, is_first: bool) -> bool:

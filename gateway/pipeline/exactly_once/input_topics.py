@@ -30,6 +30,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # th
 from gateway.errors import PipelineError
 from gateway.pipeline import clusters
 from gateway.pipeline.checkpoint.files import Files, refuse_damaged
+from gateway.pipeline.checkpoint.job_checkpoint import has_batches
 from gateway.pipeline.clusters import TopicDescription, TopicMissing
 from gateway.pipeline.reports import TRANSACTION_ALERT, Reports
 from gateway.telemetry import catalog
@@ -202,6 +203,8 @@ def check_topics(read_topics: Iterable[ReadTopic]) -> None:
 def verify_topics(files: Files, current: Mapping[str, TopicDescription]) -> None:
     """Raise PipelineError if a checkpoint is of another topic, else store the topics' ids.
 
+    Before its first batch, a checkpoint is of no topic: its job may have been corrected since.
+
     Args:
         current: The topics that exist now, by the name of their input.
     """
@@ -209,7 +212,7 @@ def verify_topics(files: Files, current: Mapping[str, TopicDescription]) -> None
     with suppress(FileNotFoundError), refuse_damaged(files.location, TOPICS_FILE):
         known = dict(json.loads(files.read(TOPICS_FILE)))
     for name, topic in current.items():
-        if clusters.is_other_topic(known.get(name, topic.id), topic.id):
+        if clusters.is_other_topic(known.get(name, topic.id), topic.id) and has_batches(files):
             raise build_recreated_error(topic.name)
     ids = {name: topic.id for name, topic in current.items()}
     if known != ids:

@@ -27,9 +27,11 @@ NEW = OLD | {"us": TopicDescription("clicks", "C")}
 
 
 def test_a_checkpoint_of_a_topic_with_another_id_is_refused_at_each_start(tmp_path: Path):
+    """Also a job that was corrected, to read the right topic, after its first start had failed."""
     held = LocalFiles(tmp_path)
-    for _ in range(2):
-        verify_topics(held, OLD)
+    for topics in (NEW, OLD, OLD):
+        verify_topics(held, topics)
+    held.write("offsets/0", b"")
     for _ in range(2):
         with pytest.raises(PipelineError, match=r"topic clicks was .*; start again with --fresh$"):
             verify_topics(held, NEW)
