@@ -36,9 +36,14 @@ def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
     """
     from . import session_processor
 
-    events = tables["from"]
     if needs_stateful_processor(settings):
-        return session_processor.build(settings, events)
+        return session_processor.build(settings, tables["from"])
+    return build_aggregates(settings, tables)
+
+
+def build_aggregates(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
+    """Return the closed sessions by Spark's aggregates, whose plan says how columns are made."""
+    events = tables["from"]
     window = F.session_window(F.col(settings.from_.time), sql.format_interval(settings.gap))
     counted = events.groupBy(*settings.by, window.alias("_session")).agg(
         F.count(F.lit(1)).alias("events"),
@@ -52,6 +57,7 @@ def build(settings: Sessions, tables: Mapping[str, DataFrame]) -> DataFrame:
         last.alias("end"),
         "events",
         *settings.measures,
+        *([F.lit("closed").alias("state")] if settings.emit == "updates" else []),
     )
 
 

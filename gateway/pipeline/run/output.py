@@ -31,6 +31,7 @@ from gateway.pipeline.checkpoint.job_checkpoint import describe_rows
 from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.types import check_case, is_record_column
 from gateway.pipeline.job_settings import get_inputs, get_key_columns, get_output
+from gateway.pipeline.jobs import sessions
 from gateway.pipeline.spark import F
 from gateway.pipeline.spark.internals import get_analyzed_plan, iterate
 
@@ -95,6 +96,9 @@ _UNSTABLE_EXPRESSIONS = frozenset(("AesEncrypt", "CurrentTime", "Now"))
 _STORED_TIMES = re.compile(r"\b(current_(timestamp|date)|localtimestamp)\(")
 # Of literals: the parser of Spark makes TIMESTAMP 'now' and DATE 'today' the time of its reading.
 _UNITS_PER_DAY = {"date": 1, "timestamp": 86_400_000_000, "timestamp_ntz": 86_400_000_000}
+# Spark makes a constant of such a text at each start. Of 'now', 'today' or '12:30' it is another.
+_FIXED_TIME = re.compile(r"\s*[+-]?\d{4}|\s*epoch\b")
+_COLLATION = re.compile(r" collate (?!UTF8_BINARY\b)")  # of a type: equal texts may differ
 # Spark allows no streams in subqueries that give a value, so they read tables, which may change.
 _SUBQUERIES = frozenset(("Exists", "ListQuery", "ScalarSubquery"))
 # A row without columns, records of Kafka, and sessions that are computed in Python. Rows of VALUES
@@ -109,7 +113,7 @@ _ANSI_SETTING = "spark.sql.ansi.enabled"  # an operator may set it, and SQL may 
 _REMEDY = "use columns of the input, writers: 1, or guarantee: at-least-once"
 
 
-def verify_key(job: Job, rows: DataFrame) -> None:
+def verify_key(job: Job, rows: DataFrame, tables: Mapping[str, DataFrame]) -> None:
     """Raise PipelineError if a column of the key is not stable by Spark's plan.
 
     The rows are the events if they are joined batch by batch with a table, whose columns need not
@@ -119,6 +123,8 @@ def verify_key(job: Job, rows: DataFrame) -> None:
     is_needed = to is not None and to.guarantee == "exactly-once" and to.writers > 1
     if not (is_needed and names):
         return
+    if isinstance(job, config.Sessions):  # the plan may only say that Python computes them
+        rows = sessions.build_aggregates(job, tables)
     known = {column.lower() for column in rows.columns}
     for name in names:
         if isinstance(job, config.Enrich) and name.lower() not in known:
@@ -206,7 +212,18 @@ def _find_unstable(expression: Any, definitions: dict[int, list[Any]]) -> str | 
         value = expression.value()
         if value is not None and abs(value / unit - time.time() / 86_400) < 3:
             return f"{expression.sql()}, which may stand for 'now' or 'today'"
+    data_type = expression.dataType()
+    if _COLLATION.search(data_type.simpleString()):  # of equal texts, a group has the first
+        return "a text with a collation"
+    if kind == "Cast" and data_type.typeName() in _UNITS_PER_DAY:
+        text = expression.child()
+        is_text = text.foldable() and text.dataType().typeName().startswith("string")
+        is_literal = text.getClass().getSimpleName() == "Literal"
+        if is_text and not (is_literal and _FIXED_TIME.match(str(text.value()))):
+            return f"{expression.sql()}, which may stand for 'now' or 'today'"
     parts = list(iterate(expression.children()))
+    if "replacement" in dir(expression):  # such as of to_date(), in which Spark makes a cast
+        parts.append(expression.replacement())
     if kind == "AttributeReference":
         column = expression.exprId().id()
         if column not in definitions:
@@ -231,5 +248,4 @@ def _is_stable_aggregate(function: Any) -> bool:
     if kind in _ORDERED_AGGREGATES:  # rows of the same rank have no order, except by their place
         order = {column.name() for column in iterate(function.orderingExpr().references().toSeq())}
         return {"_offset", "_partition"} <= order
-    # Of texts that a collation takes for equal, Max and Min return the first.
-    return kind in _STABLE_AGGREGATES and " collate " not in function.dataType().simpleString()
+    return kind in _STABLE_AGGREGATES

@@ -215,7 +215,7 @@ def _create_writer(
         loader = BatchLoader(job, query_id, is_first=is_first)
         return _write_each_batch(context, tables["from"], mode, loader)
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
-        verify_key(job, tables["from"])
+        verify_key(job, tables["from"], tables)
         write_batch = _create_batch_function(context, inputs, tables, tables["from"])
         batch = _create_join_function(context, job, write_batch)
         return _write_each_batch(context, tables["from"], mode, batch)
@@ -234,7 +234,7 @@ def _create_row_writer(
     """Return the DataStreamWriter of the rows that a job has computed of its tables."""
     job, settings, to = context.job, context.settings, get_output(context.job)
     assert to is not None
-    verify_key(job, rows)
+    verify_key(job, rows, tables)
     if isinstance(job, (config.Query, Program)):
         _update_query_definition(context, job, rows)
     encoded = encode_rows(rows, to, get_key_columns(job), settings.catalogs)

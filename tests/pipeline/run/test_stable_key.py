@@ -48,6 +48,8 @@ def build_job(kind: str, key: str, to: Any = None, **more: Any) -> Job:
         ("join", "n", {"select": {"n": "uuid()"}}),
         ("aggregate", "n", {"measures": {"n": "first(n)"}}),
         ("sessions", "ns", {"measures": {"ns": "collect_list(n)"}}),
+        ("sessions", "ds", {"measures": {"ds": "sum(d)"}, "emit": "updates"}),
+        ("sessions", "id", {"measures": {"id": "max(now())"}, "maxLength": "1h"}),
     ],
 )
 def test_a_key_that_a_repeated_batch_does_not_have_again_is_refused(
@@ -115,7 +117,18 @@ SQL = [
         "SELECT max_by(n, (my_offset, my_partition)) AS id"
         " FROM (SELECT n, user, n AS my_offset, n AS my_partition FROM clicks) GROUP BY user",
     ),
-    ("max()", "SELECT max(user COLLATE UTF8_LCASE) AS id FROM clicks GROUP BY n"),
+    ("a text with a collation", "SELECT max(user COLLATE UTF8_LCASE) id FROM clicks GROUP BY n"),
+    (
+        "a text with a collation",
+        "SELECT length(u) id FROM (SELECT user COLLATE UTF8_LCASE u FROM clicks) GROUP BY u",
+    ),
+    ("CAST('now' AS TIMESTAMP)", "SELECT concat(user, CAST('now' AS TIMESTAMP)) AS id FROM clicks"),
+    ("CAST('today' AS DATE)", "SELECT to_date('today') AS id FROM clicks"),
+    ("CAST('now' AS TIMESTAMP)", "SELECT to_timestamp('now') AS id FROM clicks"),
+    ("CAST('12:30' AS TIMESTAMP)", "SELECT timestamp('12:30') AS id FROM clicks"),
+    ("TRY_CAST('now' AS", "SELECT try_cast('now' AS TIMESTAMP_NTZ) AS id FROM clicks"),
+    ("CAST('today' AS TIMESTAMP)", "SELECT 'today' > _timestamp AS id FROM clicks"),
+    ("CAST(concat('no', 'w')", "SELECT CAST(concat('no', 'w') AS TIMESTAMP) AS id FROM clicks"),
     (
         "the column 'id', whose origin is not known",
         "SELECT TRANSFORM(n) USING 'uuid' AS (id) FROM clicks",
@@ -169,6 +182,16 @@ def test_sparks_plan_shows_what_the_text_does_not(
             {"window": {"size": "1m", "slide": "20s"}, "measures": {"n": "sum(n)"}},
         ),
         ("sessions", "n", {"measures": {"n": "first(n)"}}),
+        ("sessions", "n", {"measures": {"n": "sum(n)"}, "emit": "updates"}),
+        ("sessions", "state", {"emit": "updates"}),
+        (
+            "query",
+            "id",
+            {
+                "sql": "SELECT concat(_timestamp > '2026-01-01', CAST(0 AS timestamp),"
+                " user COLLATE UTF8_BINARY) AS id FROM clicks"
+            },
+        ),
     ],
 )
 def test_keys_of_the_records_are_left(
@@ -181,8 +204,8 @@ def test_keys_of_the_records_are_left(
 def test_columns_of_files_are_of_the_table_also_if_no_setting_names_them(spark: Any) -> None:
     table = {"kind": "broadcast", "path": "/nowhere", "key": "id"}
     with pytest.raises(PipelineError, match="'tier' is of the table, and may change"):
-        verify_key(build_job("enrich", "tier", table=table), read(spark, "from"))
-    verify_key(build_job("enrich", "user", table=table), read(spark, "from"))
+        verify_key(build_job("enrich", "tier", table=table), read(spark, "from"), {})
+    verify_key(build_job("enrich", "user", table=table), read(spark, "from"), {})
 
 
 @pytest.mark.needs("java17")
@@ -236,10 +259,8 @@ def test_the_types_that_come_from_a_schema_have_digests(spark: Any) -> None:
 
 
 def verify_in_spark(spark: Any, job: Job) -> None:
-    verify_key(
-        job,
-        import_job_module(job).build(job, {name: read(spark, name) for name in get_inputs(job)}),
-    )
+    tables = {name: read(spark, name) for name in get_inputs(job)}
+    verify_key(job, import_job_module(job).build(job, tables), tables)
 
 
 def read(spark: Any, name: str) -> Any:
@@ -257,7 +278,7 @@ def read(spark: Any, name: str) -> Any:
 def test_the_columns_of_a_stream_that_counts_nothing_may_be_a_key(spark: Any) -> None:
     """A program that wrote the invalid records of a topic by a key was refused."""
     rows = spark.readStream.format("rate").load().selectExpr("value AS user")
-    verify_key(build_job("query", "user", sql="SELECT user FROM clicks"), rows)
+    verify_key(build_job("query", "user", sql="SELECT user FROM clicks"), rows, {})
 
 
 @pytest.mark.needs("java17")
@@ -273,5 +294,6 @@ def test_metrics_of_a_program_and_duplicates_hide_no_unstable_column(spark: Any)
     }
     for cause, each in unstable.items():
         with pytest.raises(PipelineError, match=re.escape(f"'user' is made with {cause},")):
-            verify_key(job, each)
-    verify_key(job, rows.observe("q", F.count(F.lit(1)).alias("n")).dropDuplicates(["n", "user"]))
+            verify_key(job, each, {})
+    observed = rows.observe("q", F.count(F.lit(1)).alias("n"))
+    verify_key(job, observed.dropDuplicates(["n", "user"]), {})
