@@ -23,6 +23,7 @@ from gateway.pipeline import clusters
 from .clusters import build_spark_options, find_cluster
 from .inputs import schemas, source, types
 from .job_settings import (
+    Program,
     get_dead_letter_topic,
     get_inputs,
     get_output,
@@ -181,7 +182,9 @@ def iter_side_topics(job: Job, to: Output) -> Iterator[str]:
     for each in get_inputs(job).values():
         if each.on_invalid == "dead-letter":
             yield f"{each.topic}.dlq"
-        if each.late == "topic" and hasattr(import_job_module(job), "select_late"):
+        # Which rows of a program are late is only known to Spark.
+        module = None if isinstance(job, Program) else import_job_module(job)
+        if each.late == "topic" and hasattr(module, "select_late"):
             yield f"{each.topic}.late"
 
 
