@@ -35,6 +35,7 @@ from gateway.core.delivery.verdict import (
     Verdict,
 )
 from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, EncodedData
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import PartitionRead
@@ -550,6 +551,43 @@ def test_positions_are_committed_again_unless_a_retry_has_changed_them(monkeypat
     run_in_virtual_time(play())
     assert kept[0] == {tps[0]: 1}
     assert kept[-1] == {tps[0]: 1, tps[1]: 2}
+
+
+def test_positions_that_cannot_be_kept_keep_no_others_from_it(monkeypatch, caplog):
+    """One group's name was too long for a transactional id: no position was kept any more, and
+    each retry was a 500, as the HTTP client was closed."""
+    kafka = SimulatedKafka(random.Random(1))
+    kept: list[str] = []
+
+    class Transactions(SimpleNamespace):
+        async def start(self) -> None:
+            if self.id == "dead-letters-g-a.dlq":
+                raise FormatError("a name is too long for Kafka")
+
+        async def commit(self, *, group: str, offsets: object) -> None:
+            kept.append(self.id)
+
+    async def play() -> None:
+        component, context = create_component(kafka, Codecs())
+        monkeypatch.setattr(context, "create_transactions", lambda id: Transactions(id=id))
+        async with create_http_client(component, context) as http:
+            body = {"group": "g" * 256, "topic": "a", "offsets": [{"partition": 0, "offset": 0}]}
+            answer = await http.post(f"{ACTIVE_PATH}/offsets", json=body)
+            assert answer.status_code == 400, answer.text
+            for topic in ("a", "b"):
+                kafka.create_topic(f"{topic}.dlq", 1)
+                kafka.append_records(TopicPartition(f"{topic}.dlq", 0), [b"it"])
+                body = {"group": "g", "topic": topic, "offsets": [{"partition": 0, "offset": 0}]}
+                answer = await http.post(f"{ACTIVE_PATH}/offsets", json=body)
+                assert answer.status_code == 204, answer.text
+        running = asyncio.create_task(component.run())
+        await asyncio.sleep(24 * 3600.0)  # of virtual time
+        assert not running.done()
+        running.cancel()
+
+    run_in_virtual_time(play())
+    assert kept == ["dead-letters-g-b.dlq"] * 22
+    assert caplog.text.count("Kafka may forget the positions of g.dlq in a.dlq") == 1
 
 
 def create_queue(kafka: SimulatedKafka, reads: asyncio.Semaphore) -> DeadLetterQueue:

@@ -31,6 +31,7 @@ from support.waiting import wait_until
 
 from gateway.core.error_code import ErrorCode
 from gateway.sidecar.replay.job import FIRST_COPIES
+from gateway.sidecar.replay.store import ReplayStore
 
 SIDECAR = (sys.executable, "-m", "gateway", "sidecar", "-c")
 LATE = 60.0  # s
@@ -114,6 +115,31 @@ async def test_copies_are_what_the_records_were_and_say_where_they_are_from(kafk
         assert copy.headers()[:3] == record.headers()
         assert get_header(copy, "X-Replay-Id") == begun["id"].encode()
         assert get_header(copy, "X-Replay-Topic") == source.encode()
+
+
+async def test_replays_to_a_back_end_go_on_after_a_failure_of_their_store(
+    kafka, section, monkeypatch
+):
+    """The HTTP client was closed then, and every batch failed from then on."""
+    read_on, failed = ReplayStore.run, asyncio.Event()
+
+    async def fail_once(store: ReplayStore) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("nobody expects this")
+        await read_on(store)
+
+    monkeypatch.setattr(ReplayStore, "run", fail_once)
+    source = kafka.create_unique_topic()
+    fill_topic(kafka, source, 3)
+    async with running_backend() as backend:
+        group = {"group": "g", "topics": [source], "backend": {"host": backend.base_url}}
+        sections = {"replay": section, "reactive": {"groups": group}}
+        async with running_sidecar(kafka.bootstrap, **sections) as http:
+            await failed.wait()
+            begun = await start_replay(http, {"topic": source, "destination": "backend"})
+            done = await wait_until_over(http, begun["id"])
+    assert (done["state"], done["records"]) == ("done", 3)
 
 
 async def test_records_are_produced_after_replays_were_listed(kafka, section):

@@ -11,8 +11,8 @@ import logging
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
@@ -27,7 +27,7 @@ from gateway.core.delivery.delivery_queue import DeadLetterRecord
 from gateway.core.delivery.verdict import UNEXPLAINED_REASON
 from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
-from gateway.errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic
+from gateway.errors import BrokerUnavailable, Fenced, GatewayError, UnknownTopic
 from gateway.formats.codec import SerializationFormat
 from gateway.formats.exact_values import keep_exact_numbers
 from gateway.kafka.fetch.bounded_read import iter_records_at
@@ -106,6 +106,7 @@ class DeadLetterComponent(Component):
             (group.group, group.group + group.dead_letter_topic_ext)
             for group in (reactive.groups if reactive is not None else ())
         }
+        self._failing_names: set[str] = set()  # whose positions could not be kept
         self._reads = SharedPlaces(MAX_PARALLEL_READS)
         self._client = create_http_client()
         self.routes = [
@@ -118,17 +119,28 @@ class DeadLetterComponent(Component):
 
     async def run(self) -> None:
         positions: dict[str, GroupPositions] = {}
-        try:
+        async with aclosing(self._client):
             while True:
                 await asyncio.sleep(KEEP_INTERVAL_S)
                 for group, name in sorted(self._kept_groups):
-                    try:
-                        known = positions.get(name, {})
-                        positions[name] = await self._keep_positions(group, name, known)
-                    except KafkaError as error:
-                        log.warning("Kafka may forget the positions of %s: %s", name, error)
-        finally:
-            await self._client.aclose()
+                    with self._noting_failure(name):
+                        positions[name] = await self._keep_positions(
+                            group, name, positions.get(name, {})
+                        )
+
+    @contextmanager
+    def _noting_failure(self, name: str) -> Iterator[None]:
+        """Log a failure to keep positions once, and go on with others."""
+        try:
+            yield
+        except Exception as error:
+            if name not in self._failing_names:
+                is_unexpected = not isinstance(error, GatewayError)
+                text = "Kafka may forget the positions of %s: %s"
+                log.warning(text, name, error, exc_info=is_unexpected)
+            self._failing_names.add(name)
+        else:
+            self._failing_names.discard(name)
 
     async def _keep_positions(
         self, group: str, offsets_group: str, known: GroupPositions
@@ -146,7 +158,11 @@ class DeadLetterComponent(Component):
             tps = [tp for tp in found if tp.topic == key[1]]
             self._retried_now.add(key)
             try:
-                with suppress(Fenced, UnknownTopic):  # by a retry elsewhere
+                # Fenced by a retry elsewhere.
+                with (
+                    self._noting_failure(f"{offsets_group} in {key[1]}"),
+                    suppress(Fenced, UnknownTopic),
+                ):
                     await self._context.get_topic(key[1])
                     transactions = self._create_transactions(key)
                     await transactions.start()

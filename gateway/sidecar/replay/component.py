@@ -13,6 +13,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.background_tasks import BackgroundTasks
+from gateway.background_tasks import BackgroundTasks, run_supervised
 from gateway.client_memory import GrowingReservation, HeldPart
 from gateway.core.delivery.replay import Destination, Replay, ReplayState, Span
 from gateway.core.log.record import TopicPartition
@@ -73,6 +74,10 @@ class ReplayComponent(Component):
         ]
 
     async def run(self) -> None:
+        async with aclosing(self._client):  # not by a failure: jobs begin again after it
+            await run_supervised(self._run_jobs, "replays")
+
+    async def _run_jobs(self) -> None:
         store_task = asyncio.create_task(self._store.run())
         try:
             while True:
@@ -87,7 +92,6 @@ class ReplayComponent(Component):
             await self._job_tasks.close(STOP_TIMEOUT_S)
             store_task.cancel()
             await asyncio.gather(store_task, return_exceptions=True)
-            await self._client.aclose()
 
     async def check_ready(self) -> None:
         if self._store.failure is not None:
