@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -478,6 +478,27 @@ def create_component(kafka: SimulatedKafka, codecs: Any) -> tuple[DeadLetterComp
     return DeadLetterComponent(context), context
 
 
+@dataclass
+class SimulatedTransactions:
+    """Commits at once, and notes it. `is_begun` are offsets of a retry that Kafka completes."""
+
+    context: Context
+    committed: list[dict[TopicPartition, int]]
+    is_begun: dict[TopicPartition, int] = field(default_factory=dict)
+
+    async def start(self) -> None:
+        await self._commit({tp: OffsetAndMetadata(offset) for tp, offset in self.is_begun.items()})
+
+    async def commit(self, *, group: str, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        assert group == "g.dlq"
+        await self._commit(offsets)
+        self.committed.append({tp: each.offset for tp, each in offsets.items()})
+
+    async def _commit(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
+        group = GroupOffsets(self.context.cluster.coordinators, "g.dlq")
+        await group.commit(offsets, lambda _: None)
+
+
 def create_http_client(component: DeadLetterComponent, context: Context) -> httpx.AsyncClient:
     app = Starlette(routes=component.routes, exception_handlers=EXCEPTION_HANDLERS)
     transport = httpx.ASGITransport(ParsedBodyMiddleware(app, context.client_memory))
@@ -526,24 +547,14 @@ def test_positions_are_committed_again_unless_a_retry_has_changed_them(monkeypat
 
     async def play() -> None:
         component, context = create_component(kafka, Codecs())
-        offsets = GroupOffsets(context.cluster.coordinators, "g.dlq")
-
-        async def start() -> None:  # Kafka completes what a retry has begun
-            await offsets.commit({tps[1]: OffsetAndMetadata(2)}, lambda _: None)
-
-        async def commit(
-            *, group: str, offsets: dict[TopicPartition, OffsetAndMetadata]
-        ) -> WrittenOffsets:
-            assert group == "g.dlq"
-            kept.append({tp: committed.offset for tp, committed in offsets.items()})
-            return {}
-
-        transactions: Any = SimpleNamespace(start=start, commit=commit)
+        transactions = SimulatedTransactions(context, kept)
         by_id = {"dead-letters-g-orders.dlq": transactions}
         monkeypatch.setattr(context, "create_transactions", by_id.__getitem__)
         async with create_http_client(component, context) as http:
             answer = await http.post(f"{ACTIVE_PATH}/offsets", json=body)
         assert answer.status_code == 204, answer.text
+        kept.clear()
+        transactions.is_begun = {tps[1]: 2}
         running = asyncio.create_task(component.run())
         await asyncio.sleep(24 * 3600.0)  # of virtual time
         running.cancel()
@@ -553,32 +564,59 @@ def test_positions_are_committed_again_unless_a_retry_has_changed_them(monkeypat
     assert kept[-1] == {tps[0]: 1, tps[1]: 2}
 
 
+def test_a_commit_takes_back_no_retry(monkeypatch):
+    """`gateway dlq drop` asked, and set back what a retry had committed meanwhile: those that it
+    had returned were there twice."""
+    kafka = SimulatedKafka(random.Random(1))
+    kafka.create_topic("orders.dlq", 2)
+    tps = [TopicPartition("orders.dlq", number) for number in range(2)]
+    for tp in tps:
+        kafka.append_records(tp, [b"it"] * 9)
+    body: dict[str, Any] = {"group": "g", "topic": "orders"}
+    body["offsets"] = [{"partition": number, "offset": 4} for number in range(2)]
+    committed: list[dict[TopicPartition, int]] = []
+
+    async def play() -> None:
+        component, context = create_component(kafka, Codecs())
+        transactions = SimulatedTransactions(context, committed)
+        transactions.is_begun = {tps[1]: 7}
+        monkeypatch.setattr(context, "create_transactions", lambda _: transactions)
+        async with create_http_client(component, context) as http:
+            sent = [http.post(f"{ACTIVE_PATH}/offsets", json=body) for _ in range(2)]
+            answers = await asyncio.gather(*sent)
+        assert [answer.status_code for answer in answers] == [409, 409]
+        assert f"dead letters of {tps[1]} meanwhile" in answers[0].json()["message"]
+
+    run_in_virtual_time(play())
+    assert committed == [{tps[0]: 5}]
+
+
 def test_positions_that_cannot_be_kept_keep_no_others_from_it(monkeypatch, caplog):
     """One group's name was too long for a transactional id: no position was kept any more, and
     each retry was a 500, as the HTTP client was closed."""
     kafka = SimulatedKafka(random.Random(1))
-    kept: list[str] = []
-
-    class Transactions(SimpleNamespace):
-        async def start(self) -> None:
-            if self.id == "dead-letters-g-a.dlq":
-                raise FormatError("a name is too long for Kafka")
-
-        async def commit(self, *, group: str, offsets: object) -> None:
-            kept.append(self.id)
+    kept: dict[str, list[dict[TopicPartition, int]]] = {"a": [], "b": []}
 
     async def play() -> None:
         component, context = create_component(kafka, Codecs())
-        monkeypatch.setattr(context, "create_transactions", lambda id: Transactions(id=id))
+
+        def create_transactions(id: str) -> SimulatedTransactions:
+            topic = id.removeprefix("dead-letters-g-").removesuffix(".dlq")
+            if kept["b"] and topic == "a":
+                raise FormatError("a name is too long for Kafka")
+            return SimulatedTransactions(context, kept[topic])
+
+        monkeypatch.setattr(context, "create_transactions", create_transactions)
         async with create_http_client(component, context) as http:
             body = {"group": "g" * 256, "topic": "a", "offsets": [{"partition": 0, "offset": 0}]}
             answer = await http.post(f"{ACTIVE_PATH}/offsets", json=body)
             assert answer.status_code == 400, answer.text
-            for topic in ("a", "b"):
+            for topic in kept:
                 kafka.create_topic(f"{topic}.dlq", 1)
                 kafka.append_records(TopicPartition(f"{topic}.dlq", 0), [b"it"])
-                body = {"group": "g", "topic": topic, "offsets": [{"partition": 0, "offset": 0}]}
-                answer = await http.post(f"{ACTIVE_PATH}/offsets", json=body)
+                answer = await http.post(
+                    f"{ACTIVE_PATH}/offsets", json={**body, "group": "g", "topic": topic}
+                )
                 assert answer.status_code == 204, answer.text
         running = asyncio.create_task(component.run())
         await asyncio.sleep(24 * 3600.0)  # of virtual time
@@ -586,7 +624,7 @@ def test_positions_that_cannot_be_kept_keep_no_others_from_it(monkeypatch, caplo
         running.cancel()
 
     run_in_virtual_time(play())
-    assert kept == ["dead-letters-g-b.dlq"] * 22
+    assert [len(each) for each in kept.values()] == [1, 23]  # and by the requests
     assert caplog.text.count("Kafka may forget the positions of g.dlq in a.dlq") == 1
 
 
@@ -729,7 +767,7 @@ async def test_what_the_back_end_was_not_asked_about_is_not_committed():
         for number in (1, 2, 3)
     ]
     pieces: list[Any] = [
-        SimpleNamespace(group="billing", offsets_group="billing.dlq"),
+        SimpleNamespace(group="billing", offsets_group="billing.dlq", mark_offsets=dict),
         SimpleNamespace(post=post),
         SimpleNamespace(encode=encode),
         SimpleNamespace(record=lambda event: None),
@@ -737,4 +775,4 @@ async def test_what_the_back_end_was_not_asked_about_is_not_committed():
     transactions: Any = SimpleNamespace(commit=commit)
     retry = DeadLetterRetry(*pieces)
     await retry.retry_batch(transactions, letters, {tp: 3}, last=False)
-    assert committed == [{tp: OffsetAndMetadata(1)}]
+    assert committed == [{tp: 1}]

@@ -11,9 +11,10 @@ import logging
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -107,6 +108,7 @@ class DeadLetterComponent(Component):
             for group in (reactive.groups if reactive is not None else ())
         }
         self._failing_names: set[str] = set()  # whose positions could not be kept
+        self._commits: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._reads = SharedPlaces(MAX_PARALLEL_READS)
         self._client = create_http_client()
         self.routes = [
@@ -154,18 +156,15 @@ class DeadLetterComponent(Component):
         offsets = GroupOffsets(self._context.cluster.coordinators, offsets_group)
         found = await offsets.committed_with_topics(None)
         topics = {tp.topic for tp, position in found.items() if known.get(tp) == position}
-        for key in sorted({(group, topic) for topic in topics} - self._retried_now):
-            tps = [tp for tp in found if tp.topic == key[1]]
-            self._retried_now.add(key)
-            try:
-                # Fenced by a retry elsewhere.
-                with (
-                    self._noting_failure(f"{offsets_group} in {key[1]}"),
-                    suppress(Fenced, UnknownTopic),
-                ):
-                    await self._context.get_topic(key[1])
-                    transactions = self._create_transactions(key)
-                    await transactions.start()
+        for topic in sorted(topics):
+            tps = [tp for tp in found if tp.topic == topic]
+            # StatusError: a retry is under way, which commits.
+            with (
+                self._noting_failure(f"{offsets_group} in {topic}"),
+                suppress(StatusError, UnknownTopic),
+            ):
+                await self._context.get_topic(topic)
+                async with self._changing_positions(group, topic) as transactions:
                     unchanged = {
                         tp: offset._replace(metadata=mark.append_to(offset.metadata))
                         if mark is not None
@@ -175,12 +174,38 @@ class DeadLetterComponent(Component):
                     }
                     if unchanged:
                         await transactions.commit(group=offsets_group, offsets=unchanged)
-            finally:
-                self._retried_now.remove(key)
         return found
 
-    def _create_transactions(self, key: tuple[str, str]) -> TransactionalProducer:
-        return self._context.create_transactions("dead-letters-{}-{}".format(*key))
+    @asynccontextmanager
+    async def _changing_positions(
+        self, group: str, topic: str
+    ) -> AsyncIterator[TransactionalProducer]:
+        """Let nobody else change the positions of a group in a topic of dead letters.
+
+        This completes or aborts what another sidecar has begun, and fences it: what is read within
+        the context is what its transaction may change. Raises StatusError 409 if another request
+        does so here, or has fenced this one from elsewhere.
+        """
+        key, now = (group, topic), time.monotonic()
+        if (delay_s := self._lost_retries.get_remaining(key, now)) > 0:
+            raise _create_retried_elsewhere(delay_s)
+        # A request that waited here would send the back end the next batch, or the same one again,
+        # after its client has gone.
+        if key in self._retried_now:
+            raise _create_retried_elsewhere(RETRY_DELAY_S)
+        transactions = self._context.create_transactions(f"dead-letters-{group}-{topic}")
+        self._retried_now.add(key)
+        try:
+            await transactions.start()
+            yield transactions
+        except Fenced:
+            # The back end has a retry's batch, and gets it from the other sidecar, too.
+            now = time.monotonic()
+            self._lost_retries.note_loss(key, now)
+            raise _create_retried_elsewhere(self._lost_retries.get_remaining(key, now)) from None
+        finally:
+            self._retried_now.remove(key)
+        self._lost_retries.note_success(key)
 
     def collect_metrics(self, samples: MetricSamples) -> None:
         samples.add_counts(catalog.DEAD_LETTERS, self._outcomes)
@@ -220,13 +245,6 @@ class DeadLetterComponent(Component):
     async def _retry_batch(
         self, queue: DeadLetterQueue, group: Group, parameters: Parameters
     ) -> RetryResult:
-        key, now = (queue.group, queue.topic), time.monotonic()
-        if (delay_s := self._lost_retries.get_remaining(key, now)) > 0:
-            raise _create_retried_elsewhere(delay_s)
-        # A request that waited here would send the back end the next batch, or the same one again,
-        # after its client has gone.
-        if key in self._retried_now:
-            raise _create_retried_elsewhere(RETRY_DELAY_S)
         settings = self._context.section
         retry = DeadLetterRetry(
             queue,
@@ -234,13 +252,8 @@ class DeadLetterComponent(Component):
             BatchEncoder(self._context.codecs, settings, group, missing_schema_timeout_s=0.0),
             self._context.auditor,
         )
-        transactions = self._create_transactions(key)
-        self._retried_now.add(key)
-        try:
-            # Before anything is read: this completes or aborts what another retry has begun, and
-            # fences it, so that what is read now is what this retry may change.
-            await transactions.start()
-            retry_pass, most = self._passes[key], group.max_poll_records
+        async with self._changing_positions(queue.group, queue.topic) as transactions:
+            retry_pass, most = self._passes[queue.group, queue.topic], group.max_poll_records
             dead_letters, offsets = await queue.fetch_dead_letters(
                 retry_pass.max_records or most, group.request_max_bytes, retry_pass=retry_pass
             )
@@ -248,14 +261,6 @@ class DeadLetterComponent(Component):
                 transactions, dead_letters, offsets, last=parameters["lastretry"]
             )
             retry_pass.adapt_batches(len(dead_letters), result, most)
-        except Fenced:
-            # The back end has the batch, and gets it from the other sidecar, too.
-            now = time.monotonic()
-            self._lost_retries.note_loss(key, now)
-            raise _create_retried_elsewhere(self._lost_retries.get_remaining(key, now)) from None
-        finally:
-            self._retried_now.remove(key)
-        self._lost_retries.note_success(key)
         return result
 
     def _resolve_topic(self, parameters: Parameters, group: Group) -> str:
@@ -324,9 +329,21 @@ class DeadLetterComponent(Component):
             tp = TopicPartition(queue.topic, int(entry["partition"]))
             offsets[tp] = max(offsets.get(tp, 0), int(entry["offset"]) + 1)
         await check_offsets(self._context, offsets)
-        await queue.commit(offsets)
+        async with (
+            self._commits.setdefault((queue.group, queue.topic), asyncio.Lock()),
+            self._changing_positions(queue.group, queue.topic) as transactions,
+        ):
+            ranges = await queue.fetch_ranges(offsets)
+            ahead = {tp: offsets[tp] for tp, left in ranges.items() if offsets[tp] > left.start}
+            if ahead:
+                marked = queue.mark_offsets(ahead)
+                await transactions.commit(group=queue.offsets_group, offsets=marked)
         if len(self._kept_groups) < MAX_KEPT_GROUPS:
             self._kept_groups.add((queue.group, queue.offsets_group))
+        if behind := [str(tp) for tp, left in ranges.items() if offsets[tp] < left.start]:
+            problem = f"others have seen to dead letters of {', '.join(behind[:10])} meanwhile"
+            advice = "list them again; offsets ahead of theirs are committed"
+            raise StatusError(409, f"{problem}; {advice}")
         return Response(status_code=204)
 
     # From a program

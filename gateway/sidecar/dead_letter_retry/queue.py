@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, assert_never
 
@@ -105,7 +105,7 @@ class RetryPass:
 
 
 class DeadLetterQueue:
-    """Read and commit the dead letters of a group in one topic. The methods raise KafkaError.
+    """Read the dead letters of a group in one topic. The methods raise KafkaError.
 
     The position is the committed offset of the group `<group>.dlq`. It is not the group itself,
     whose offsets only its members may commit. Dead letters of other groups in the same topic are
@@ -127,13 +127,16 @@ class DeadLetterQueue:
         self._reads = reads
         self._commits = GroupOffsets(cluster.coordinators, self.offsets_group)
 
-    async def fetch_ranges(self) -> dict[TopicPartition, range]:
-        """Return the ranges from the group's position to the ends as of now."""
+    async def fetch_ranges(
+        self, tps: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, range]:
+        """Return the ranges from the group's position to the ends as of now; by default all."""
         metadata = self._cluster.get_topic(self.topic)
         if metadata is None:
             return {}
-        tps = [TopicPartition(self.topic, number) for number in metadata.partitions]
-        logs = await fetch_log_bounds(self._cluster, tps)
+        if tps is None:
+            tps = [TopicPartition(self.topic, number) for number in metadata.partitions]
+        logs = await fetch_log_bounds(self._cluster, list(tps))
         committed = await self._commits.committed_with_topics(tps)
         ranges = {}
         for tp, log in logs.items():
@@ -254,13 +257,12 @@ class DeadLetterQueue:
         finally:
             await consumer.close()
 
-    async def commit(self, offsets: NextOffsets) -> None:
-        metadata = self._cluster.get_topic(self.topic)
-        topic_id = metadata.topic_id if metadata is not None else None
-        mark = TopicMark(topic_id) if topic_id is not None else None
-        positions = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()}
-        if positions:
-            await self._commits.commit(positions, lambda _: mark)
+    def mark_offsets(self, offsets: NextOffsets) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return next offsets as they are committed: they say of which topic they are."""
+        metadata, text = self._cluster.get_topic(self.topic), ""
+        if metadata is not None and metadata.topic_id is not None:
+            text = str(TopicMark(metadata.topic_id, self._cluster.coordinators.cluster_id))
+        return {tp: OffsetAndMetadata(offset, metadata=text) for tp, offset in offsets.items()}
 
     async def _parse_records(self, records: Sequence[Record]) -> list[QueuedDeadLetter]:
         """Return the dead letters of the group in records."""
@@ -367,7 +369,7 @@ class DeadLetterRetry:
             written = await transactions.commit(
                 writes,
                 group=self._queue.offsets_group,
-                offsets={tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()},
+                offsets=self._queue.mark_offsets(offsets),
                 shorten=_shorten_returned,
             )
             for position in find_left_out(writes, written):
