@@ -2,8 +2,8 @@
 
 A record becomes a dead letter in `reactive`: `core.delivery` gives a batch up, and
 `reactive.dead_letters` writes it. Start with `component`, which has the routes. `queue` reads the
-dead letters of one group in one topic, and knows the group's position in them; `retry` delivers
-them again, in transactions.
+dead letters of one group in one topic, knows the group's position in them, and delivers them again,
+in transactions; `watches` lets requests wait for them.
 """
 
 from .component import DeadLetterComponent

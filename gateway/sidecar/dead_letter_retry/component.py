@@ -72,6 +72,7 @@ from .queue import (
     RetryPass,
     RetryResult,
 )
+from .watches import DeadLetterWatches
 
 MAX_BODY_BYTES = 4 << 20
 MAX_LISTED_BYTES = 4 << 20  # of dead letters in one response, unless `requestMaxBytes` is more
@@ -110,6 +111,7 @@ class DeadLetterComponent(Component):
         self._failing_names: set[str] = set()  # whose positions could not be kept
         self._commits: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._reads = SharedPlaces(MAX_PARALLEL_READS)
+        self._watches = DeadLetterWatches(context.cluster, context.client_memory)
         self._client = create_http_client()
         self.routes = [
             # Without HEAD, which is to change nothing.
@@ -223,9 +225,8 @@ class DeadLetterComponent(Component):
         timeout_s = parameters["timeout"] / 1000
         if timeout_s and not (result.letters or result.backend_failure):
             # Others may retry meanwhile.
-            waiting = queue.fetch_dead_letters(1, 1, timeout_s)
-            found = await run_for_client(request, self._context.draining, waiting)
-            if found is not None and found[0]:
+            waiting = self._watches.fetch_dead_letters(queue, 1, 1, timeout_s)
+            if await run_for_client(request, self._context.draining, waiting):
                 result = await self._retry_batch(queue, group, parameters)
         if result.backend_failure and not result.letters:
             raise StatusError(
@@ -279,7 +280,8 @@ class DeadLetterComponent(Component):
         queue = await self._open_queue(request, parameters["group"], parameters["topic"])
         formats = self._build_formats(parameters)
         settings = self._context.section.consumer or ConsumerSettings()
-        waiting = queue.fetch_dead_letters(
+        waiting = self._watches.fetch_dead_letters(
+            queue,
             parameters.get("maxRecords", settings.max_poll_records),
             min(
                 parameters.get("max_bytes", settings.request_max_bytes),
@@ -287,8 +289,7 @@ class DeadLetterComponent(Component):
             ),
             parameters["timeout"] / 1000,
         )
-        found = await run_for_client(request, self._context.draining, waiting)
-        dead_letters = found[0] if found is not None else ()
+        dead_letters = await run_for_client(request, self._context.draining, waiting) or ()
         origins = [dead_letter.origin for dead_letter in dead_letters]
         sizes = [origin.payload_size for origin in origins]
         with hold_records(self._context.client_memory, sizes) as held:

@@ -30,7 +30,6 @@ from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
-from gateway.kafka.group.consumer import ConsumerOptions, GroupConsumer
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.produce.pending_records import ProducerRecord
 from gateway.kafka.produce.transactional_producer import TransactionalProducer, find_left_out
@@ -53,9 +52,6 @@ from gateway.sidecar.reactive.dead_letters import (
 from gateway.sidecar.turns import take_turns
 
 NextOffsets = Mapping[TopicPartition, int]
-
-MIN_FETCH_BYTES = 1024  # brokers send at least one batch
-FOREIGN_DELAY_S = 1.0  # after dead letters of other groups, until others are waited for
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +176,6 @@ class DeadLetterQueue:
         self,
         max_records: int,
         max_bytes: int,
-        timeout_s: float = 0.0,
         retry_pass: RetryPass | None = None,
     ) -> tuple[Sequence[QueuedDeadLetter], NextOffsets]:
         """Return the next dead letters, and the next offsets of the group after them.
@@ -188,38 +183,22 @@ class DeadLetterQueue:
         Args:
             max_records: At most so many; fewer may come while other requests wait to read.
             max_bytes: At most so many bytes of keys and values, but at least one dead letter.
-            timeout_s: How long to wait for the first one, in seconds.
             retry_pass: Whose dead letters come before those behind it. If none of them is left,
                 another pass begins.
         """
         retry_pass = retry_pass or RetryPass()
-        now = asyncio.get_running_loop().time
-        deadline = now() + timeout_s
-        skipped: dict[TopicPartition, int] = {}
-        while True:
-            ranges = await self.fetch_ranges()
-            for tp, offsets in ranges.items():
-                start = skipped.get(tp, 0)
-                # It is behind the end if the topic was created again.
-                start = max(offsets.start, start if start <= offsets.stop else 0)
-                ranges[tp] = range(start, offsets.stop)
-            in_pass = retry_pass.limit_ranges(ranges)
-            taken, next_offsets = await self._take(in_pass, max_records, max_bytes)
-            if not taken:
-                retry_pass.ends = {tp: offsets.stop for tp, offsets in ranges.items()}
-                behind = {
-                    tp: range(next_offsets.get(tp, offsets.start), offsets.stop)
-                    for tp, offsets in ranges.items()
-                }
-                taken, more_offsets = await self._take(behind, max_records, max_bytes)
-                next_offsets |= more_offsets
-            if taken or now() >= deadline:
-                return taken, next_offsets
-            skipped |= next_offsets
-            if next_offsets:
-                await asyncio.sleep(min(FOREIGN_DELAY_S, max(0.0, deadline - now())))
-            starts = {tp: offsets.start for tp, offsets in ranges.items()} | next_offsets
-            await self._wait_for_records(starts, deadline - now())
+        ranges = await self.fetch_ranges()
+        in_pass = retry_pass.limit_ranges(ranges)
+        taken, next_offsets = await self._take(in_pass, max_records, max_bytes)
+        if not taken:
+            retry_pass.ends = {tp: offsets.stop for tp, offsets in ranges.items()}
+            behind = {
+                tp: range(next_offsets.get(tp, offsets.start), offsets.stop)
+                for tp, offsets in ranges.items()
+            }
+            taken, more_offsets = await self._take(behind, max_records, max_bytes)
+            next_offsets |= more_offsets
+        return taken, next_offsets
 
     async def _take(
         self, ranges: Mapping[TopicPartition, range], max_records: int, remaining_bytes: int
@@ -240,22 +219,6 @@ class DeadLetterQueue:
             if len(taken) >= max_records or (taken and self._reads.locked()):
                 break
         return taken, next_offsets
-
-    async def _wait_for_records(self, starts: NextOffsets, timeout_s: float) -> None:
-        """Return when there is a record behind one of the offsets, or the time is over.
-
-        The brokers wait. To look again and again stalled them, and the event loop, if many waited.
-        """
-        # One batch is enough, however many wait.
-        options = ConsumerOptions(auto_offset_reset="earliest", max_partition_bytes=MIN_FETCH_BYTES)
-        consumer = GroupConsumer(self._cluster, "", options)
-        try:
-            consumer.assign(starts.keys())
-            for tp, start in starts.items():
-                consumer.seek(tp, start)
-            await consumer.poll(timeout_s, max_records=1)
-        finally:
-            await consumer.close()
 
     def mark_offsets(self, offsets: NextOffsets) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return next offsets as they are committed: they say of which topic they are."""
