@@ -26,7 +26,6 @@ from gateway.config.sections.sidecar import Group
 from gateway.core.backoff import BackoffPolicy, ContentionBackoff
 from gateway.core.delivery.delivery_queue import DeadLetterRecord
 from gateway.core.delivery.verdict import UNEXPLAINED_REASON
-from gateway.core.group.partition_state import TopicMark
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, Fenced, GatewayError, UnknownTopic
 from gateway.formats.codec import SerializationFormat
@@ -34,7 +33,6 @@ from gateway.formats.exact_values import keep_exact_numbers
 from gateway.kafka.fetch.bounded_read import iter_records_at
 from gateway.kafka.group.group_offsets import GroupOffsets
 from gateway.kafka.produce.transactional_producer import TransactionalProducer
-from gateway.kafka.protocol.group_messages import OffsetAndMetadata
 from gateway.sidecar.consumer.record_json import (
     hold_records,
     parse_headers,
@@ -42,7 +40,7 @@ from gateway.sidecar.consumer.record_json import (
     text_headers,
 )
 from gateway.sidecar.context import AuditEvent, Component, Context
-from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, TrailingSlashRoute
+from gateway.sidecar.http.middleware import READ_SCOPE, WRITE_SCOPE, TrailingSlashRoute, has_place
 from gateway.sidecar.http.requests import check_lifetime, read_body, run_for_client
 from gateway.sidecar.http.spec import create_invalid_request
 from gateway.sidecar.http.status import StatusError, build_json_response
@@ -68,6 +66,7 @@ from .queue import (
     RETURNED,
     DeadLetterQueue,
     DeadLetterRetry,
+    NextOffsets,
     QueuedDeadLetter,
     RetryPass,
     RetryResult,
@@ -75,6 +74,7 @@ from .queue import (
 from .watches import DeadLetterWatches
 
 MAX_BODY_BYTES = 4 << 20
+MAX_COMMIT_BYTES = 1 << 20
 MAX_LISTED_BYTES = 4 << 20  # of dead letters in one response, unless `requestMaxBytes` is more
 MAX_PARALLEL_READS = 4  # of portions, for all requests: what they take is in no account
 MAX_ACCEPTED_BYTES = 32 << 20  # of the records of one request, as Kafka has them
@@ -85,7 +85,6 @@ MAX_KEPT_GROUPS = 1000
 OUTCOMES = (PROCESSED, RETURNED, PARKED, "written")
 
 Parameters: TypeAlias = Mapping[str, Any]
-GroupPositions: TypeAlias = Mapping[TopicPartition, tuple[OffsetAndMetadata, TopicMark | None]]
 Place: TypeAlias = tuple[TopicPartition, int]
 """The partition and the offset of a record."""
 
@@ -104,9 +103,8 @@ class DeadLetterComponent(Component):
             BackoffPolicy(RETRY_DELAY_S, MAX_RETRY_DELAY_S), random.random
         )
         reactive = context.section.reactive
-        self._kept_groups = {  # and the groups of their offsets
-            (group.group, group.group + group.dead_letter_topic_ext)
-            for group in (reactive.groups if reactive is not None else ())
+        self._kept_groups = {  # with the client that has committed
+            group.group: "" for group in (reactive.groups if reactive is not None else ())
         }
         self._failing_names: set[str] = set()  # whose positions could not be kept
         self._commits: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -122,15 +120,12 @@ class DeadLetterComponent(Component):
         ]
 
     async def run(self) -> None:
-        positions: dict[str, GroupPositions] = {}
         async with aclosing(self._client):
             while True:
                 await asyncio.sleep(KEEP_INTERVAL_S)
-                for group, name in sorted(self._kept_groups):
-                    with self._noting_failure(name):
-                        positions[name] = await self._keep_positions(
-                            group, name, positions.get(name, {})
-                        )
+                for group in sorted(self._kept_groups):
+                    with self._noting_failure(group):
+                        await self._keep_positions(group)
 
     @contextmanager
     def _noting_failure(self, name: str) -> Iterator[None]:
@@ -146,37 +141,40 @@ class DeadLetterComponent(Component):
         else:
             self._failing_names.discard(name)
 
-    async def _keep_positions(
-        self, group: str, offsets_group: str, known: GroupPositions
-    ) -> GroupPositions:
-        """Commit a group's positions again where they are still the known ones; return all of them.
+    async def _keep_positions(self, group: str) -> None:
+        """Commit a group's positions again.
 
         The group has no members, so Kafka deletes the offset of a partition some days after its
-        commit. A position that a retry has changed must not be set back. So they are read and
-        committed while this process has the retry's transactional id.
+        commit.
         """
-        offsets = GroupOffsets(self._context.cluster.coordinators, offsets_group)
-        found = await offsets.committed_with_topics(None)
-        topics = {tp.topic for tp, position in found.items() if known.get(tp) == position}
-        for topic in sorted(topics):
-            tps = [tp for tp in found if tp.topic == topic]
+        cluster, ext = self._context.cluster, get_dead_letter_ext(self._context.section, group)
+        committed = await GroupOffsets(cluster.coordinators, group + ext).committed(None)
+        for topic in sorted({tp.topic for tp in committed if tp.topic.endswith(ext)}):
             # StatusError: a retry is under way, which commits.
             with (
-                self._noting_failure(f"{offsets_group} in {topic}"),
+                self._noting_failure(f"{group} in {topic}"),
                 suppress(StatusError, UnknownTopic),
             ):
                 await self._context.get_topic(topic)
-                async with self._changing_positions(group, topic) as transactions:
-                    unchanged = {
-                        tp: offset._replace(metadata=mark.append_to(offset.metadata))
-                        if mark is not None
-                        else offset
-                        for tp, (offset, mark) in (await offsets.committed_with_topics(tps)).items()
-                        if known.get(tp) == (offset, mark)
-                    }
-                    if unchanged:
-                        await transactions.commit(group=offsets_group, offsets=unchanged)
-        return found
+                queue = DeadLetterQueue(cluster, topic, group, ext, self._reads)
+                await self._commit_positions(queue)
+
+    async def _commit_positions(
+        self, queue: DeadLetterQueue, offsets: NextOffsets | None = None
+    ) -> list[TopicPartition]:
+        """Commit next offsets, by default the group's positions, and return those left out.
+
+        They are behind a position. What a retry has changed must not be set back.
+        """
+        async with self._changing_positions(queue.group, queue.topic) as transactions:
+            ranges = await queue.fetch_ranges(offsets)
+            starts = {tp: left.start for tp, left in ranges.items()}
+            wanted = {tp: (offsets or starts)[tp] for tp in starts}
+            kept = {tp: offset for tp, offset in wanted.items() if offset >= starts[tp]}
+            if kept:
+                marked = queue.mark_offsets(kept)
+                await transactions.commit(group=queue.offsets_group, offsets=marked)
+        return [tp for tp in wanted if tp not in kept]
 
     @asynccontextmanager
     async def _changing_positions(
@@ -316,8 +314,11 @@ class DeadLetterComponent(Component):
 
     async def _commit(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
-        await self._context.authorize(request, WRITE_SCOPE)
-        wanted = await self._context.spec["commitDeadLetters"].read_body(request, MAX_BODY_BYTES)
+        identity = await self._context.authorize(request, WRITE_SCOPE)
+        data = await read_body(request, MAX_COMMIT_BYTES)
+        async with take_turns():
+            operation = self._context.spec["commitDeadLetters"]
+            wanted = operation.parse_body(data, request.headers.get("content-type"))
         queue = await self._open_queue(request, wanted["group"], wanted["topic"])
         topic = await self._context.get_topic(queue.topic)
         offsets: dict[TopicPartition, int] = {}
@@ -330,19 +331,13 @@ class DeadLetterComponent(Component):
             tp = TopicPartition(queue.topic, int(entry["partition"]))
             offsets[tp] = max(offsets.get(tp, 0), int(entry["offset"]) + 1)
         await check_offsets(self._context, offsets)
-        async with (
-            self._commits.setdefault((queue.group, queue.topic), asyncio.Lock()),
-            self._changing_positions(queue.group, queue.topic) as transactions,
-        ):
-            ranges = await queue.fetch_ranges(offsets)
-            ahead = {tp: offsets[tp] for tp, left in ranges.items() if offsets[tp] > left.start}
-            if ahead:
-                marked = queue.mark_offsets(ahead)
-                await transactions.commit(group=queue.offsets_group, offsets=marked)
-        if len(self._kept_groups) < MAX_KEPT_GROUPS:
-            self._kept_groups.add((queue.group, queue.offsets_group))
-        if behind := [str(tp) for tp, left in ranges.items() if offsets[tp] < left.start]:
-            problem = f"others have seen to dead letters of {', '.join(behind[:10])} meanwhile"
+        async with self._commits.setdefault((queue.group, queue.topic), asyncio.Lock()):
+            behind = await self._commit_positions(queue, offsets)
+        if has_place(identity, list(self._kept_groups.values()), MAX_KEPT_GROUPS):
+            self._kept_groups.setdefault(queue.group, identity)
+        if behind:
+            names = ", ".join(map(str, behind[:10]))
+            problem = f"others have seen to dead letters of {names} meanwhile"
             advice = "list them again; offsets ahead of theirs are committed"
             raise StatusError(409, f"{problem}; {advice}")
         return Response(status_code=204)
