@@ -73,6 +73,7 @@ def send_request(
 
 
 MAX_LETTERS = 10_000  # of one answer of the sidecar
+MAX_LISTED_BYTES = 4 << 20
 MAX_VALUE_CHARS = 2000  # characters of a key, value or header that are printed
 _PATH = "/consumers/deadLetter"
 
@@ -161,17 +162,17 @@ def retry(
     """
     group = group or _find_group(url, token)
     parameters = {"topic": topic, "group": group, "lastretry": str(last).lower()}
-    counts, pass_count = Counter[str](), 0
+    counts, pass_count, resent_count = Counter[str](), 0, 0
     returned = Counter[tuple[Any, ...]]()  # a record may be a dead letter twice
     while pass_count < 2:
         result = send_request("GET", url, token, f"{_PATH}/reactive", parameters=parameters).json()
-        has_untried = False
         for each in result["records"]:
             place, retries = _get_place(each["record"]), each["retries"]
             if returned[place, retries - 1]:  # another pass has begun
                 returned[place, retries - 1] -= 1
+                resent_count += 1
             else:
-                has_untried = True
+                resent_count = 0
             if each["outcome"] == "returned":
                 returned[place, retries] += 1
             else:
@@ -179,13 +180,15 @@ def retry(
         if result["error"]:
             done = f"{result['error']}; {counts.total() + returned.total()} were retried before"
             raise GatewayError(f"{result['topic']}: the back end is away: {done}")
-        if result["untried"] and has_untried:
+        is_over = not (result["untried"] and result["records"])
+        if not (is_over or resent_count):
             continue
-        # Another request may have begun the pass. Then others wait, too: one more than those that
-        # were returned shows whether they do.
-        pass_count += 1
+        # Another request may have begun the pass, or what was returned may come before others. Then
+        # these wait, too: one more than those that were returned shows whether they do.
+        pass_count += is_over
         letters = _fetch_letters(url, token, topic, group, returned.total() + 1).json()
-        if not Counter((_get_place(each), each["retries"]) for each in letters) - returned:
+        waiting = Counter((_get_place(each), each["retries"]) for each in letters) - returned
+        if not waiting or resent_count > counts.total() + returned.total():
             break
     counts += Counter(returned=returned.total())
     summary = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
@@ -236,8 +239,12 @@ def _fetch_letters(
     url: str, token: str | None, topic: str, group: str, limit: int
 ) -> httpx.Response:
     """Ask for dead letters, with keys and values as text; those that are no text are base64."""
-    parameters = {"topic": topic, "group": group, "maxRecords": min(limit, MAX_LETTERS)}
-    parameters |= {"keyFormat": "string", "valueFormat": "string"}
+    parameters: dict[str, Any] = {
+        "topic": topic,
+        "group": group,
+        "maxRecords": min(limit, MAX_LETTERS),
+    }
+    parameters |= {"keyFormat": "string", "valueFormat": "string", "max_bytes": MAX_LISTED_BYTES}
     return send_request("GET", url, token, f"{_PATH}/active", parameters=parameters)
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 from support.backend import running_backend
 from support.brokers import KafkaCluster
@@ -135,6 +136,23 @@ async def test_records_that_are_dead_letters_twice_hide_no_others(kafka, topic):
         backend.set_orders(fail=4)
         told = await dlq("retry", topic, "--url", url)
     assert (told.code, told.out) == (1, f"{topic}.dlq: 9 processed, 4 returned\n"), told.err
+
+
+async def test_those_are_tried_that_wait_behind_what_was_tried(kafka, topic):
+    """A console had begun the pass. Those of another partition were never sent, and "20 processed"
+    was the report."""
+    write_dead_letters(kafka, topic, range(0, 40, 2), "billing")
+    async with (
+        running_backend() as backend,
+        sidecar(kafka, topic, backend.base_url, maxPollRecords=5) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        backend.set_orders(fail=1)
+        for _ in range(3):
+            assert (await http.get("/consumers/deadLetter/reactive")).json()["returned"] == 5
+        write_dead_letters(kafka, topic, range(1, 61, 2), "billing")
+        told = await dlq("retry", topic, "--url", url)
+    assert (told.code, told.out) == (1, f"{topic}.dlq: 50 returned\n"), told.err
 
 
 async def test_what_is_dropped_is_passed_over_and_its_records_stay(kafka, topic):
