@@ -195,11 +195,16 @@ class CatchUp:
     def conflate(self, tps: Iterable[TopicPartition]) -> None:
         self._conflated_partitions.update(tps)
 
-    def needs_backfill(self, tp: TopicPartition, position: PartitionPosition) -> bool:
-        tail, snapshot = self._cursor.channel.tail, self._cursor.snapshot
+    def is_in_log(self, tp: TopicPartition, position: PartitionPosition) -> bool:
+        """Return whether what Kafka has now is of the log in which the client stands."""
+        tail = self._cursor.channel.tail
         log = tail.logs.get(tp)
-        if log is None or position.lineage != log.lineage or tail.is_retiring(tp):
-            return False  # what Kafka has now is not of the log in which the client stands
+        return log is not None and position.lineage == log.lineage and not tail.is_retiring(tp)
+
+    def needs_backfill(self, tp: TopicPartition, position: PartitionPosition) -> bool:
+        snapshot, log = self._cursor.snapshot, self._cursor.channel.tail.logs.get(tp)
+        if log is None or not self.is_in_log(tp, position):
+            return False
         if (
             position.offset is None
             or self._buffer.has_pieces(tp)

@@ -29,8 +29,10 @@ from gateway.core.log.record import (
 from .catch_up import CatchUp, WriteBatch, build_truncation_gap
 from .read_buffer import EntryRun, ReadBuffer
 from .shared_cursor import FastForwardPartitions, PrivatePositions, SharedCursor
-from .snapshot import SnapshotBlock, TableSnapshot
+from .snapshot import Snapshot, SnapshotBlock, TableSnapshot
 from .terms import EndReason, SlowClientPolicy, SubscriptionTerms
+
+MAX_OPEN_TABLES = 16  # of one client at a time
 
 
 class PrivateReader:
@@ -174,13 +176,21 @@ class PrivateReader:
             self._catch_up.needs_backfill,
         )
         snapshot = self._cursor.snapshot
-        if snapshot is not None and not snapshot.may_open_table:
+        if snapshot is not None and not self.may_open_table(snapshot):
             with_gap |= set(filter(snapshot.waits_for_table, self.positions))
         return [
             (tp, position)
             for tp, position in self.positions.items()
             if tp not in with_gap and needs_backfill(tp, position)
         ]
+
+    def may_open_table(self, snapshot: Snapshot) -> bool:
+        """Return whether there are few enough tables: a client that does not read keeps them."""
+        count = len(snapshot.opening)
+        for tp, table in snapshot.tables.items():
+            if table is not None and not table.is_released and tp in self.positions:
+                count += self._catch_up.is_in_log(tp, self.positions[tp])
+        return count < MAX_OPEN_TABLES
 
     def feed(self, tp: TopicPartition, position: PartitionPosition, run: EntryRun) -> None:
         if self.positions.get(tp) == position:

@@ -40,8 +40,6 @@ from gateway.core.log.record import (
     TopicPartition,
 )
 
-MAX_OPEN_TABLES = 16  # of one client at a time
-
 
 @dataclass(eq=False, slots=True)
 class Snapshot:
@@ -65,7 +63,7 @@ class Snapshot:
         end_offsets: The end of each partition, as far as it is known.
         tables: The tables that have begun to be sent, so that each is sent as of one instant. None:
             it is spilled, and read from Kafka to its end, also once there is a table.
-        opening: The partitions whose tables are asked for.
+        opening: The partitions whose tables are about to be there.
         is_overdue: The remaining partitions cannot be read now and are not waited for.
         is_closed: The end of the snapshot was sent.
     """
@@ -83,12 +81,6 @@ class Snapshot:
 
     def is_fresh(self, tp: TopicPartition) -> bool:
         return tp in self.remaining and tp in self.fresh
-
-    @property
-    def may_open_table(self) -> bool:
-        """Return whether there are few enough tables: a client that does not read keeps them."""
-        tables = (table for table in self.tables.values() if table and not table.is_released)
-        return len(self.opening) + sum(1 for _ in tables) < MAX_OPEN_TABLES
 
     def waits_for_table(self, tp: TopicPartition) -> bool:
         has_begun = tp in self.tables or tp in self.opening

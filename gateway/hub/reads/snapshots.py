@@ -120,21 +120,22 @@ class SnapshotRead:
             end = snapshot.end_offsets.get(tp)
             if end is None:
                 end = await snapshots.lookups.find_end(tp)
+            tables, terms = snapshots.tables, (snapshot.filters, subscription.client_key)
             # Without credit only the end is needed: an empty snapshot ends without any.
-            opens_table = (
-                snapshot.is_fresh(tp) and subscription.credit != 0 and snapshot.may_open_table
-            )
-            if opens_table:
+            if needs_table := snapshot.is_fresh(tp) and subscription.credit != 0:
+                # It may wait for Kafka, and must not keep other partitions waiting then.
+                await tables.read_to(tp, end, *terms)
+            reader = subscription.private_reader
+            if reader is None:
+                return
+            if needs_table := needs_table and reader.may_open_table(snapshot):
                 snapshot.opening.add(tp)
                 try:
-                    table_snapshot = await snapshots.tables.get_snapshot(
-                        tp, end, snapshot.filters, subscription.client_key
-                    )
+                    table_snapshot = await tables.get_snapshot(tp, end, *terms)
                 finally:
                     snapshot.opening.remove(tp)
-            reader = subscription.private_reader
             # It may have read all that it had to meanwhile, or the log went back.
-            if reader is None or reader.positions.get(tp) != position:
+            if subscription.private_reader is not reader or reader.positions.get(tp) != position:
                 return
             if table_snapshot is None:
                 end = snapshot.end_offsets.get(tp, end)
@@ -142,7 +143,7 @@ class SnapshotRead:
                 assert table_snapshot.end_position.offset is not None
                 end = table_snapshot.end_position.offset
             reader.set_snapshot_end(tp, end, table_snapshot)
-            if opens_table and tp in snapshot.remaining:
+            if needs_table and tp in snapshot.remaining:
                 snapshot.tables.setdefault(tp, None)
         if subscription.credit == 0 or tp not in snapshot.tables:
             return

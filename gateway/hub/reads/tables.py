@@ -62,6 +62,7 @@ MAX_ENTRIES_AT_ONCE = 4096  # entries that are processed before other tasks get 
 FEW_ENTRIES = 256  # that a table takes at once: documents do not wait for slices
 WINDOW_BYTES = 4 << 20  # bytes of records in a window
 MAX_OPEN_WINDOWS = 2  # windows that are filled at a time
+MIN_NEW_ROOM = 16  # part of the limit that has to be free since a table did not fit
 MAX_JUDGED_BYTES = 256 * 1024  # in which a field is looked for that a filter has not found
 RETRY_DELAY_S = 0.05  # seconds until a log that goes back is read again
 
@@ -159,8 +160,19 @@ class Tables:
         for key in [key for key in self._tables if key[1].topic == topic]:
             self._drop_table(*key)
         for locks in (self._locks, self._view_turns):
-            for tp in [tp for tp in locks if tp.topic == topic]:
+            for tp in [tp for tp, lock in locks.items() if tp.topic == topic and not lock.locked()]:
                 del locks[tp]
+
+    async def read_to(
+        self, tp: TopicPartition, end: int, filters: Filters, client_key: ClientKey
+    ) -> None:
+        """Read what `get_snapshot` needs, unless it is spilled."""
+        if filters.is_key_only:
+            async with self._locks.setdefault(tp, asyncio.Lock()):
+                await self._get_table(KeyTable, tp, end)
+        else:
+            async with self._take_history(tp, end, client_key):
+                pass
 
     async def get_snapshot(
         self,
@@ -384,7 +396,9 @@ class Tables:
         return await self.slices.work("", slice, is_locked=True)
 
     def _apply(self, table: KeyTable, entries: Sequence[Entry]) -> bool:
-        # What was read may be of the log as it was before the await.
+        # It may have been spilled meanwhile, and what was read may be of the log as it was then.
+        if self._tables.get((type(table), table.tp)) is not table:
+            return False
         if table.position.lineage != self._shared_reads.by_partition[table.tp].log.lineage:
             return False
         if not table.apply(entries):
@@ -437,8 +451,9 @@ class Tables:
             if each is RecordHistory:
                 histories[tp.topic] += table.bytes
         if table_type is RecordHistory or histories.total() < excess:
-            # It may need much more than it has by now.
-            self._spill_for_memory(table_type, topic, 2 * self._count_bytes(table_type, topic))
+            # How much it needs is not known, but that it is more than there is.
+            room = self._count_bytes(table_type, topic) - excess
+            self._spill_for_memory(table_type, topic, room + self._get_limit() // MIN_NEW_ROOM)
             return
         for name, size in histories.most_common():
             if excess > 0:

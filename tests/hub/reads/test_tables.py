@@ -15,7 +15,7 @@ from support.snapshot_model import PARTITIONS, KeyedTopic
 from gateway.config import Topic
 from gateway.core.channel.channel import Channel
 from gateway.core.channel.filters import Condition, Filter, Filters, LazyValue
-from gateway.core.client import snapshot as snapshot_module
+from gateway.core.client import private_reader
 from gateway.core.client.snapshot import KeyTable, Snapshot, SnapshotBlocks, TableSnapshot
 from gateway.core.client.subscription import Subscription
 from gateway.core.client.terms import SubscriptionTerms
@@ -448,9 +448,27 @@ async def test_what_was_spilled_for_memory_has_tables_again_once_there_is_room(
     assert await made.get_snapshot(A, 20) is None
     made.limit_snapshots()
     assert made.spilled == {"prices"}  # it would only be spilled again
-    limit = 64 * 1024
+    limit = 24 * 1024  # it has 22 KiB
     made.limit_snapshots()
     assert await made.get_snapshot(A, 20) is not None
+
+
+async def test_a_table_that_was_spilled_while_it_was_read_is_not_read_on(kafka: FakePartition):
+    """Once the spill was forgotten, it grew in no account."""
+    for n in range(20):
+        kafka.write_record(f"k{n}", "x")
+    made, read = build_tables(kafka), kafka.read
+
+    async def drop_at_the_third(tp: TopicPartition, place: PartitionPosition) -> list[Entry]:
+        entries = await read(tp, place)
+        if len(kafka.read_offsets) == 3:
+            made.drop_topic("prices")
+        return entries
+
+    kafka.read = drop_at_the_third  # type: ignore[method-assign]
+    assert await made.get_snapshot(A, 20) is not None
+    assert made.limit_snapshots() > 0
+    assert kafka.read_offsets.count(0) == 2
 
 
 async def test_a_table_that_does_not_fit_takes_the_histories_of_others_only_for_a_moment(
@@ -534,7 +552,7 @@ async def test_a_client_that_does_not_read_keeps_the_tables_of_few_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """400 idle streams of 200 partitions took 5 KB for each of both, and the sweep half a core."""
-    monkeypatch.setattr(snapshot_module, "MAX_OPEN_TABLES", 1)
+    monkeypatch.setattr(private_reader, "MAX_OPEN_TABLES", 1)
     topic = KeyedTopic()
     for partition in (0, 1):
         topic.write_record(partition, b"k")
@@ -547,6 +565,35 @@ async def test_a_client_that_does_not_read_keeps_the_tables_of_few_partitions(
     subscription.take(1 << 20, 0.0)
     assert await bring_next(read, subscription) == [PARTITIONS[1]]
     assert subscription.snapshot is None
+    read.close()
+
+
+async def test_partitions_that_cannot_be_read_keep_no_others_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """32 of a broker that died, and 16 of a topic that was deleted, held up all others for good."""
+    monkeypatch.setattr(private_reader, "MAX_OPEN_TABLES", 1)
+    topic = KeyedTopic()
+    for partition in (0, 1):
+        topic.write_record(partition, b"k")
+    read, subscription, snapshot, tables = begin_snapshot(topic)
+    begin, read_from = PartitionPosition(0, 0, 0), tables._read_from
+
+    async def read_one(tp: TopicPartition, position: PartitionPosition) -> Sequence[Entry]:
+        if tp == PARTITIONS[0]:
+            await asyncio.Event().wait()
+        return await read_from(tp, position)
+
+    monkeypatch.setattr(tables, "_read_from", read_one)
+    dead = asyncio.create_task(read.read_next(PARTITIONS[0], begin))
+    await asyncio.sleep(0)
+    await read.read_next(PARTITIONS[1], begin)
+    assert snapshot.tables.keys() == {PARTITIONS[1]}
+    dead.cancel()
+    reader = subscription.private_reader
+    assert reader is not None and not reader.may_open_table(snapshot)
+    topic.logs[PARTITIONS[1]].lineage += 1
+    assert reader.may_open_table(snapshot)
     read.close()
 
 
