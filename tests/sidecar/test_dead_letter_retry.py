@@ -285,6 +285,18 @@ async def test_one_that_is_too_large_to_come_again_holds_up_no_other(kafka):
     assert outcomes == {9: "parked", 1: "returned", 3: "returned"}
 
 
+async def test_commits_that_change_nothing_keep_no_retry_out(setting):
+    """One connection that repeated its commit had three of four retries refused."""
+    setting.write_sealed([1, 2, 3])
+    offsets = [{"partition": 1, "offset": 0}]
+    body = {"group": setting.group, "topic": setting.topic, "offsets": offsets}
+    requests = [setting.http.post(f"{ACTIVE_PATH}/offsets", json=body) for _ in range(9)]
+    assert {answer.status_code for answer in await asyncio.gather(*requests)} == {204}
+    again = [setting.http.post(f"{ACTIVE_PATH}/offsets", json=body) for _ in range(9)]
+    *_, retry = await asyncio.gather(*again, setting.http.get(REACTIVE_PATH))
+    assert (retry.status_code, retry.json()["processed"]) == (200, 2)
+
+
 async def test_the_one_that_the_back_end_stumbles_over_does_not_keep_the_others(setting):
     setting.write_sealed([1, 2, 3, 4])
     setting.backend.set_orders(stumble=[3])
@@ -595,7 +607,7 @@ def test_a_commit_takes_back_no_retry(monkeypatch):
         assert f"dead letters of {tps[1]} meanwhile" in answers[0].json()["message"]
 
     run_in_virtual_time(play())
-    assert committed == [{tps[0]: 5}] * 2
+    assert committed == [{tps[0]: 5}]
 
 
 def test_positions_that_cannot_be_kept_keep_no_others_from_it(monkeypatch, caplog):

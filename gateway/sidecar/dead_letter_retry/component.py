@@ -107,7 +107,7 @@ class DeadLetterComponent(Component):
             group.group: "" for group in (reactive.groups if reactive is not None else ())
         }
         self._failing_names: set[str] = set()  # whose positions could not be kept
-        self._commits: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._lines: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._reads = SharedPlaces(MAX_PARALLEL_READS)
         self._watches = DeadLetterWatches(context.cluster, context.client_memory)
         self._client = create_http_client()
@@ -166,9 +166,14 @@ class DeadLetterComponent(Component):
 
         They are behind a position. What a retry has changed must not be set back.
         """
+        if offsets is not None:
+            starts = {tp: left.start for tp, left in (await queue.fetch_ranges(offsets)).items()}
+            if all(offsets[tp] <= start for tp, start in starts.items()):
+                return [tp for tp, start in starts.items() if offsets[tp] < start]
+        if (queue.group, queue.topic) in self._retried_now:  # a retry may take minutes
+            raise _create_retried_elsewhere(RETRY_DELAY_S)
         async with self._changing_positions(queue.group, queue.topic) as transactions:
-            ranges = await queue.fetch_ranges(offsets)
-            starts = {tp: left.start for tp, left in ranges.items()}
+            starts = {tp: left.start for tp, left in (await queue.fetch_ranges(offsets)).items()}
             wanted = {tp: (offsets or starts)[tp] for tp in starts}
             kept = {tp: offset for tp, offset in wanted.items() if offset >= starts[tp]}
             if kept:
@@ -182,29 +187,23 @@ class DeadLetterComponent(Component):
     ) -> AsyncIterator[TransactionalProducer]:
         """Let nobody else change the positions of a group in a topic of dead letters.
 
-        This completes or aborts what another sidecar has begun, and fences it: what is read within
-        the context is what its transaction may change. Raises StatusError 409 if another request
-        does so here, or has fenced this one from elsewhere.
+        Requests wait for each other. This completes or aborts what another sidecar has begun, and
+        fences it: what is read within the context is what its transaction may change. Raises
+        StatusError 409 if another sidecar has fenced this one.
         """
         key, now = (group, topic), time.monotonic()
         if (delay_s := self._lost_retries.get_remaining(key, now)) > 0:
             raise _create_retried_elsewhere(delay_s)
-        # A request that waited here would send the back end the next batch, or the same one again,
-        # after its client has gone.
-        if key in self._retried_now:
-            raise _create_retried_elsewhere(RETRY_DELAY_S)
         transactions = self._context.create_transactions(f"dead-letters-{group}-{topic}")
-        self._retried_now.add(key)
         try:
-            await transactions.start()
-            yield transactions
+            async with self._lines.setdefault(key, asyncio.Lock()):
+                await transactions.start()
+                yield transactions
         except Fenced:
             # The back end has a retry's batch, and gets it from the other sidecar, too.
             now = time.monotonic()
             self._lost_retries.note_loss(key, now)
             raise _create_retried_elsewhere(self._lost_retries.get_remaining(key, now)) from None
-        finally:
-            self._retried_now.remove(key)
         self._lost_retries.note_success(key)
 
     def collect_metrics(self, samples: MetricSamples) -> None:
@@ -251,15 +250,24 @@ class DeadLetterComponent(Component):
             BatchEncoder(self._context.codecs, settings, group, missing_schema_timeout_s=0.0),
             self._context.auditor,
         )
-        async with self._changing_positions(queue.group, queue.topic) as transactions:
-            retry_pass, most = self._passes[queue.group, queue.topic], group.max_poll_records
-            dead_letters, offsets = await queue.fetch_dead_letters(
-                retry_pass.max_records or most, group.request_max_bytes, retry_pass=retry_pass
-            )
-            result = await retry.retry_batch(
-                transactions, dead_letters, offsets, last=parameters["lastretry"]
-            )
-            retry_pass.adapt_batches(len(dead_letters), result, most)
+        key = queue.group, queue.topic
+        # A request that waited here would send the back end the next batch, or the same one again,
+        # after its client has gone.
+        if key in self._retried_now:
+            raise _create_retried_elsewhere(RETRY_DELAY_S)
+        self._retried_now.add(key)
+        try:
+            async with self._changing_positions(*key) as transactions:
+                retry_pass, most = self._passes[key], group.max_poll_records
+                dead_letters, offsets = await queue.fetch_dead_letters(
+                    retry_pass.max_records or most, group.request_max_bytes, retry_pass=retry_pass
+                )
+                result = await retry.retry_batch(
+                    transactions, dead_letters, offsets, last=parameters["lastretry"]
+                )
+                retry_pass.adapt_batches(len(dead_letters), result, most)
+        finally:
+            self._retried_now.remove(key)
         return result
 
     def _resolve_topic(self, parameters: Parameters, group: Group) -> str:
@@ -331,8 +339,7 @@ class DeadLetterComponent(Component):
             tp = TopicPartition(queue.topic, int(entry["partition"]))
             offsets[tp] = max(offsets.get(tp, 0), int(entry["offset"]) + 1)
         await check_offsets(self._context, offsets)
-        async with self._commits.setdefault((queue.group, queue.topic), asyncio.Lock()):
-            behind = await self._commit_positions(queue, offsets)
+        behind = await self._commit_positions(queue, offsets)
         if has_place(identity, list(self._kept_groups.values()), MAX_KEPT_GROUPS):
             self._kept_groups.setdefault(queue.group, identity)
         if behind:
