@@ -128,8 +128,10 @@ _WRAPPER_PATTERN = re.compile(
 )
 _CONDITION_PATTERN = re.compile(r"^\[[A-Z0-9_.]+\] ")  # Spark's error condition before a message
 MAX_REASON_CHARS = 400
-CONCURRENT_UPDATE = "[CONCURRENT_STREAM_LOG_UPDATE]"
-"""In Spark's error if another process has written a batch to the checkpoint first."""
+CONCURRENT_UPDATE = re.compile(
+    r"\[CONCURRENT_STREAM_LOG_UPDATE\]|Multiple streaming queries are concurrently using"
+)
+"""In Spark's errors if another process has written a batch to the checkpoint first."""
 
 
 class QueryFailure(NamedTuple):

@@ -404,6 +404,13 @@ class ExactlyOnceOutput:
 
     def _verify_entries(self, epoch: int, *, is_final: bool = True) -> list[LedgerEntry]:
         entries, side_entries = self.ledger.read_entries(self.query_id, is_final=is_final)
+        if any(entry.epoch > epoch for entry in (*entries, *side_entries)):
+            committed = self.checkpoint.read_last_committed()
+            if committed is not None and committed >= epoch:
+                raise PipelineUnavailable(
+                    f"another process runs this job: it has written batch {committed}, and this "
+                    f"one is at {epoch}"
+                )
         verify_entries(entries, epoch, self.checkpoint.compute_digest)
         # Batches without rows have entries only of the dead letters and late records among them.
         verify_entries(side_entries, epoch, self.checkpoint.compute_digest)

@@ -161,7 +161,7 @@ class JobRun:
     def _classify_failure(self, causes: Sequence[ExceptionCause]) -> QueryFailure:
         failure = failures.classify_causes(causes)
         text = "\n".join(cause.message for cause in causes)
-        if failures.CONCURRENT_UPDATE in text:
+        if failures.CONCURRENT_UPDATE.search(text):
             # Which process is the first to write a batch to the checkpoint does not say which of
             # them runs the job.
             try:

@@ -96,6 +96,11 @@ def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
         writer(output, query, ledger, newer).prepare(0)
     assert ledger.read_plan(query) == plan
     writer(output, query, ledger, newer).prepare(1)
+    # The checkpoint has gone on, too: another process runs the job, and nothing was put back.
+    (tmp_path / "newer" / "commits").mkdir()
+    (tmp_path / "newer" / "commits" / "1").write_text("v1")
+    with pytest.raises(PipelineUnavailable, match="another process runs this job"):
+        writer(output, query, ledger, newer).prepare(0)
 
 
 def test_a_checkpoint_from_before_batches_of_dead_letters_only_is_refused(

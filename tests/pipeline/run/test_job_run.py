@@ -195,17 +195,26 @@ def test_state_is_inspected_unless_the_error_by_which_it_was_not_read_may_pass(w
         world.now += 60
 
 
-def test_of_two_processes_that_begin_one_batch_the_one_that_runs_the_job_begins_again(world):
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        (
+            "[CONCURRENT_STREAM_LOG_UPDATE] ",
+            "Concurrent update to the log. Multiple streaming jobs detected for 2.",
+        ),
+        ("", "Multiple streaming queries are concurrently using file:/checkpoint/offsets."),
+    ],
+)
+def test_of_two_processes_that_begin_one_batch_the_one_that_runs_the_job_begins_again(
+    world, condition, said
+):
     """Spark ended it, as the other had written the batch's offsets first, and the ledger ended the
     other: nobody ran the job any more."""
 
     def was_replaced() -> bool:
         raise PlanSuperseded("the writers were taken over")
 
-    said = "Concurrent update to the log. Multiple streaming jobs detected for 2."
-    cause = ExceptionCause(
-        "org.apache.spark.SparkException", f"[CONCURRENT_STREAM_LOG_UPDATE] {said}"
-    )
+    cause = ExceptionCause("org.apache.spark.SparkException", f"{condition}{said}")
     reasons = []
     for ensure_ownership in (lambda: True, lambda: False, was_replaced):
         run = made(world, ensure_ownership=ensure_ownership)
