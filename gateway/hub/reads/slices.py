@@ -28,9 +28,6 @@ class ClientTurns:
         self._lock = asyncio.Lock()
         self._client_locks: WeakValueDictionary[ClientKey, asyncio.Lock] = WeakValueDictionary()
 
-    def locked(self) -> bool:
-        return self._lock.locked()
-
     @asynccontextmanager
     async def take(self, client_key: ClientKey) -> AsyncIterator[None]:
         client_lock = self._client_locks.setdefault(client_key, asyncio.Lock())

@@ -120,18 +120,20 @@ class SnapshotRead:
             end = snapshot.end_offsets.get(tp)
             if end is None:
                 end = await snapshots.lookups.find_end(tp)
-            tables, terms = snapshots.tables, (snapshot.filters, subscription.client_key)
+            tables, filters = snapshots.tables, snapshot.filters
             # Without credit only the end is needed: an empty snapshot ends without any.
             if needs_table := snapshot.is_fresh(tp) and subscription.credit != 0:
                 # It may wait for Kafka, and must not keep other partitions waiting then.
-                await tables.read_to(tp, end, *terms)
+                await tables.read_to(tp, end, filters)
             reader = subscription.private_reader
             if reader is None:
                 return
             if needs_table := needs_table and reader.may_open_table(snapshot):
                 snapshot.opening.add(tp)
                 try:
-                    table_snapshot = await tables.get_snapshot(tp, end, *terms)
+                    table_snapshot = await tables.get_snapshot(
+                        tp, end, filters, subscription.client_key
+                    )
                 finally:
                     snapshot.opening.remove(tp)
             # It may have read all that it had to meanwhile, or the log went back.

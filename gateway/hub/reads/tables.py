@@ -21,7 +21,6 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice, takewhile
 from operator import length_hint
@@ -61,6 +60,7 @@ log = logging.getLogger(__name__)
 MAX_ENTRIES_AT_ONCE = 4096  # entries that are processed before other tasks get a turn: 2 ms
 FEW_ENTRIES = 256  # that a table takes at once: documents do not wait for slices
 WINDOW_BYTES = 4 << 20  # bytes of records in a window
+MAX_VIEWS = 2  # of one client that are built at a time
 MAX_OPEN_WINDOWS = 2  # windows that are filled at a time
 MIN_NEW_ROOM = 16  # part of the limit that has to be free since a table did not fit
 MAX_JUDGED_BYTES = 256 * 1024  # in which a field is looked for that a filter has not found
@@ -83,8 +83,7 @@ class TableSpilled(Exception):
 class Tables:
     """The tables and histories of the partitions of one cluster.
 
-    A table is built or updated under the lock of its partition, a history in the turn of a client,
-    so that who needs no history does not wait for it. Between calls, the tables of a
+    Each is built or updated under its lock. Between calls, the tables of a
     topic are within its `cache`, and all of them within the limit that `get_limit` returns.
     """
 
@@ -110,10 +109,11 @@ class Tables:
         # Snapshots of views, for clients that come while nothing changes and others still use them.
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
         self._view_snapshots = WeakValueDictionary()
-        self._locks: dict[TopicPartition, asyncio.Lock] = {}
-        # Of histories. One view of a partition is built at a time, so that equal views share it.
+        self._locks: dict[tuple[TableType, TopicPartition], asyncio.Lock] = {}
+        # One view of a partition is built at a time, so that equal views share it.
         self._view_turns: dict[TopicPartition, ClientTurns] = {}
         self.slices = Slices()
+        self._view_places: WeakValueDictionary[ClientKey, asyncio.Semaphore] = WeakValueDictionary()
         self._window_slots = asyncio.Semaphore(MAX_OPEN_WINDOWS)
 
     def limit_snapshots(self) -> int:
@@ -159,20 +159,15 @@ class Tables:
         self._judged_topics.discard(topic)
         for key in [key for key in self._tables if key[1].topic == topic]:
             self._drop_table(*key)
-        for locks in (self._locks, self._view_turns):
-            for tp in [tp for tp, lock in locks.items() if tp.topic == topic and not lock.locked()]:
-                del locks[tp]
+        for key in [key for key, lock in self._locks.items() if key[1].topic == topic]:
+            if not self._locks[key].locked():
+                del self._locks[key]
+        for tp in [tp for tp in self._view_turns if tp.topic == topic]:
+            del self._view_turns[tp]
 
-    async def read_to(
-        self, tp: TopicPartition, end: int, filters: Filters, client_key: ClientKey
-    ) -> None:
+    async def read_to(self, tp: TopicPartition, end: int, filters: Filters) -> None:
         """Read what `get_snapshot` needs, unless it is spilled."""
-        if filters.is_key_only:
-            async with self._locks.setdefault(tp, asyncio.Lock()):
-                await self._get_table(KeyTable, tp, end)
-        else:
-            async with self._take_history(tp, end, client_key):
-                pass
+        await self._get_table(KeyTable if filters.is_key_only else RecordHistory, tp, end)
 
     async def get_snapshot(
         self,
@@ -186,16 +181,18 @@ class Tables:
         `client_key` is as in `SubscriptionTerms`.
         """
         if not filters.is_key_only:
-            async with self._take_history(tp, end, client_key) as history:
+            turns = self._view_turns.setdefault(tp, ClientTurns())
+            places = self._view_places.setdefault(client_key, asyncio.Semaphore(MAX_VIEWS))
+            async with places, turns.take(client_key):
+                history = await self._get_table(RecordHistory, tp, end)
                 if history is None:
                     return None
                 return await self._build_view_snapshot(history, filters, client_key)
-        async with self._locks.setdefault(tp, asyncio.Lock()):
-            table = await self._get_table(KeyTable, tp, end)
-            if table is None or filters.keys is None:
-                return None if table is None else table.take_snapshot()
-            selected = table.select_keys(filters.keys)
-            return table.create_snapshot(selected, sum(map(buffered_size, selected)))
+        table = await self._get_table(KeyTable, tp, end)
+        if table is None or filters.keys is None:
+            return None if table is None else table.take_snapshot()
+        selected = table.select_keys(filters.keys)
+        return table.create_snapshot(selected, sum(map(buffered_size, selected)))
 
     async def get_latest(
         self,
@@ -210,8 +207,7 @@ class Tables:
         Raises:
             TableSpilled: The table or history that is needed is spilled.
         """
-        async with self._locks.setdefault(tp, asyncio.Lock()):
-            table = await self._get_table(KeyTable, tp, end)
+        table = await self._get_table(KeyTable, tp, end)
         if table is None:
             raise TableSpilled(tp.topic)
         latest = table.get(key)
@@ -220,26 +216,15 @@ class Tables:
         if filters.is_key_only:
             return None
         # The latest record is not for this view: an earlier one may be.
-        async with self._take_history(tp, end, client_key) as history:
-            if history is None:
-                raise TableSpilled(tp.topic)
-            newest_first = history.select_keys((key,))[::-1]
-            async for matching in self._iter_matching(newest_first, filters, client_key):
-                for entry in matching:
-                    if type(entry) is Record:
-                        return entry
+        history = await self._get_table(RecordHistory, tp, end)
+        if history is None:
+            raise TableSpilled(tp.topic)
+        newest_first = history.select_keys((key,))[::-1]
+        async for matching in self._iter_matching(newest_first, filters, client_key):
+            for entry in matching:
+                if type(entry) is Record:
+                    return entry
         return None
-
-    @asynccontextmanager
-    async def _take_history(
-        self, tp: TopicPartition, end: int, client_key: ClientKey
-    ) -> AsyncIterator[RecordHistory | None]:
-        """Let one client at a time look through a history; None if it is spilled.
-
-        Who needs no more than the table does not wait for it.
-        """
-        async with self._view_turns.setdefault(tp, ClientTurns()).take(client_key):
-            yield await self._get_table(RecordHistory, tp, end)
 
     async def _iter_matching(
         self, entries: Sequence[Record | Gap], filters: Filters, client_key: ClientKey
@@ -308,6 +293,10 @@ class Tables:
 
     async def _get_table(self, table_type: type[T], tp: TopicPartition, end: int) -> T | None:
         """Return a table that reaches up to `end`; None if it is spilled."""
+        async with self._locks.setdefault((table_type, tp), asyncio.Lock()):
+            return await self._build_table(table_type, tp, end)
+
+    async def _build_table(self, table_type: type[T], tp: TopicPartition, end: int) -> T | None:
         table = self._tables.get((table_type, tp))
         while tp.topic not in self._get_spilled(table_type):
             lineage = self._shared_reads.by_partition[tp].log.lineage

@@ -64,7 +64,7 @@ class TokenVerifier:
         # The largest number of partitions that each topic was known to have here.
         self._max_partitions: dict[str, int] = {}
         self._refreshed_at = float("-inf")
-        self._refresh: asyncio.Task[None] | None = None  # all who come meanwhile wait for it
+        self._refresh: asyncio.Task[bool] | None = None  # all who come meanwhile wait for it
         self._lookups: dict[_LookupKey, tuple[float, _Lookup]] = {}  # with when they were started
         self._unlisten = cluster.metadata.add_listener(self._on_metadata_change)
 
@@ -134,13 +134,15 @@ class TokenVerifier:
     async def _check_partition_counts(self, topics: Mapping[str, TokenTopic]) -> None:
         """Raise if a token names more partitions of a topic than it can have."""
         counts = {name: topic.partition_count for name, topic in topics.items()}
+        is_known = True  # whether the brokers have answered
         if any(count > self._count_known_partitions(name) for name, count in counts.items()):
-            await self._refresh_metadata()
+            is_known = await self._refresh_metadata()
         for name, count in counts.items():
             known_count = self._count_known_partitions(name)
             if count <= known_count + MAX_UNKNOWN_PARTITIONS:
                 continue
-            if not known_count or self._cluster.metadata.is_doubtful(name):
+            is_doubtful = not (is_known and known_count)
+            if is_doubtful or self._cluster.metadata.is_doubtful(name):
                 detail = f"brokers have not agreed yet how many partitions {name} has; try again"
                 raise BrokerUnavailable(detail, retry_after=1.0)
             raise TokenForeign(
@@ -153,22 +155,27 @@ class TokenVerifier:
         metadata = self._cluster.get_topic(name)
         return max(len(metadata.partitions) if metadata else 0, self._max_partitions.get(name, 0))
 
-    async def _refresh_metadata(self) -> None:
-        """Refresh metadata, but not often: clients that invent tokens must not load the brokers."""
+    async def _refresh_metadata(self) -> bool:
+        """Refresh metadata, but not often: clients that invent tokens must not load the brokers.
+
+        Returns whether the brokers have answered.
+        """
         now = asyncio.get_running_loop().time()
         if now - self._refreshed_at >= REFRESH_INTERVAL_S:
             self._refreshed_at = now
             self._refresh = create_detached_task(self._ask_twice())
-        if self._refresh is not None:
-            await asyncio.wait((self._refresh,))
+        assert self._refresh is not None
+        await asyncio.wait((self._refresh,))
+        return not self._refresh.cancelled() and self._refresh.result()
 
-    async def _ask_twice(self) -> None:
+    async def _ask_twice(self) -> bool:
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 for _ in range(2):  # the first answer may be of a request that others sent earlier
                     await self._cluster.metadata.refresh("a token names more partitions")
         except (KafkaError, TimeoutError):
-            return
+            return False
+        return True
 
     def _on_metadata_change(self, change: TopicChange) -> None:
         name, count = change.topic.name, len(change.topic.partitions)

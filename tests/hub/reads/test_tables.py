@@ -453,6 +453,19 @@ async def test_what_was_spilled_for_memory_has_tables_again_once_there_is_room(
     assert await made.get_snapshot(A, 20) is not None
 
 
+async def test_documents_do_not_wait_for_views(kafka: FakePartition, monkeypatch: Any):
+    """Ten streams of one client had documents of another answered by 503 after 10 s."""
+    write_owned(kafka, "x", "y")
+    made = build_tables(kafka)
+    monkeypatch.setattr(made, "_build_view_snapshot", lambda *_: asyncio.Event().wait())
+    building = asyncio.create_task(made.get_snapshot(A, 2, OF_X))
+    await asyncio.sleep(0)
+    latest = await made.get_latest(A, 2, b"k", OF_X)
+    assert latest is not None and latest.offset == 0
+    assert not building.done()
+    building.cancel()
+
+
 async def test_a_table_that_was_spilled_while_it_was_read_is_not_read_on(kafka: FakePartition):
     """Once the spill was forgotten, it grew in no account."""
     for n in range(20):

@@ -103,24 +103,27 @@ async def test_many_partitions_of_a_topic_that_nobody_knows_are_to_come_again(em
 
 async def test_all_who_come_while_metadata_is_asked_for_wait_for_it():
     """Of the clients of a drained replica, only the first one was not refused."""
-    count, listen = 1, lambda listener: lambda: None
+    count, listen, error = 1, lambda listener: lambda: None, BrokerUnavailable("it is away")
 
     async def refresh(reason: str) -> None:
         nonlocal count
         await asyncio.sleep(0)
+        if error is not None:
+            raise error
         count = 100
 
     cluster: Any = SimpleNamespace(
-        metadata=SimpleNamespace(add_listener=listen, refresh=refresh),
+        metadata=SimpleNamespace(add_listener=listen, refresh=refresh, is_doubtful=lambda _: False),
         get_topic=lambda name: SimpleNamespace(partitions=range(count)),
     )
     no_topics: Any = None
-    verifier, topic = (
-        TokenVerifier(cluster, no_topics, Tokens()),
-        SimpleNamespace(partition_count=99),
-    )
-    checks = (verifier._check_partition_counts({"orders": topic}) for _ in range(5))  # type: ignore[dict-item]
-    await asyncio.gather(*checks)
+    topics: Any = {"orders": SimpleNamespace(partition_count=99)}
+    verifier = TokenVerifier(cluster, no_topics, Tokens())
+    with pytest.raises(BrokerUnavailable, match="how many partitions orders has; try again"):
+        await verifier._check_partition_counts(topics)
+    error = None
+    verifier = TokenVerifier(cluster, no_topics, Tokens())
+    await asyncio.gather(*(verifier._check_partition_counts(topics) for _ in range(5)))
     await verifier.close()
 
 
