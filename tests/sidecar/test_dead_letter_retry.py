@@ -551,10 +551,12 @@ async def test_values_that_are_handed_in_are_encoded_in_turns():
     assert len(set(counts)) == 9
 
 
-def test_positions_are_committed_again_as_a_retry_has_changed_them(monkeypatch):
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_positions_are_committed_again_as_a_retry_has_changed_them(monkeypatch, is_restarted):
     """Of a partition that was quiet for 7 days, dead letters came again that were processed.
 
-    And what a retry committed after the look at the positions was taken back.
+    And what a retry committed after the look at the positions was taken back. And a sidecar that
+    was restarted knew of no group until the next dead letter, though its program polled.
     """
     kafka = SimulatedKafka(random.Random(1))
     kafka.create_topic("orders.dlq", 2)
@@ -573,6 +575,13 @@ def test_positions_are_committed_again_as_a_retry_has_changed_them(monkeypatch):
         async with create_http_client(component, context) as http:
             answer = await http.post(f"{ACTIVE_PATH}/offsets", json=body)
         assert answer.status_code == 204, answer.text
+        if is_restarted:
+            component, context = create_component(kafka, Codecs())
+            monkeypatch.setattr(context, "create_transactions", by_id.__getitem__)
+            async with create_http_client(component, context) as http:
+                params = {"group": "g", "topic": "orders"}
+                answer = await http.get(ACTIVE_PATH, params=params)
+            assert answer.status_code == 200, answer.text
         kept.clear()
         transactions.is_begun = {tps[1]: 2}
         running = asyncio.create_task(component.run())

@@ -103,9 +103,10 @@ class DeadLetterComponent(Component):
             BackoffPolicy(RETRY_DELAY_S, MAX_RETRY_DELAY_S), random.random
         )
         reactive = context.section.reactive
-        self._kept_groups = {  # with the client that has committed
+        self._kept_groups = {  # with the client that uses it
             group.group: "" for group in (reactive.groups if reactive is not None else ())
         }
+        self._is_full_logged = False  # that a group had no place among these
         self._failing_names: set[str] = set()  # whose positions could not be kept
         self._lines: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._reads = SharedPlaces(MAX_PARALLEL_READS)
@@ -281,9 +282,10 @@ class DeadLetterComponent(Component):
     # To a program
 
     async def _list_letters(self, request: Request) -> Response:
-        await self._context.authorize(request, READ_SCOPE)
+        identity = await self._context.authorize(request, READ_SCOPE)
         parameters = self._context.spec["getDeadLetters"].parse_parameters(request)
         queue = await self._open_queue(request, parameters["group"], parameters["topic"])
+        self._note_use(queue.group, identity)
         formats = self._build_formats(parameters)
         settings = self._context.section.consumer or ConsumerSettings()
         waiting = self._watches.fetch_dead_letters(
@@ -305,6 +307,19 @@ class DeadLetterComponent(Component):
             )  # fmt: skip
         check_lifetime(request.scope)
         return build_json_response(records)
+
+    def _note_use(self, group: str, identity: str) -> None:
+        """Keep the positions of a group from now on, if the client has a place for it."""
+        if group in self._kept_groups:
+            return
+        if has_place(identity, list(self._kept_groups.values()), MAX_KEPT_GROUPS):
+            self._kept_groups[group] = identity
+        elif not self._is_full_logged:
+            self._is_full_logged = True
+            log.warning(
+                "Kafka may forget the positions of %s: too many groups of programs are in use",
+                group,
+            )
 
     def _build_formats(self, parameters: Parameters) -> Callable[[str], Formats]:
         """Return a function from a topic to its formats; those of the request take precedence."""
@@ -340,8 +355,7 @@ class DeadLetterComponent(Component):
             offsets[tp] = max(offsets.get(tp, 0), int(entry["offset"]) + 1)
         await check_offsets(self._context, offsets)
         behind = await self._commit_positions(queue, offsets)
-        if has_place(identity, list(self._kept_groups.values()), MAX_KEPT_GROUPS):
-            self._kept_groups.setdefault(queue.group, identity)
+        self._note_use(queue.group, identity)
         if behind:
             names = ", ".join(map(str, behind[:10]))
             problem = f"others have seen to dead letters of {names} meanwhile"
