@@ -493,14 +493,18 @@ async def _await_thread(work: asyncio.Task[None]) -> None:
 
 
 async def gather_slices(
-    decoding: RecordSetDecoder, slot: DecompressionSlot, first: DecodedSlice | None = None
+    decoding: RecordSetDecoder,
+    slot: DecompressionSlot,
+    first: DecodedSlice | None = None,
+    max_records: int = MAX_GATHERED_RECORDS,
 ) -> DecodedSlice:
     """Return the rest of a record set, behind `first`, in one slice up to the memory bounds."""
-    async with aclosing(iter_slices(decoding, slot, BULK_SLICE_RECORDS)) as slices:
+    slice_records = min(BULK_SLICE_RECORDS, max_records)
+    async with aclosing(iter_slices(decoding, slot, slice_records)) as slices:
         async for decoded in slices:
             first = _join_slices(first, decoded)
             if (
-                len(first.entries) >= MAX_GATHERED_RECORDS
+                len(first.entries) >= max_records
                 or decoding.decompressed_bytes >= MAX_GATHERED_BYTES
             ):
                 break

@@ -58,6 +58,7 @@ HEARTBEAT_INTERVAL_S = 1.0  # in which an owner writes that it still works on th
 # that are refused as too large would take longer than Kafka and other processes wait, and whoever
 # takes the replay over begins anew with these few.
 FIRST_COPIES = 500
+MAX_COPIES = 4000  # that are built in one turn: 0.1 s
 
 
 class DeliveryResult(NamedTuple):
@@ -287,7 +288,7 @@ class ReplayJob:
             if seconds > HEARTBEAT_INTERVAL_S:
                 self._max_copies = max(1, int(len(part) * HEARTBEAT_INTERVAL_S / seconds))
             elif len(part) == self._max_copies:
-                self._max_copies *= 2
+                self._max_copies = min(MAX_COPIES, 2 * self._max_copies)
             if not records:
                 return
 

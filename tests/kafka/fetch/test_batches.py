@@ -472,10 +472,13 @@ async def test_who_is_cancelled_waits_for_the_thread_that_works_for_it():
     assert most == 1
 
 
-async def test_what_is_gathered_at_once_is_bounded_by_its_bytes():
+async def test_what_is_gathered_at_once_is_bounded_by_its_bytes_and_records():
     items = [BatchRecord(n, b"x" * 1_000_000) for n in range(40)]
     data = build_batch(items, codec=4)
     first = await gather_slices(RecordSetDecoder(TP, data, 0), DecompressionSlot())
     assert 16 <= len(first.entries) <= 18
     rest = await gather_slices(RecordSetDecoder(TP, data, first.next_offset), DecompressionSlot())
     assert rest.entries[0].offset == first.next_offset
+    small = build_batch([BatchRecord(n, b"x") for n in range(40)], codec=4)
+    few = await gather_slices(RecordSetDecoder(TP, small, 0), DecompressionSlot(), max_records=10)
+    assert len(few.entries) == 10
