@@ -104,6 +104,8 @@ class DeadLetterWatches:
                             came.set()
                     await asyncio.sleep(0)  # there may be thousands of records
         finally:
-            for came in waiting:
-                came.set()
-            await consumer.close()
+            try:
+                await consumer.close()
+            finally:  # last, so that they find out that nobody wakes them any more
+                for came in waiting:
+                    came.set()
