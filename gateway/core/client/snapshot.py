@@ -250,6 +250,9 @@ class KeyTable:
                 self.bytes += buffered_size(entry)
         return True
 
+    def reaches(self, end: int) -> bool:
+        return self.position.offset is None or self.position.offset >= end
+
     def get(self, key: TableKey) -> Record | None:
         entry = self._entries.get(key)
         return entry if type(entry) is Record else None

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, takewhile
 from operator import length_hint
+from time import monotonic
 from typing import TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -60,9 +61,9 @@ log = logging.getLogger(__name__)
 MAX_ENTRIES_AT_ONCE = 4096  # entries that are processed before other tasks get a turn: 2 ms
 FEW_ENTRIES = 256  # that a table takes at once: documents do not wait for slices
 WINDOW_BYTES = 4 << 20  # bytes of records in a window
-MAX_VIEWS = 2  # of one client that are built at a time
+MAX_PLACES = 2  # of one client in which views are built, and as many for documents
 MAX_OPEN_WINDOWS = 2  # windows that are filled at a time
-MIN_NEW_ROOM = 16  # part of the limit that has to be free since a table did not fit
+MIN_SPILL_S, MAX_SPILL_S = 60.0, 960.0  # seconds until what did not fit is tried again
 MAX_JUDGED_BYTES = 256 * 1024  # in which a field is looked for that a filter has not found
 RETRY_DELAY_S = 0.05  # seconds until a log that goes back is read again
 
@@ -97,8 +98,9 @@ class Tables:
     ) -> None:
         self.spilled: set[str] = set()
         self.spilled_histories: set[str] = set()
-        # Those for `memory`, and the bytes that it must have free before they are forgotten.
-        self._memory_spills: dict[tuple[TableType, str], int] = {}
+        # Those for `memory`, each with how much more must be free before it is forgotten, and when.
+        self._memory_spills: dict[tuple[TableType, str], tuple[int, float]] = {}
+        self._spill_times: dict[tuple[TableType, str], float] = {}  # that grow by each failure
         self._shared_reads = shared_reads
         self._backfill_reader = backfill_reader
         self._get_topic_settings = get_topic_settings
@@ -109,11 +111,14 @@ class Tables:
         # Snapshots of views, for clients that come while nothing changes and others still use them.
         self._view_snapshots: WeakValueDictionary[tuple[TopicPartition, Filters], TableSnapshot]
         self._view_snapshots = WeakValueDictionary()
-        self._locks: dict[tuple[TableType, TopicPartition], asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[tuple[TableType, TopicPartition], asyncio.Lock]
+        self._locks = WeakValueDictionary()
         # One view of a partition is built at a time, so that equal views share it.
-        self._view_turns: dict[TopicPartition, ClientTurns] = {}
+        self._view_turns: WeakValueDictionary[TopicPartition, ClientTurns] = WeakValueDictionary()
         self.slices = Slices()
-        self._view_places: WeakValueDictionary[ClientKey, asyncio.Semaphore] = WeakValueDictionary()
+        # Of a client, for views, and apart from these for documents.
+        self._places: WeakValueDictionary[tuple[str, ClientKey], asyncio.Semaphore]
+        self._places = WeakValueDictionary()
         self._window_slots = asyncio.Semaphore(MAX_OPEN_WINDOWS)
 
     def limit_snapshots(self) -> int:
@@ -146,8 +151,8 @@ class Tables:
     def _forget_spills(self, limit: int) -> None:
         """Let topics have tables again for which memory was too small, once it has room."""
         room = limit - sum(table.bytes for table in self._tables.values())
-        for (table_type, topic), needed in list(self._memory_spills.items()):
-            if needed < room:
+        for (table_type, topic), (needed, retry_at) in list(self._memory_spills.items()):
+            if needed < room and retry_at <= monotonic():
                 room -= needed
                 del self._memory_spills[table_type, topic]
                 self._get_spilled(table_type).discard(topic)
@@ -155,15 +160,11 @@ class Tables:
     def drop_topic(self, topic: str) -> None:
         for table_type in TABLE_CONTENTS:
             self._memory_spills.pop((table_type, topic), None)
+            self._spill_times.pop((table_type, topic), None)
             self._get_spilled(table_type).discard(topic)
         self._judged_topics.discard(topic)
         for key in [key for key in self._tables if key[1].topic == topic]:
             self._drop_table(*key)
-        for key in [key for key, lock in self._locks.items() if key[1].topic == topic]:
-            if not self._locks[key].locked():
-                del self._locks[key]
-        for tp in [tp for tp in self._view_turns if tp.topic == topic]:
-            del self._view_turns[tp]
 
     async def read_to(self, tp: TopicPartition, end: int, filters: Filters) -> None:
         """Read what `get_snapshot` needs, unless it is spilled."""
@@ -180,14 +181,14 @@ class Tables:
 
         `client_key` is as in `SubscriptionTerms`.
         """
-        if not filters.is_key_only:
+        while not filters.is_key_only:
+            history = await self._get_table(RecordHistory, tp, end)
+            if history is None:
+                return None
             turns = self._view_turns.setdefault(tp, ClientTurns())
-            places = self._view_places.setdefault(client_key, asyncio.Semaphore(MAX_VIEWS))
-            async with places, turns.take(client_key):
-                history = await self._get_table(RecordHistory, tp, end)
-                if history is None:
-                    return None
-                return await self._build_view_snapshot(history, filters, client_key)
+            async with self._take_place("views", client_key), turns.take(client_key):
+                if self._tables.get((RecordHistory, tp)) is history:  # nobody reads Kafka in a turn
+                    return await self._build_view_snapshot(history, filters, client_key)
         table = await self._get_table(KeyTable, tp, end)
         if table is None or filters.keys is None:
             return None if table is None else table.take_snapshot()
@@ -219,12 +220,16 @@ class Tables:
         history = await self._get_table(RecordHistory, tp, end)
         if history is None:
             raise TableSpilled(tp.topic)
-        newest_first = history.select_keys((key,))[::-1]
-        async for matching in self._iter_matching(newest_first, filters, client_key):
-            for entry in matching:
-                if type(entry) is Record:
-                    return entry
+        async with self._take_place("documents", client_key):  # each holds the records of the key
+            newest_first = history.select_keys((key,))[::-1]
+            async for matching in self._iter_matching(newest_first, filters, client_key):
+                for entry in matching:
+                    if type(entry) is Record:
+                        return entry
         return None
+
+    def _take_place(self, work: str, client_key: ClientKey) -> asyncio.Semaphore:
+        return self._places.setdefault((work, client_key), asyncio.Semaphore(MAX_PLACES))
 
     async def _iter_matching(
         self, entries: Sequence[Record | Gap], filters: Filters, client_key: ClientKey
@@ -293,11 +298,18 @@ class Tables:
 
     async def _get_table(self, table_type: type[T], tp: TopicPartition, end: int) -> T | None:
         """Return a table that reaches up to `end`; None if it is spilled."""
-        async with self._locks.setdefault((table_type, tp), asyncio.Lock()):
-            return await self._build_table(table_type, tp, end)
+        table = self._tables.get((table_type, tp))
+        log = self._shared_reads.by_partition[tp].log
+        if table is None or table.position.lineage != log.lineage or not table.reaches(end):
+            async with self._locks.setdefault((table_type, tp), asyncio.Lock()):
+                return await self._build_table(table_type, tp, end)
+        self._prune(table)
+        assert isinstance(table, table_type)
+        return table
 
     async def _build_table(self, table_type: type[T], tp: TopicPartition, end: int) -> T | None:
-        table = self._tables.get((table_type, tp))
+        key = table_type, tp
+        table = self._tables.get(key)
         while tp.topic not in self._get_spilled(table_type):
             lineage = self._shared_reads.by_partition[tp].log.lineage
             # A table of a log that went back cannot be mended: what the cut-off records had
@@ -305,10 +317,8 @@ class Tables:
             if table is None or table.position.lineage != lineage:
                 start = await self._backfill_reader.resolve_start(tp, TimestampStart(EARLIEST))
                 self._drop_table(table_type, tp)
-                table = self._tables[table_type, tp] = table_type(
-                    tp, start._replace(lineage=lineage)
-                )
-            if await self._update_table(table, end):
+                table = self._tables[key] = table_type(tp, start._replace(lineage=lineage))
+            if await self._update_table(table, end) and self._tables.get(key) is table:
                 assert isinstance(table, table_type)
                 return table
             table = None  # the log went back: build it anew, unless it is spilled by now
@@ -371,12 +381,15 @@ class Tables:
     async def _update_table(self, table: KeyTable, end: int) -> bool:
         """Bring a table up to an offset; return False if the log went back, or it was spilled."""
         tp = table.tp
-        while table.position.offset is not None and table.position.offset < end:
+        while not table.reaches(end):
             if not await self._apply_in_turn(table, await self._read_from(tp, table.position)):
                 return False
-        # What retention has deleted in Kafka goes from the table, too.
-        table.prune(self._shared_reads.by_partition[tp].reader.log_start_offset)
+        self._prune(table)
         return True
+
+    def _prune(self, table: KeyTable) -> None:
+        """Remove from a table what retention has deleted in Kafka."""
+        table.prune(self._shared_reads.by_partition[table.tp].reader.log_start_offset)
 
     async def _apply_in_turn(self, table: KeyTable, entries: Sequence[Entry]) -> bool:
         if len(entries) <= FEW_ENTRIES:
@@ -441,18 +454,22 @@ class Tables:
                 histories[tp.topic] += table.bytes
         if table_type is RecordHistory or histories.total() < excess:
             # How much it needs is not known, but that it is more than there is.
-            room = self._count_bytes(table_type, topic) - excess
-            self._spill_for_memory(table_type, topic, room + self._get_limit() // MIN_NEW_ROOM)
+            room, key = self._count_bytes(table_type, topic) - excess, (table_type, topic)
+            seconds = min(MAX_SPILL_S, 2 * self._spill_times.get(key, MIN_SPILL_S / 2))
+            self._spill_times[key] = seconds
+            self._spill_for_memory(table_type, topic, room, seconds)
             return
         for name, size in histories.most_common():
             if excess > 0:
                 excess -= size
                 self._spill_for_memory(RecordHistory, name, size)
 
-    def _spill_for_memory(self, table_type: TableType, topic: str, needed: int) -> None:
+    def _spill_for_memory(
+        self, table_type: TableType, topic: str, needed: int, seconds: float = 0.0
+    ) -> None:
         bound = f"what `memory` leaves for tables ({format_size(self._get_limit())})"
         self._spill(table_type, topic, bound, "memory")
-        self._memory_spills[table_type, topic] = needed
+        self._memory_spills[table_type, topic] = needed, monotonic() + seconds
 
     def _count_bytes(self, table_type: TableType, topic: str) -> int:
         return sum(

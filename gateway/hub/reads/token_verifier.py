@@ -161,12 +161,12 @@ class TokenVerifier:
         Returns whether the brokers have answered.
         """
         now = asyncio.get_running_loop().time()
-        if now - self._refreshed_at >= REFRESH_INTERVAL_S:
+        refresh = self._refresh
+        if refresh is None or (refresh.done() and now - self._refreshed_at >= REFRESH_INTERVAL_S):
             self._refreshed_at = now
-            self._refresh = create_detached_task(self._ask_twice())
-        assert self._refresh is not None
-        await asyncio.wait((self._refresh,))
-        return not self._refresh.cancelled() and self._refresh.result()
+            refresh = self._refresh = create_detached_task(self._ask_twice())
+        await asyncio.wait((refresh,))
+        return not refresh.cancelled() and refresh.result()
 
     async def _ask_twice(self) -> bool:
         try:

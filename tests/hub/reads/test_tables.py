@@ -32,6 +32,7 @@ from gateway.core.log.record import (
 )
 from gateway.formats import create_format
 from gateway.hub.reads import slices
+from gateway.hub.reads import tables as tables_module
 from gateway.hub.reads.snapshots import SnapshotRead
 from gateway.hub.reads.tables import FEW_ENTRIES, Tables, TableSpilled
 from gateway.hub.wires.sse import SseWire
@@ -438,19 +439,24 @@ async def test_what_a_filter_looks_at_costs_no_other_topic_its_table(kafka: Fake
 
 
 async def test_what_was_spilled_for_memory_has_tables_again_once_there_is_room(
-    kafka: FakePartition,
+    kafka: FakePartition, monkeypatch: pytest.MonkeyPatch
 ):
     """Documents of a topic in use were refused for good, though memory was free again."""
     for n in range(20):
         kafka.write_record(f"k{n}", "x" * 1000)
-    limit = 16 * 1024
+    now, limit, served = 0.0, 16 * 1024, list[float]()
+    monkeypatch.setattr(tables_module, "monotonic", lambda: now)
     made = Tables(kafka, kafka, lambda name: Topic(name=name), lambda: limit)  # type: ignore[arg-type]
     assert await made.get_snapshot(A, 20) is None
-    made.limit_snapshots()
-    assert made.spilled == {"prices"}  # it would only be spilled again
-    limit = 24 * 1024  # it has 22 KiB
-    made.limit_snapshots()
-    assert await made.get_snapshot(A, 20) is not None
+    for at, limit_then in ((60.0, 16), (59.0, 17), (61.0, 17), (182.0, 24)):
+        now, limit = at, limit_then * 1024
+        made.limit_snapshots()
+        reads = len(kafka.read_offsets)
+        if await made.get_snapshot(A, 20) is not None:
+            served.append(now)
+        # It is read again a minute later at first, if there is any more room than there was.
+        assert (len(kafka.read_offsets) > reads) == (now > 60.0)
+    assert served == [182.0]  # it has 22 KiB; and 2 minutes after it did not fit again
 
 
 async def test_documents_do_not_wait_for_views(kafka: FakePartition, monkeypatch: Any):
@@ -464,6 +470,23 @@ async def test_documents_do_not_wait_for_views(kafka: FakePartition, monkeypatch
     assert latest is not None and latest.offset == 0
     assert not building.done()
     building.cancel()
+
+
+async def test_a_view_waits_for_kafka_in_no_place_of_its_client(kafka: FakePartition):
+    """Two partitions of a dead broker stopped all streams of a client with filters."""
+    write_owned(kafka, "x", "y")
+    made = build_tables(kafka)
+    assert await made.get_snapshot(A, 2, OF_X, "a") is not None
+    assert await made.get_latest(A, 2, b"k", OF_X, "a") is not None
+    read, kafka.read = kafka.read, lambda *_: asyncio.Event().wait()  # type: ignore[assignment,method-assign]
+    kafka.write_record("k", "1")
+    waiting = [asyncio.create_task(made.get_snapshot(A, 3, OF_X, "a")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await made.get_snapshot(A, 2, OF_X, "a") is not None
+    assert await made.get_latest(A, 2, b"k", OF_X, "a") is not None
+    for task in waiting:
+        task.cancel()
+    kafka.read = read  # type: ignore[method-assign]
 
 
 async def test_a_table_that_was_spilled_while_it_was_read_is_not_read_on(kafka: FakePartition):
