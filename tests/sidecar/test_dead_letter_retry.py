@@ -776,6 +776,28 @@ def test_a_wait_for_dead_letters_asks_kafka_twice_a_minute():
     run_in_virtual_time(play())
 
 
+def test_a_position_that_is_committed_meanwhile_is_not_beyond_the_end(monkeypatch):
+    """The whole log was listed again, as if the topic had been created again."""
+    committed_with_topics = GroupOffsets.committed_with_topics
+
+    async def play() -> None:
+        kafka = SimulatedKafka(random.Random(1))
+        kafka.create_topic("orders.dlq", 1)
+        tp = TopicPartition("orders.dlq", 0)
+        kafka.append_records(tp, [b"it"] * 5)
+
+        async def commit_and_look(offsets: GroupOffsets, tps: Any) -> Any:
+            kafka.append_records(tp, [b"it"])
+            await offsets.commit({tp: OffsetAndMetadata(6)}, lambda _: None)
+            return await committed_with_topics(offsets, tps)
+
+        monkeypatch.setattr(GroupOffsets, "committed_with_topics", commit_and_look)
+        ranges = await create_queue(kafka, asyncio.Semaphore()).fetch_ranges()
+        assert ranges == {tp: range(6, 6)}
+
+    run_in_virtual_time(play())
+
+
 def test_those_who_wait_for_dead_letters_of_a_topic_share_a_consumer(monkeypatch):
     """Each had one, with all partitions, in no account: 480 of them took 524 MiB. And each dead
     letter of whatever group made all of them look for theirs."""

@@ -132,8 +132,9 @@ class DeadLetterQueue:
             return {}
         if tps is None:
             tps = [TopicPartition(self.topic, number) for number in metadata.partitions]
-        logs = await fetch_log_bounds(self._cluster, list(tps))
         committed = await self._commits.committed_with_topics(tps)
+        # Behind the positions: others may have committed up to an end that is new.
+        logs = await fetch_log_bounds(self._cluster, list(tps))
         ranges = {}
         for tp, log in logs.items():
             start = log.start
