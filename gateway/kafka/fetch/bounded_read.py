@@ -41,6 +41,7 @@ MAX_FETCH_BYTES = 1 << 20
 # Small compressed records with headers take ten times the 170 bytes that they have decompressed:
 # 100,000 of them were 180 MiB of each read, and 0.4 s of the loop in one piece.
 MAX_READ_RECORDS = 10_000
+MAX_READ_HEADERS = 10 * MAX_READ_RECORDS
 MAX_WAIT_S = 0.1  # the wait applies only at the end of the log: existing records come at once
 # Of a leader that has changed, or whose disk or network fails: another one leads before long.
 _PASSING_ERRORS = frozenset(
@@ -230,7 +231,9 @@ async def _decode(
 ) -> DecodedSlice:
     decoding = await _create_decoder(cluster, tp, start, fetched)
     slot = cluster.decompression_slot
-    decoded = await gather_slices(decoding, slot, max_records=MAX_READ_RECORDS)
+    decoded = await gather_slices(
+        decoding, slot, max_records=MAX_READ_RECORDS, max_headers=MAX_READ_HEADERS
+    )
     _refuse_damaged(tp, start, decoded)
     return decoded
 

@@ -497,15 +497,21 @@ async def gather_slices(
     slot: DecompressionSlot,
     first: DecodedSlice | None = None,
     max_records: int = MAX_GATHERED_RECORDS,
+    max_headers: int | None = None,
 ) -> DecodedSlice:
     """Return the rest of a record set, behind `first`, in one slice up to the memory bounds."""
+    header_count = 0
     slice_records = min(BULK_SLICE_RECORDS, max_records)
     async with aclosing(iter_slices(decoding, slot, slice_records)) as slices:
         async for decoded in slices:
+            if max_headers is not None:
+                records = (entry for entry in decoded.entries if type(entry) is Record)
+                header_count += sum(len(record.headers) for record in records)
             first = _join_slices(first, decoded)
             if (
                 len(first.entries) >= max_records
                 or decoding.decompressed_bytes >= MAX_GATHERED_BYTES
+                or (max_headers is not None and header_count >= max_headers)
             ):
                 break
             await asyncio.sleep(0)

@@ -482,3 +482,8 @@ async def test_what_is_gathered_at_once_is_bounded_by_its_bytes_and_records():
     small = build_batch([BatchRecord(n, b"x") for n in range(40)], codec=4)
     few = await gather_slices(RecordSetDecoder(TP, small, 0), DecompressionSlot(), max_records=10)
     assert len(few.entries) == 10
+    headers = ((b"h", b"v"),) * 30_000
+    tagged = build_batch([BatchRecord(n, b"x", headers=headers) for n in range(40)], codec=4)
+    decoder = RecordSetDecoder(TP, tagged, 0)
+    few = await gather_slices(decoder, DecompressionSlot(), max_headers=100_000)
+    assert 4 <= len(few.entries) < 20
