@@ -98,9 +98,9 @@ class Tables:
     ) -> None:
         self.spilled: set[str] = set()
         self.spilled_histories: set[str] = set()
-        # Those for `memory`, each with how much more must be free before it is forgotten, and when.
+        # Those for `memory`: each ends once more bytes than this are free, at this time or later.
         self._memory_spills: dict[tuple[TableType, str], tuple[int, float]] = {}
-        self._spill_times: dict[tuple[TableType, str], float] = {}  # that grow by each failure
+        self._spill_times: dict[tuple[TableType, str], float] = {}  # of the last one, at least
         self._shared_reads = shared_reads
         self._backfill_reader = backfill_reader
         self._get_topic_settings = get_topic_settings
