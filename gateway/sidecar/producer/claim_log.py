@@ -219,7 +219,10 @@ class ClaimLog:
         body = self._recent_responses.get((key, result.tp, result.offset))
         if body is None:
             try:
-                batch = await read_committed(self._context.cluster, result.tp, result.offset)
+                # An answer has a batch of its own, which comes whatever the limit is.
+                batch = await read_committed(
+                    self._context.cluster, result.tp, result.offset, max_bytes=1
+                )
             except KafkaError as exc:
                 problem = f"it was done, and its answer cannot be read: {exc}"
                 raise build_in_doubt_error(problem) from exc
