@@ -15,6 +15,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.core.group.partition_state import prefetched_size
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, PartitionFailed, PartitionUnreadable
 from gateway.formats.codec import SerializationFormat
@@ -94,7 +95,7 @@ class Stateless(Component):
                 build_json_response(details, status, build_error_headers(exc, status)),
                 negotiate_content_type(request),
             )
-        sizes = [record.payload_size for record in records]
+        sizes = [prefetched_size(record) for record in records]
         with hold_records(self._context.client_memory, sizes) as held:
             rendered, _ = await render_records(
                 self._context.codecs,

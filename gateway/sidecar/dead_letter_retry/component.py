@@ -26,6 +26,7 @@ from gateway.config.sections.sidecar import Group
 from gateway.core.backoff import BackoffPolicy, ContentionBackoff
 from gateway.core.delivery.delivery_queue import DeadLetterRecord
 from gateway.core.delivery.verdict import UNEXPLAINED_REASON
+from gateway.core.group.partition_state import prefetched_size
 from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, Fenced, GatewayError, UnknownTopic
 from gateway.formats.codec import SerializationFormat
@@ -150,6 +151,8 @@ class DeadLetterComponent(Component):
         """
         cluster, ext = self._context.cluster, get_dead_letter_ext(self._context.section, group)
         committed = await GroupOffsets(cluster.coordinators, group + ext).committed(None)
+        if not committed:  # its place is for others until it is used again
+            del self._kept_groups[group]
         for topic in sorted({tp.topic for tp in committed if tp.topic.endswith(ext)}):
             # StatusError: a retry is under way, which commits.
             with (
@@ -215,9 +218,10 @@ class DeadLetterComponent(Component):
 
     async def _retry(self, request: Request) -> Response:
         await self._context.authorize(request, READ_SCOPE)
-        await self._context.authorize(request, WRITE_SCOPE)
+        identity = await self._context.authorize(request, WRITE_SCOPE)
         parameters = self._context.spec["retryDeadLetters"].parse_parameters(request)
         group = get_group(self._context.section, parameters.get("group"))
+        self._note_use(group.group, identity)
         queue = await self._open_queue(request, group.group, self._resolve_topic(parameters, group))
         result = await self._retry_batch(queue, group, parameters)
         timeout_s = parameters["timeout"] / 1000
@@ -299,7 +303,7 @@ class DeadLetterComponent(Component):
         )
         dead_letters = await run_for_client(request, self._context.draining, waiting) or ()
         origins = [dead_letter.origin for dead_letter in dead_letters]
-        sizes = [origin.payload_size for origin in origins]
+        sizes = [prefetched_size(origin) for origin in origins]
         with hold_records(self._context.client_memory, sizes) as held:
             records, _ = await render_records(
                 self._context.codecs, held, origins, formats, text_headers,
@@ -402,8 +406,8 @@ class DeadLetterComponent(Component):
                     if (record := found.get(place)) is None:
                         pair = formats[place[0].topic]
                         record = await self._encode_record(turns, item, index, pair)
-                        held.grow(record.payload_size)
-                    size += record if isinstance(record, int) else record.payload_size
+                        held.grow(prefetched_size(record))
+                    size += record if isinstance(record, int) else prefetched_size(record)
                     if size > MAX_ACCEPTED_BYTES and index:
                         problem = f"{index + 1} records have over {MAX_ACCEPTED_BYTES} bytes"
                         advice = f"none is written, hand in {index} of them at once"
@@ -454,10 +458,10 @@ class DeadLetterComponent(Component):
             records = iter_records_at(self._context.cluster, tp, offsets[tp], self._reads)
             async with aclosing(records):
                 async for record in records:
-                    size += record.payload_size
+                    size += prefetched_size(record)
                     is_kept = size <= MAX_ACCEPTED_BYTES or not found
-                    held.grow(record.payload_size if is_kept else 0)
-                    found[tp, record.offset] = record if is_kept else record.payload_size
+                    held.grow(prefetched_size(record) if is_kept else 0)
+                    found[tp, record.offset] = record if is_kept else prefetched_size(record)
         return found
 
     async def _encode_record(

@@ -26,7 +26,7 @@ from gateway.core.delivery.verdict import (
     RecordResult,
     SuspectBatch,
 )
-from gateway.core.group.partition_state import TopicMark
+from gateway.core.group.partition_state import TopicMark, prefetched_size
 from gateway.core.log.record import Record, TopicPartition
 from gateway.kafka.client.cluster import Cluster
 from gateway.kafka.fetch.bounded_read import fetch_log_bounds, read_committed
@@ -209,7 +209,7 @@ class DeadLetterQueue:
         async for dead_letters, offsets_after in self.iter_dead_letters(ranges):
             for dead_letter in dead_letters:
                 record = dead_letter.record
-                remaining_bytes -= record.payload_size
+                remaining_bytes -= prefetched_size(record)
                 if len(taken) >= max_records or (taken and remaining_bytes < 0):
                     return taken, next_offsets
                 taken.append(dead_letter)
