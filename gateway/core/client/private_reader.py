@@ -171,17 +171,14 @@ class PrivateReader:
     def list_backfills(self) -> list[tuple[TopicPartition, PartitionPosition]]:
         if self._buffer.is_full:
             return []
-        with_gap, needs_backfill = (
-            {tp for tp, _, _ in self._pending_gaps},
-            self._catch_up.needs_backfill,
-        )
-        snapshot = self._cursor.snapshot
+        waiting = {tp for tp, _, _ in self._pending_gaps}
+        snapshot, needs_backfill = self._cursor.snapshot, self._catch_up.needs_backfill
         if snapshot is not None and not self.may_open_table(snapshot):
-            with_gap |= set(filter(snapshot.waits_for_table, self.positions))
+            waiting.update(filter(snapshot.waits_for_table, self.positions))
         return [
             (tp, position)
             for tp, position in self.positions.items()
-            if tp not in with_gap and needs_backfill(tp, position)
+            if tp not in waiting and needs_backfill(tp, position)
         ]
 
     def may_open_table(self, snapshot: Snapshot) -> bool:

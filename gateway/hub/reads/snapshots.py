@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from gateway.background_tasks import BackgroundTasks
 from gateway.config import Topic
-from gateway.core.client.snapshot import SnapshotBlock, SnapshotBlocks, TableSnapshot
+from gateway.core.client.snapshot import Snapshot, SnapshotBlock, SnapshotBlocks, TableSnapshot
 from gateway.core.client.subscription import Subscription
 from gateway.core.log.record import Entry, PartitionPosition, TopicPartition
 from gateway.errors import KafkaError
@@ -112,54 +112,60 @@ class SnapshotRead:
 
     async def read_next(self, tp: TopicPartition, position: PartitionPosition) -> None:
         """Find out where a partition ends, or bring what comes next of its table."""
-        subscription, snapshots = self._subscription, self._snapshots
-        snapshot = subscription.snapshot
+        subscription, snapshot = self._subscription, self._subscription.snapshot
         assert snapshot is not None and position.offset is not None
-        table_snapshot = snapshot.tables.get(tp)
         if tp not in snapshot.tables:
-            end = snapshot.end_offsets.get(tp)
-            if end is None:
-                end = await snapshots.lookups.find_end(tp)
-            tables, filters = snapshots.tables, snapshot.filters
-            # Without credit only the end is needed: an empty snapshot ends without any.
-            if needs_table := snapshot.is_fresh(tp) and subscription.credit != 0:
-                # It may wait for Kafka, and must not keep other partitions waiting then.
-                await tables.read_to(tp, end, filters)
-            reader = subscription.private_reader
-            if reader is None:
-                return
-            if needs_table := needs_table and reader.may_open_table(snapshot):
-                snapshot.opening.add(tp)
-                try:
-                    table_snapshot = await tables.get_snapshot(
-                        tp, end, filters, subscription.client_key
-                    )
-                finally:
-                    snapshot.opening.remove(tp)
-            # It may have read all that it had to meanwhile, or the log went back.
-            if subscription.private_reader is not reader or reader.positions.get(tp) != position:
-                return
-            if table_snapshot is None:
-                end = snapshot.end_offsets.get(tp, end)
-            else:
-                assert table_snapshot.end_position.offset is not None
-                end = table_snapshot.end_position.offset
-            reader.set_snapshot_end(tp, end, table_snapshot)
-            if needs_table and tp in snapshot.remaining:
-                snapshot.tables.setdefault(tp, None)
+            await self._open_table(snapshot, tp, position)
         if subscription.credit == 0 or tp not in snapshot.tables:
             return
+        table_snapshot = snapshot.tables[tp]
         if table_snapshot is not None and not table_snapshot.is_released:
             await self._encode_block(table_snapshot, position.offset)
             if subscription.snapshot is snapshot and not table_snapshot.is_released:
                 self._feed_table(tp, position, table_snapshot)
         elif snapshot.is_fresh(tp):  # its table is spilled, or was released
             end = snapshot.end_offsets[tp]
-            pieces = await snapshots.tables.read_window(
+            pieces = await self._snapshots.tables.read_window(
                 tp, position, end, snapshot.filters, subscription.client_key
             )
             if subscription.private_reader is not None:
                 subscription.private_reader.feed_snapshot(tp, position, pieces)
+
+    async def _open_table(
+        self, snapshot: Snapshot, tp: TopicPartition, position: PartitionPosition
+    ) -> None:
+        """Find out where a partition ends, and take its table, unless the client has enough."""
+        subscription, tables = self._subscription, self._snapshots.tables
+        table_snapshot, end = None, snapshot.end_offsets.get(tp)
+        if end is None:
+            end = await self._snapshots.lookups.find_end(tp)
+        # Without credit only the end is needed: an empty snapshot ends without any.
+        needs_table = snapshot.is_fresh(tp) and subscription.credit != 0
+        if needs_table:  # it may wait for Kafka, and must not keep other partitions waiting then
+            await tables.read_to(tp, end, snapshot.filters)
+        reader = subscription.private_reader
+        if reader is None:
+            return
+        opens_table = needs_table and reader.may_open_table(snapshot)
+        if opens_table:
+            snapshot.opening.add(tp)
+            try:
+                table_snapshot = await tables.get_snapshot(
+                    tp, end, snapshot.filters, subscription.client_key
+                )
+            finally:
+                snapshot.opening.remove(tp)
+        # It may have read all that it had to meanwhile, or the log went back.
+        if subscription.private_reader is not reader or reader.positions.get(tp) != position:
+            return
+        if table_snapshot is None:
+            end = snapshot.end_offsets.get(tp, end)
+        else:
+            assert table_snapshot.end_position.offset is not None
+            end = table_snapshot.end_position.offset
+        reader.set_snapshot_end(tp, end, table_snapshot)
+        if opens_table and tp in snapshot.remaining:
+            snapshot.tables.setdefault(tp, None)
 
     @property
     def _wants_blocks(self) -> bool:

@@ -171,13 +171,13 @@ class DeadLetterComponent(Component):
         They are behind a position. What a retry has changed must not be set back.
         """
         if offsets is not None:
-            starts = {tp: left.start for tp, left in (await queue.fetch_ranges(offsets)).items()}
+            starts = await queue.fetch_starts(offsets)
             if all(offsets[tp] <= start for tp, start in starts.items()):
                 return [tp for tp, start in starts.items() if offsets[tp] < start]
         if (queue.group, queue.topic) in self._retried_now:  # a retry may take minutes
             raise _create_retried_elsewhere(RETRY_DELAY_S)
         async with self._changing_positions(queue.group, queue.topic) as transactions:
-            starts = {tp: left.start for tp, left in (await queue.fetch_ranges(offsets)).items()}
+            starts = await queue.fetch_starts(offsets)
             wanted = {tp: (offsets or starts)[tp] for tp in starts}
             kept = {tp: offset for tp, offset in wanted.items() if offset >= starts[tp]}
             if kept:

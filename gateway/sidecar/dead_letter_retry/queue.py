@@ -147,6 +147,10 @@ class DeadLetterQueue:
             ranges[tp] = range(start, log.stop)
         return dict(sorted(ranges.items()))
 
+    async def fetch_starts(self, tps: Collection[TopicPartition] | None = None) -> NextOffsets:
+        """Return where the group goes on; by default in all partitions."""
+        return {tp: left.start for tp, left in (await self.fetch_ranges(tps)).items()}
+
     async def iter_dead_letters(
         self, ranges: Mapping[TopicPartition, range]
     ) -> AsyncIterator[tuple[Sequence[QueuedDeadLetter], NextOffsets]]:

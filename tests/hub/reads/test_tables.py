@@ -584,14 +584,20 @@ async def test_a_snapshot_that_began_with_windows_is_of_one_moment():
     read.close()
 
 
-async def test_a_client_that_does_not_read_keeps_the_tables_of_few_partitions(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """400 idle streams of 200 partitions took 5 KB for each of both, and the sweep half a core."""
+def create_topic_of_one_table(monkeypatch: pytest.MonkeyPatch) -> KeyedTopic:
+    """Let a client have the table of one of two partitions at a time."""
     monkeypatch.setattr(private_reader, "MAX_OPEN_TABLES", 1)
     topic = KeyedTopic()
     for partition in (0, 1):
         topic.write_record(partition, b"k")
+    return topic
+
+
+async def test_a_client_that_does_not_read_keeps_the_tables_of_few_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """400 idle streams of 200 partitions took 5 KB for each of both, and the sweep half a core."""
+    topic = create_topic_of_one_table(monkeypatch)
     read, subscription, snapshot, _ = begin_snapshot(topic)
     assert subscription.private_reader is not None
     for tp, position in subscription.private_reader.list_backfills():
@@ -608,10 +614,7 @@ async def test_partitions_that_cannot_be_read_keep_no_others_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """32 of a broker that died, and 16 of a topic that was deleted, held up all others for good."""
-    monkeypatch.setattr(private_reader, "MAX_OPEN_TABLES", 1)
-    topic = KeyedTopic()
-    for partition in (0, 1):
-        topic.write_record(partition, b"k")
+    topic = create_topic_of_one_table(monkeypatch)
     read, subscription, snapshot, tables = begin_snapshot(topic)
     begin, read_from = PartitionPosition(0, 0, 0), tables._read_from
 
